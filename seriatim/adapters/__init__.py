@@ -1,0 +1,1 @@
+"""One file per outside thing: each implements ports.py, and none imports another."""

@@ -1,0 +1,60 @@
+"""The command line: thin commands that join steps to adapters. One file per family of commands.
+
+Nothing heavy is imported here at the top: `seriatim --help` answers at once. A command imports
+what it needs when it runs. Errors end as one screen on stderr and an exit code, never a stack trace
+(`--debug` shows it).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from seriatim import __version__
+from seriatim.core.errors import SeriatimError
+
+app = typer.Typer(
+    name="seriatim",
+    help="Ordered, stateful streams from Kafka into Delta tables, with proof.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+)
+
+
+class Options:
+    """What is said before the command and holds for all of it."""
+
+    debug = False
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"seriatim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Ordered, stateful streams from Kafka into Delta tables, with proof."""
+    Options.debug = debug
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; turn our errors into one screen and an exit code."""
+    try:
+        app(arguments)
+    except SeriatimError as error:
+        if Options.debug:
+            raise
+        typer.echo(error.render(), err=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,89 @@
+"""Settings: the only reader of the environment and of seriatim.toml. Environment wins over the file.
+
+Next room: streams.py reads what users write about their streams; this one is about the machine we run on.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from seriatim.core.errors import ConfigError
+
+PREFIX = "SERIATIM_"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where things are on this machine. Each field is `SERIATIM_<FIELD>` or a key of seriatim.toml."""
+
+    home: Path
+    """Caches and embedded services: JARs, the broker's data."""
+    streams: Path
+    """The folder of stream files."""
+    kafka_bootstrap_servers: str = ""
+    """Empty: the embedded broker of this home, if it runs."""
+    kafka_config: Path | None = None
+    """A file of Kafka client settings (TLS, SASL), one KEY=VALUE per line."""
+    spark_master: str = "local[*]"
+    spark_driver_memory: str = "2g"
+    ivy_settings: Path | None = None
+    """Your own Ivy settings file: a mirror, credentials."""
+    smtp: str = ""
+    """HOST:PORT of the mail server for alerts."""
+    crash_point: str = ""
+    """For tests: the named point at which this process kills itself, as NAME or NAME:HIT."""
+
+
+def load(environ: dict[str, str] | None = None, folder: Path | None = None) -> Settings:
+    """Settings from the environment over seriatim.toml (in the working folder) over defaults."""
+    environ = dict(os.environ) if environ is None else environ
+    given = _from_file((folder or Path.cwd()) / "seriatim.toml")
+    fields = set(Settings.__struct_fields__)
+    given |= {
+        field: environ[f"{PREFIX}{field.upper()}"]
+        for field in fields
+        if environ.get(f"{PREFIX}{field.upper()}")
+    }
+    given.setdefault("home", _default_home(environ))
+    given.setdefault("streams", "streams")
+    try:
+        settings = msgspec.convert(given, Settings, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"settings: {error}", next="fix the SERIATIM_* variable or seriatim.toml") from None
+    return msgspec.structs.replace(
+        settings, home=settings.home.expanduser().absolute(), streams=settings.streams.expanduser().absolute()
+    )
+
+
+def environment() -> dict[str, str]:
+    """The environment for a child process, as a copy."""
+    return dict(os.environ)
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        given = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path.name}: {error}", next=f"fix {path}") from None
+    unknown = sorted(set(given) - set(Settings.__struct_fields__))
+    if unknown:
+        allowed = ", ".join(sorted(Settings.__struct_fields__))
+        raise ConfigError(f"{path.name}: unknown key {unknown[0]!r}", allowed=allowed, next=f"fix {path}")
+    return given
+
+
+def _path(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError(kind)
+
+
+def _default_home(environ: dict[str, str]) -> str:
+    cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return f"{cache}/seriatim"

@@ -1,0 +1,97 @@
+"""Errors, sorted by what the human must do.
+
+SeriatimError
+ ├─ ConfigError          exit 2   fix a file or an argument
+ ├─ IntegrityError       exit 3   the data is hurt: read the findings, repair; never retried
+ ├─ PlatformError        exit 4   Kafka, Spark, disk or network: retry, then look at the infrastructure
+ │   └─ FencedError      exit 5   another run moved the frontier, and there is still work
+ └─ BrokenPromiseError   exit 1   our bug: report it
+
+Every error carries typed fields, survives pickling (it crosses Spark's and Airflow's process
+borders), and names the next thing to do. `render()` is what a person sees: one screen.
+
+Next room: integrity.py has the findings that an IntegrityError carries.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NoReturn
+
+LABEL_WIDTH = 10
+
+
+class SeriatimError(Exception):
+    """The root. `fields` are shown in order; `next` is the command or deed that helps."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, next: str = "", **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.next = next
+        self.fields = fields
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.next, self.fields)
+
+    def render(self) -> str:
+        """The error as a person reads it: a headline, the facts, what to do."""
+        facts = {**{k: v for k, v in self.fields.items() if v not in ("", None)}, "next": self.next}
+        return screen(f"{type(self).__name__}: {self.message}", facts)
+
+
+class ConfigError(SeriatimError):
+    """A file or an argument is wrong."""
+
+    exit_code = 2
+
+
+class IntegrityError(SeriatimError):
+    """The data is hurt. Retrying cannot help."""
+
+    exit_code = 3
+
+
+class PlatformError(SeriatimError):
+    """The world around us failed: retry, then look at the infrastructure."""
+
+    exit_code = 4
+
+
+class FencedError(PlatformError):
+    """Another run moved the frontier while this one was folding. Nothing was written."""
+
+    exit_code = 5
+
+
+class BrokenPromiseError(SeriatimError):
+    """We broke our own promise: a bug in Seriatim."""
+
+    exit_code = 1
+
+
+def screen(headline: str, facts: dict[str, Any]) -> str:
+    """A headline and its facts, labels in one column, continuation lines aligned."""
+    lines = [headline]
+    for label, fact in facts.items():
+        if fact in ("", None):
+            continue
+        first, *rest = str(fact).splitlines() or [""]
+        lines.append(f"  {label.replace('_', ' '):<{LABEL_WIDTH}} {first}")
+        lines += [f"  {'':<{LABEL_WIDTH}} {line}" for line in rest]
+    return "\n".join(lines)
+
+
+def ensure(holds: bool, promise: str, **fields: Any) -> None:
+    """Raise when a promise does not hold. Unlike `assert` it also works under `python -O`."""
+    if not holds:
+        broken(promise, **fields)
+
+
+def broken(promise: str, **fields: Any) -> NoReturn:
+    """Raise the error that says: this is our bug."""
+    raise BrokenPromiseError(promise, next="report this as a bug, with the lines above", **fields)
+
+
+def _rebuild(cls: type[SeriatimError], message: str, next: str, fields: dict[str, Any]) -> SeriatimError:
+    return cls(message, next=next, **fields)
