@@ -1,0 +1,60 @@
+"""Java: found where Spark itself would look, and checked before anything is started with it.
+
+Next room: ivy.py and broker.py start it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from seriatim.core.errors import ConfigError
+
+OLDEST = 17
+ADVICE = f"install Java {OLDEST} or 21 (package openjdk-17-jre-headless or the like), or set JAVA_HOME to one"
+
+
+def find(environ: Mapping[str, str]) -> Path:
+    """The java binary: JAVA_HOME's if that is set, else the one on PATH; new enough, or ConfigError."""
+    java = _located(environ)
+    version = major_version(java)
+    if version < OLDEST:
+        raise ConfigError(f"Java {version} at {java} is too old: Spark 4 needs {OLDEST} or newer", next=ADVICE)
+    return java
+
+
+def major_version(java: Path) -> int:
+    """17 for Java 17: from the `release` file of its home, or by asking it."""
+    release = java.resolve().parent.parent / "release"
+    text = release.read_text() if release.is_file() else _version_by_asking(java)
+    found = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', text)
+    if not found:
+        raise ConfigError(f"{java} does not tell its version: it is no working Java", next=ADVICE)
+    return int(found[1])
+
+
+def _located(environ: Mapping[str, str]) -> Path:
+    home = environ.get("JAVA_HOME", "")
+    if home:
+        java = Path(home) / "bin" / "java"
+        if not java.is_file():
+            raise ConfigError(
+                f"JAVA_HOME is {home}, but there is no Java in it (no bin/java)",
+                next=f"set JAVA_HOME to a Java {OLDEST} or 21, or unset it to take the java on PATH",
+            )
+        return java
+    on_path = shutil.which("java", path=environ.get("PATH", ""))
+    if on_path is None:
+        raise ConfigError("no Java found: JAVA_HOME is not set and there is no java on PATH", next=ADVICE)
+    return Path(on_path)
+
+
+def _version_by_asking(java: Path) -> str:
+    try:
+        asked = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{java} cannot be run: {error}", next=ADVICE) from None
+    return asked.stderr + asked.stdout

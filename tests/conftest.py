@@ -1,0 +1,96 @@
+"""What tests share: one broker for a whole run, topics of their own for each test, and `--full`.
+
+The broker is started by the first test that asks for it. With xdist every worker asks; they find the
+one that runs, since its home is handed down to them. The process that began the run stops it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from seriatim import config
+from seriatim.embedded import broker as embedded
+from seriatim.embedded.broker import BrokerInfo
+
+BROKER_HOME = "SERIATIM_TESTS_BROKER_HOME"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--full` runs the long suites whole."""
+    parser.addoption("--full", action="store_true", help="run tests marked full, and long suites whole")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the broker's home once, before workers are started."""
+    if not hasattr(config, "workerinput"):
+        os.environ[BROKER_HOME] = tempfile.mkdtemp(prefix="seriatim-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End what the run started."""
+    if not hasattr(config, "workerinput"):
+        home = Path(os.environ.pop(BROKER_HOME))
+        embedded.stop(home, _silent)
+        shutil.rmtree(home)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests marked `full` out, unless they are asked for."""
+    if config.getoption("--full"):
+        return
+    for item in items:
+        if item.get_closest_marker("full"):
+            item.add_marker(pytest.mark.skip(reason="only with --full (make test-full)"))
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether long suites run whole."""
+    return bool(request.config.getoption("--full"))
+
+
+@pytest.fixture(scope="session")
+def broker_program() -> embedded.Program:
+    """Java and Kafka, from the real cache of JARs."""
+    return embedded.program_of(config.load(), _silent)
+
+
+@pytest.fixture(scope="session")
+def broker(broker_program: embedded.Program) -> BrokerInfo:
+    """The broker of this test run."""
+    return embedded.start(Path(os.environ[BROKER_HOME]), program=broker_program, say=_silent)
+
+
+@pytest.fixture
+def topic_name(request: pytest.FixtureRequest) -> Callable[[], str]:
+    """Makes names of topics that nobody else uses."""
+    test = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[:80]
+    return lambda: f"{test}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def topic(broker: BrokerInfo, topic_name: Callable[[], str]) -> Callable[..., str]:
+    """Creates a topic with `partitions` and `settings` (Kafka's topic settings) and returns its name."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+
+    def create(partitions: int = 1, settings: dict[str, str] | None = None, name: str = "") -> str:
+        name = name or topic_name()
+        new = NewTopic(name, num_partitions=partitions, replication_factor=1, config=settings or {})
+        admin.create_topics([new])[name].result(timeout=30)
+        return name
+
+    return create
+
+
+def _silent(_: str) -> None:
+    """Nobody listens."""
