@@ -1,0 +1,46 @@
+"""Crash points: named places where a test may end the world. No-ops unless armed.
+
+The product calls `crash_point("manifest-written")`; a test arms one name. Real processes kill
+themselves there (config.py reads which), the simulator raises. What must be survived at each
+is in docs/ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from seriatim.core.errors import ensure
+
+CRASH_POINTS = (
+    "ledger-read",
+    "table-created",
+    "plan-made",
+    "first-fetch",
+    "mid-fetch",
+    "state-loaded",
+    "mid-fold",
+    "record-file-open",
+    "record-file-half",
+    "record-file-written",
+    "state-file-written",
+    "slice-folded",
+    "manifest-written",
+    "committed",
+    "witness-written",
+    "swept",
+)
+
+_armed: Callable[[str], None] | None = None
+
+
+def arm(hook: Callable[[str], None] | None) -> None:
+    """Call `hook` with the name of each point passed from now on; None disarms."""
+    global _armed
+    _armed = hook
+
+
+def crash_point(name: str) -> None:
+    """A place where a test may end the world."""
+    if _armed is not None:
+        ensure(name in CRASH_POINTS, "unknown crash point", name=name)
+        _armed(name)

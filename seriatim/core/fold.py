@@ -1,0 +1,384 @@
+"""The fold: one partition's messages, in order, through a machine. The only loop that matters.
+
+`Fold.stretch` takes messages with no hole inside and gives the records; sessions are loaded when
+first met and handed back when touched. At a finding it sets the session aside or stops the partition,
+as the tier says. It neither reads nor writes anything.
+
+Next room: steps/fold.py feeds it and writes what it gives.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from seriatim.core.crash import crash_point
+from seriatim.core.errors import ensure
+from seriatim.core.integrity import FINDINGS_TOLD_MAX, Finding, Tier, action
+from seriatim.core.machine import Runner
+from seriatim.core.message import Poison, Stretch
+from seriatim.core.offsets import Partition
+from seriatim.core.table import Precondition
+
+OnPoison = Literal["quarantine", "halt", "skip"]
+
+
+class Session(Struct, kw_only=True):
+    """One session during a fold. `saved` is decoded when first needed."""
+
+    state: Any = None
+    saved: bytes | None = None
+    version: int = 0
+    sequence: int | None = None
+    anchor: int | None = None
+    """The sequence of the last snapshot: what is below was never ours to see."""
+    buffer: bytes | None = None
+    first_offset: int = -1
+    last_offset: int = -1
+    snapshot_offset: int = -1
+    timestamp: int = 0
+    finding: str | None = None
+    """Set while the session is in quarantine."""
+    finding_offset: int = -1
+    awake: bool = False
+    """Whether `state` is decoded, live, and may be applied to."""
+    touched: bool = False
+    careful: bool = False
+    """The machine raised on this session in an earlier try: check and undo message by message."""
+
+
+class Kept(Struct, frozen=True):
+    """A message without effect, kept for a later repair: position in its stretch, and why."""
+
+    position: int
+    session: str
+    finding: str
+    cause: str
+
+
+class Folded(Struct):
+    """What one stretch gave: records in columns by position, and messages set aside."""
+
+    positions: list[int] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
+    sequences: list[int | None] = field(default_factory=list)
+    sessions: list[str] = field(default_factory=list)
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
+    consumed: int = 0
+
+
+class Counts(Struct):
+    """What happened in one partition of one slice, in numbers."""
+
+    messages: int = 0
+    records: int = 0
+    headless: int = 0
+    snapshots: int = 0
+    first_snapshot: int = -1
+    last_snapshot: int = -1
+    quarantined: int = 0
+    """Sessions set aside."""
+    released: int = 0
+    findings: dict[str, int] = field(default_factory=dict)
+
+
+Load = Callable[[list[str]], dict[str, Session]]
+
+
+class Fold:
+    """One partition's walk through its messages."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        runner: Runner,
+        tier: Tier,
+        on_poison: OnPoison,
+        load: Load,
+        *,
+        session_field: bool = False,
+        careful: Iterable[str] = (),
+    ) -> None:
+        self.partition, self.runner, self.tier, self.on_poison = partition, runner, tier, on_poison
+        self.load, self.session_field = load, session_field
+        self.careful = frozenset(careful)
+        self.sessions: dict[str, Session] = {}
+        self.findings: list[Finding] = []
+        self.halt: Finding | None = None
+        self.raised: set[str] = set()
+        """Sessions that a failed `apply` may have left half changed: fold again, careful with these."""
+        self.counts = Counts()
+        self._by_kind: Counter[str] = Counter()
+        self._timestamps: Sequence[int] = ()
+
+    def stretch(self, stretch: Stretch) -> Folded:
+        """Fold messages in order until the end or a halt; `consumed` says how many."""
+        ensure(self.halt is None, "a halted partition goes no further", partition=str(self.partition))
+        messages = self.runner.decode(stretch.values)
+        ensure(len(messages) == len(stretch), "as many messages as values", start=stretch.start)
+        names = self._names(stretch, messages)
+        self._meet(names)
+        self._timestamps = stretch.timestamps
+        out = Folded()
+        self._walk(stretch, messages, names, out)
+        self._touch(stretch, names, out.consumed)
+        self.counts.messages += out.consumed
+        self.counts.records += len(out.rows)
+        self.counts.findings = dict(self._by_kind)
+        if self.runner.contradictions:
+            self.counts.findings["precondition"] = self.runner.contradictions
+        return out
+
+    def _walk(self, stretch: Stretch, messages: list[Any], names: list[str | None], out: Folded) -> None:
+        """The loop. What is usual is inline; everything else is one call away."""
+        runner, sessions, start = self.runner, self.sessions, stretch.start
+        apply, is_snapshot, sequence_of = runner.apply, runner.is_snapshot, runner.sequence
+        half = len(messages) // 2
+        for i, message in enumerate(messages):
+            if i == half:
+                crash_point("mid-fold")
+            name = names[i]
+            session = sessions.get(name)  # type: ignore[arg-type]
+            if session is None or not session.awake or message.__class__ is Poison:
+                if not self._admit(session, name, message, stretch, i, out):
+                    if self.halt is not None:
+                        return
+                    continue
+                session = sessions[name]  # type: ignore[index]
+            try:
+                sequence, snapshot = sequence_of(message), is_snapshot(message)
+                if sequence is not None and not snapshot and sequence != (session.sequence or 0) + 1:
+                    if not self._judge_sequence(session, name, sequence, start + i, i, out):
+                        continue
+                records = (
+                    apply(session.state, message) if not session.careful else self._undoably(session, message)
+                )
+            except MemoryError:
+                raise
+            except (Exception, SystemExit) as error:  # the machine's own: it becomes a finding
+                self._refused(session, name, error, start + i, i, out)
+                continue
+            if snapshot:
+                self._anchor(session, sequence, start + i)
+            elif sequence is not None and (session.sequence is None or sequence > session.sequence):
+                session.sequence = sequence
+            self._emit(i, name, sequence, records, out)
+        out.consumed = len(messages)
+
+    def _emit(self, i: int, name: str | None, sequence: int | None, records: Any, out: Folded) -> None:
+        count = len(records)
+        if count == 1:
+            out.positions.append(i)
+            out.indexes.append(0)
+        else:
+            out.positions += [i] * count
+            out.indexes += range(count)
+        out.sequences += [sequence] * count
+        out.sessions += [name] * count  # type: ignore[list-item]
+        out.rows += records
+
+    def _names(self, stretch: Stretch, messages: list[Any]) -> list[str | None]:
+        if not self.session_field:
+            return stretch.names()
+        return [None if m.__class__ is Poison else self.runner.session(m) for m in messages]
+
+    def _meet(self, names: list[str | None]) -> None:
+        """Load the sessions of this stretch that were not met before."""
+        new = [name for name in dict.fromkeys(names) if name is not None and name not in self.sessions]
+        if new:
+            known = self.load(new)
+            for name in new:
+                self.sessions[name] = session = known.get(name) or Session()
+                session.careful = name in self.careful
+            crash_point("state-loaded")
+
+    def _admit(
+        self, session: Session | None, name: str | None, message: Any, stretch: Stretch, i: int, out: Folded
+    ) -> bool:
+        """Whether an unusual message goes on to the machine. If not, it is counted, kept, or halts the partition."""
+        offset = stretch.start + i
+        if message.__class__ is Poison or name is None or session is None:
+            self._poisoned(session, name, message, offset, i, out)
+            return False
+        return self._wake(session, name, message, offset, i, out)
+
+    def _wake(self, session: Session, name: str, message: Any, offset: int, i: int, out: Folded) -> bool:
+        """Bring a sleeping session to life, if this message may: by its saved state or a snapshot."""
+        try:
+            begins = not self.runner.has_snapshots or self.runner.is_snapshot(message)
+        except Exception as error:  # the user's own
+            self._quarantine(session, name, "raised", offset, i, out, cause=told(error))
+            return False
+        if session.finding is not None and not (self.runner.has_snapshots and begins):
+            out.kept.append(Kept(i, name, session.finding, f"waits since offset {session.finding_offset}"))
+            return False
+        if session.saved is None and session.state is None and not begins:
+            self.counts.headless += 1
+            return False
+        try:
+            if session.saved is not None:
+                session.state, session.saved = self.runner.load(session.saved, session.version), None
+            elif session.state is None:
+                session.state = self.runner.start(name)
+        except Exception as error:  # the user's own upgrade or start
+            self._quarantine(session, name, "raised", offset, i, out, cause=told(error))
+            return False
+        if session.finding is not None:
+            session.finding, session.finding_offset = None, -1
+            self.counts.released += 1
+        session.version = self.runner.state_version
+        session.awake = True
+        if session.first_offset < 0:
+            session.first_offset = offset
+        return True
+
+    def _anchor(self, session: Session, sequence: int | None, offset: int) -> None:
+        """A snapshot begins the session's sequence anew."""
+        session.sequence = session.anchor = sequence
+        session.snapshot_offset = offset
+        self.counts.snapshots += 1
+        self.counts.last_snapshot = offset
+        if self.counts.first_snapshot < 0:
+            self.counts.first_snapshot = offset
+
+    def _judge_sequence(
+        self, session: Session, name: str | None, sequence: int, offset: int, i: int, out: Folded
+    ) -> bool:
+        """Whether a message out of sequence is applied all the same."""
+        last = session.sequence
+        if last is None:
+            return True
+        anchor = session.anchor if session.anchor is not None else last
+        kind = "sequence gap" if sequence > last else "repeat" if sequence >= anchor else "disorder"
+        if action(kind, self.tier) == "halt":
+            expected, found = f"sequence {last + 1}", f"sequence {sequence}"
+            self._quarantine(session, name or "", kind, offset, i, out, expected=expected, found=found)
+            return False
+        self._by_kind[kind] += 1
+        return True
+
+    def _refused(
+        self, session: Session, name: str | None, error: BaseException, offset: int, i: int, out: Folded
+    ) -> None:
+        """The machine would not take a message."""
+        kind = "precondition" if isinstance(error, Precondition) else "raised"
+        cause = str(error) if kind == "precondition" else told(error)
+        self._quarantine(session, name or "", kind, offset, i, out, cause=cause)
+        if kind == "raised" and self.runner.may_half_change and not session.careful:
+            self.raised.add(name or "")
+
+    def _undoably(self, session: Session, message: Any) -> Sequence[tuple[Any, ...]]:
+        """Apply, and if anything is wrong with the outcome, leave the state as it was."""
+        good = self.runner.dump(session.state)
+        try:
+            records = self.runner.apply(session.state, message)
+            self.runner.check(records)
+            self.runner.dump(session.state)
+        except (Exception, SystemExit):
+            session.state = self.runner.load(good, self.runner.state_version)
+            raise
+        return records
+
+    def _poisoned(
+        self, session: Session | None, name: str | None, message: Any, offset: int, i: int, out: Folded
+    ) -> None:
+        """A message that cannot be decoded, or whose session cannot be known."""
+        cause = message.cause if message.__class__ is Poison else "no readable key, so its session is unknown"
+        finding = Finding(
+            finding="poison",
+            topic=self.partition.topic,
+            partition=self.partition.number,
+            offset=offset,
+            session=name,
+            cause=cause,
+        )
+        if self.on_poison == "skip":
+            self._tell(replace(finding, level="warning"))
+        elif self.on_poison == "halt" or session is None:
+            self.halt = _of_partition(finding)
+            self._tell(self.halt)
+            out.consumed = i
+        else:
+            self._quarantine(session, name or "", "poison", offset, i, out, cause=cause)
+
+    def _quarantine(
+        self,
+        session: Session,
+        name: str,
+        kind: str,
+        offset: int,
+        i: int,
+        out: Folded,
+        *,
+        cause: str = "",
+        expected: str = "",
+        found: str = "",
+    ) -> None:
+        """Set the session aside from this message on; its last good state stays."""
+        out.kept.append(Kept(i, name, kind, cause or f"expected {expected}, found {found}"))
+        if session.finding is not None:
+            return
+        session.touched = True
+        session.finding, session.finding_offset = kind, offset
+        session.last_offset, session.timestamp = offset, int(self._timestamps[i])
+        if session.first_offset < 0:
+            session.first_offset = offset
+        session.awake = False
+        self.counts.quarantined += 1
+        self._tell(
+            Finding(
+                finding=kind,
+                topic=self.partition.topic,
+                partition=self.partition.number,
+                offset=offset,
+                session=name,
+                cause=cause,
+                expected=expected,
+                found=found,
+            )
+        )
+
+    def _tell(self, finding: Finding) -> None:
+        """Keep a finding to be told; beyond a bound it is only counted."""
+        self._by_kind[finding.finding] += 1
+        if len(self.findings) < FINDINGS_TOLD_MAX or finding is self.halt:
+            self.findings.append(finding)
+
+    def _touch(self, stretch: Stretch, names: list[str | None], consumed: int) -> None:
+        """Note where each session was last met."""
+        for name, i in dict(zip(names[:consumed], range(consumed), strict=True)).items():
+            session = self.sessions.get(name)  # type: ignore[arg-type]
+            if session is not None and session.awake:
+                session.touched = True
+                session.last_offset, session.timestamp = stretch.start + i, int(stretch.timestamps[i])
+
+    def touched(self) -> dict[str, Session]:
+        """Sessions to be saved, with their state as bytes. A state that cannot be saved counts as raised."""
+        touched = {name: session for name, session in self.sessions.items() if session.touched}
+        for name, session in touched.items():
+            if session.saved is None and session.state is not None:
+                try:
+                    session.saved = self.runner.dump(session.state)
+                except Exception as error:  # the user's own state; found at its message in the next try
+                    ensure(
+                        not session.careful, "a careful session can be saved", session=name, error=told(error)
+                    )
+                    self.raised.add(name)
+        return touched
+
+
+def told(error: BaseException) -> str:
+    """An exception as one line."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _of_partition(finding: Finding) -> Finding:
+    """The same finding, hurting the partition: its session is named in the cause."""
+    cause = finding.cause if finding.session is None else f"{finding.cause} (session {finding.session})"
+    return replace(finding, session=None, cause=cause)

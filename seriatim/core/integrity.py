@@ -1,0 +1,163 @@
+"""Integrity: findings as values, and the verdict each tier gives on them.
+
+A finding is what is wrong with the data, named by stream, topic, partition and offset. A tier says
+what follows: `count` it, `drop` the message, `halt` the partition, or set the session aside.
+
+Next room: fold.py meets findings; ledger.py remembers them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from seriatim.core.errors import IntegrityError, ensure, screen
+
+Tier = Literal["none", "once", "order", "window", "strict"]
+TIERS: tuple[Tier, ...] = ("none", "once", "order", "window", "strict")
+Scope = Literal["stream", "partition", "session"]
+Action = Literal["count", "drop", "halt", "wait", "heal"]
+
+FINDINGS_TOLD_MAX = 100
+"""Findings listed per partition and slice; beyond it they are counted."""
+
+_TABLE: dict[str, tuple[Action, ...]] = {
+    # finding         none     once     order    window   strict
+    "re-created": ("halt", "halt", "halt", "halt", "halt"),
+    "truncated": ("halt", "halt", "halt", "halt", "halt"),
+    "gap": ("count", "halt", "count", "halt", "halt"),
+    "expired": ("count", "halt", "count", "halt", "halt"),
+    "sequence gap": ("count", "halt", "count", "wait", "halt"),
+    "repeat": ("count", "drop", "drop", "drop", "halt"),
+    "disorder": ("count", "count", "drop", "heal", "halt"),
+    "moved session": ("count", "halt", "count", "halt", "halt"),
+    "precondition": ("count", "halt", "count", "halt", "halt"),
+    "raised": ("halt", "halt", "halt", "halt", "halt"),
+}
+ACTIONS: dict[str, dict[Tier, Action]] = {
+    kind: dict(zip(TIERS, row, strict=True)) for kind, row in _TABLE.items()
+}
+"""DESIGN: the tier table. `halt` is narrow: the partition, or the session (quarantine)."""
+
+TITLES = {
+    "gap": "GapError",
+    "sequence gap": "GapError",
+    "expired": "ExpiredError",
+    "re-created": "RecreatedError",
+    "truncated": "TruncatedError",
+    "repeat": "RepeatError",
+    "disorder": "DisorderError",
+    "moved session": "MovedSessionError",
+    "precondition": "PreconditionError",
+    "raised": "RaisedError",
+    "poison": "PoisonError",
+    "foreign": "ForeignCommitError",
+}
+
+
+class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing wrong with the data, and where."""
+
+    finding: str
+    topic: str = ""
+    partition: int = -1
+    offset: int = -1
+    session: str | None = None
+    expected: str = ""
+    found: str = ""
+    cause: str = ""
+    touched: str = ""
+    level: Literal["error", "warning"] = "error"
+
+    def __post_init__(self) -> None:
+        ensure(self.finding in TITLES, "unknown finding", finding=self.finding)
+
+    @property
+    def scope(self) -> Scope:
+        """What it hurts: a session, a partition, or the stream."""
+        if self.session is not None:
+            return "session"
+        return "partition" if self.partition >= 0 else "stream"
+
+    @property
+    def place(self) -> str:
+        """Where, as people write it."""
+        return f"{self.topic}/{self.partition}" if self.partition >= 0 else self.topic
+
+    def next(self, stream: str) -> str:
+        """What to do about it."""
+        return NEXT[self.finding if self.scope != "session" else "session"].format(
+            stream=stream, place=self.place
+        )
+
+    def told(self, stream: str) -> dict[str, Any]:
+        """As one JSON object for scripts."""
+        return {
+            "finding": self.finding,
+            "level": self.level,
+            "stream": stream,
+            "topic": self.topic or None,
+            "partition": self.partition if self.partition >= 0 else None,
+            "offset": self.offset if self.offset >= 0 else None,
+            "session": self.session,
+            "expected": self.expected or None,
+            "found": self.found or None,
+            "cause": self.cause or None,
+            "next": self.next(stream),
+        }
+
+    def render(self, stream: str) -> str:
+        """As a person reads it: one screen."""
+        at = f" at offset {self.offset}" if self.offset >= 0 else ""
+        of = f" (session {shortened(self.session)})" if self.session is not None else ""
+        headline = f"{TITLES[self.finding]}: {stream} {self.place}: {self.finding}{at}{of}"
+        facts = {
+            "expected": self.expected,
+            "found": self.found,
+            "cause": self.cause,
+            "touched": self.touched,
+            "next": self.next(stream),
+        }
+        return screen(headline, {label: shortened(fact) for label, fact in facts.items()})
+
+
+NEXT = {
+    "gap": "look at {place} in Kafka: no message may be missing there. The partition waits at this offset and\n"
+    "loses nothing; the other partitions go on. `seriatim status {stream}` shows it",
+    "expired": "these messages are gone from Kafka. Raise the topic's retention now, so that no more is lost;\n"
+    "the partition waits, the others go on. `seriatim status {stream}` shows it",
+    "re-created": "ask who deleted and made the topic again. The partition waits with its old state;\n"
+    "the other topics go on. `seriatim status {stream}` shows it",
+    "truncated": "ask what happened to the topic's log (restored broker, unclean leader election?). The partition\n"
+    "waits, the others go on. `seriatim status {stream}` shows it",
+    "poison": "the message has no readable session, so the partition waits at it. Look at it with\n"
+    '`seriatim plan {stream}` and Kafka\'s own tools; with `on_poison = "skip"` (not under strict) it is passed over',
+    "session": "fix the producer or the machine; the session's messages are kept under quarantine/, and the session\n"
+    "is right again after its next snapshot. `seriatim status {stream}` lists it",
+    "foreign": "find who wrote to the records table beside Seriatim, and take that write back",
+}
+for _kind in ("sequence gap", "repeat", "disorder", "moved session", "precondition", "raised"):
+    NEXT[_kind] = NEXT["session"]
+
+
+def shortened(text: str | None, length: int = 400) -> str:
+    """At most `length` characters on one screen, control characters made visible."""
+    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text or "")
+    return shown if len(shown) <= length else f"{shown[:length]}… ({len(shown)} characters)"
+
+
+def action(kind: str, tier: Tier) -> Action:
+    """What a tier does about a finding. Poison has its own rule, `on_poison`."""
+    return ACTIONS[kind][tier]
+
+
+def failure(stream: str, findings: list[Finding]) -> IntegrityError:
+    """The error for findings that are new in this run."""
+    ensure(bool(findings), "no findings, no failure")
+    places = sorted({finding.place for finding in findings})
+    return IntegrityError(
+        f"{stream}: {len(findings)} new finding{'s' * (len(findings) > 1)} in {', '.join(places[:5])}"
+        + (f" and {len(places) - 5} more" if len(places) > 5 else ""),
+        next=f"read the findings above; `seriatim status {stream}` shows what waits",
+    )

@@ -1,0 +1,333 @@
+"""The ledger: the only truth about what was done. Pure: `apply(entry, ledger) -> ledger`.
+
+An entry is one commit. It says what it did and what it requires; `unmet` tells which requirements
+do not hold on a ledger that moved meanwhile. Each entry carries the hash of the one before, and its
+manifest carries the whole ledger value, so the last one is all a run needs. The adapter only reads
+and compares-and-sets.
+
+Next room: adapters/delta.py commits entries; steps/fold.py makes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from seriatim.core.errors import ConfigError, ensure
+from seriatim.core.fold import Counts
+from seriatim.core.integrity import Finding
+from seriatim.core.offsets import Partition
+
+Kind = Literal["start", "slice", "hold", "release", "repair", "compact", "verdict", "accept", "retire"]
+FORMAT = 1
+"""Of manifests. A newer one is refused, not guessed at."""
+
+
+class File(Struct, frozen=True):
+    """A file named by an entry."""
+
+    path: str
+    """Below the stream's output path."""
+    bytes: int
+    rows: int
+    digest: str
+    """XXH3-128 of the whole file."""
+
+
+class Halt(Struct, frozen=True):
+    """Why a partition waits, and since which entry."""
+
+    finding: str
+    offset: int
+    cause: str
+    sequence: int = -1
+
+
+class Account(Struct, frozen=True, kw_only=True):
+    """All that is known of one partition."""
+
+    topic_id: str
+    frontier: int
+    born: int
+    """Where the frontier began: sessions are headless from here to their first snapshot."""
+    epoch: int = 0
+    state: tuple[File, ...] = ()
+    """Oldest first; a session is in the newest file that has it."""
+    halt: Halt | None = None
+    hold: str | None = None
+    retired: bool = False
+    messages: int = 0
+    records: int = 0
+    headless: int = 0
+    quarantined: int = 0
+    """Sessions in quarantine now."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Findings and holes by name, since birth."""
+
+
+class Ledger(Struct, frozen=True, kw_only=True):
+    """The whole account of a stream as of one entry."""
+
+    stream: str
+    machine: str = ""
+    """The machine's name ever written; another one is refused."""
+    state_version: int = 0
+    """The highest ever written; older code is refused."""
+    sequence: int = -1
+    sha256: str = ""
+    """Of the last entry's manifest: what the next one calls `previous`."""
+    circuit: Literal["closed", "open"] = "closed"
+    checked: int = 0
+    failed: tuple[str, ...] = ()
+    """Partitions whose check failed and was neither repaired nor accepted."""
+    partitions: dict[str, Account] = field(default_factory=dict)
+    """By `topic/number`, sorted."""
+
+    def account(self, partition: Partition) -> Account | None:
+        """What is known of a partition, if anything."""
+        return self.partitions.get(str(partition))
+
+    def known(self) -> list[Partition]:
+        """The partitions that have an account."""
+        return [Partition.parse(place) for place in self.partitions]
+
+
+class Certificate(Struct, frozen=True, kw_only=True):
+    """Proof for one partition and slice: every offset from `start` to `until` is accounted for."""
+
+    partition: Partition
+    epoch: int
+    start: int
+    until: int
+    counts: Counts
+    holes: dict[str, int] = field(default_factory=dict)
+    """Missing offsets by cause."""
+    digests: dict[str, str] = field(default_factory=dict)
+    first_timestamp: int | None = None
+    last_timestamp: int | None = None
+    sessions: int = 0
+
+    def __post_init__(self) -> None:
+        found = self.counts.messages + sum(self.holes.values())
+        ensure(
+            found == self.until - self.start,
+            "a certificate accounts for every offset",
+            partition=str(self.partition),
+            start=self.start,
+            until=self.until,
+            found=found,
+        )
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """What an entry does to one partition."""
+
+    partition: Partition
+    epoch: int
+    """Required: the partition's epoch."""
+    frontier: int
+    """Required: the partition's frontier before (entries that move it)."""
+    until: int
+    """The frontier after."""
+    topic_id: str
+    born: int
+    certificate: Certificate | None = None
+    state: tuple[File, ...] | None = None
+    """The state files after; None: unchanged."""
+    records: tuple[File, ...] = ()
+    kept: tuple[File, ...] = ()
+    """Quarantined messages."""
+    halt: Halt | None = None
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """One commit: what it did, and on what it insists."""
+
+    kind: Kind
+    attempt: str
+    run: str = ""
+    product: str = ""
+    machine: str = ""
+    state_version: int = 0
+    sequence: int = -1
+    previous: str = ""
+    changes: tuple[Change, ...] = ()
+    removed: tuple[str, ...] = ()
+    """Record files that leave the table (repair, compact)."""
+    findings: tuple[Finding, ...] = ()
+    held: str | None = None
+    """The hold this entry makes, gives back or works under."""
+    verdict: dict[str, str] = field(default_factory=dict)
+    """Verdict: partition to good or bad, for every sequence up to `judged`."""
+    judged: int = -1
+    reason: str = ""
+    peak_memory_bytes: int = 0
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """What an entry's file holds: the entry, and the whole ledger after it."""
+
+    format: int = FORMAT
+    entry: Entry
+    ledger: Ledger
+
+
+def unmet(entry: Entry, ledger: Ledger) -> list[str]:
+    """The requirements of an entry that do not hold. None: it may be committed."""
+    if entry.kind == "start":
+        return [] if ledger.sequence < 0 else ["there is a ledger already"]
+    ensure(ledger.sequence >= 0, "a ledger begins with its start entry", kind=entry.kind)
+    broken: list[str] = []
+    for change in entry.changes:
+        account = ledger.account(change.partition)
+        broken += _unmet_change(entry, change, account)
+    return broken
+
+
+def _unmet_change(entry: Entry, change: Change, account: Account | None) -> list[str]:
+    place = str(change.partition)
+    if account is None:
+        return [] if entry.kind == "slice" else [f"{place} is not known"]
+    broken = []
+    if account.epoch != change.epoch and entry.kind != "release":
+        broken.append(f"{place} is at epoch {account.epoch}, not {change.epoch}")
+    if entry.kind in ("slice", "repair", "accept", "retire") and account.frontier != change.frontier:
+        broken.append(f"{place} is at offset {account.frontier}, not {change.frontier}")
+    if entry.kind in ("slice", "accept", "retire", "compact", "hold") and account.hold is not None:
+        broken.append(f"{place} is held by {account.hold}")
+    if entry.kind in ("repair", "release") and account.hold != entry.held:
+        broken.append(f"{place} is held by {account.hold}, not by {entry.held}")
+    if entry.kind == "slice" and account.halt is not None:
+        broken.append(f"{place} is halted at {account.halt.offset}")
+    if entry.kind == "accept" and account.halt != change.halt:
+        broken.append(f"{place} has another finding than the one shown")
+    return broken
+
+
+def without_held(entry: Entry, ledger: Ledger) -> Entry:
+    """A slice without the partitions that are newly held: the rest may still commit."""
+
+    def held(change: Change) -> bool:
+        account = ledger.account(change.partition)
+        return account is not None and account.hold is not None
+
+    kept = tuple(change for change in entry.changes if not held(change))
+    return replace(entry, changes=kept) if entry.kind == "slice" else entry
+
+
+def apply(entry: Entry, ledger: Ledger) -> Ledger:
+    """The ledger after an entry. Its requirements must hold."""
+    broken = unmet(entry, ledger)
+    ensure(not broken, "an entry is applied only where its requirements hold", unmet="; ".join(broken))
+    partitions = dict(ledger.partitions)
+    for change in entry.changes:
+        partitions[str(change.partition)] = _changed(entry, change, ledger.account(change.partition))
+    after = replace(
+        ledger,
+        sequence=ledger.sequence + 1,
+        partitions=dict(sorted(partitions.items())),
+        machine=ledger.machine or entry.machine,
+        state_version=max(ledger.state_version, entry.state_version),
+    )
+    return _judged(entry, after)
+
+
+def _changed(entry: Entry, change: Change, account: Account | None) -> Account:
+    if account is None:
+        account = Account(topic_id=change.topic_id, frontier=change.born, born=change.born)
+    if entry.kind == "hold":
+        return replace(account, hold=entry.held)
+    if entry.kind == "release":
+        return replace(account, hold=None)
+    if entry.kind == "retire":
+        return replace(account, retired=True)
+    if entry.kind == "compact":
+        return replace(account, state=change.state if change.state is not None else account.state)
+    account = _folded(entry, change, account)
+    if entry.kind in ("repair", "accept"):
+        account = replace(
+            account,
+            epoch=account.epoch + 1,
+            hold=None,
+            topic_id=change.topic_id,
+            born=change.born,
+            retired=False,
+        )
+    return account
+
+
+def _folded(entry: Entry, change: Change, account: Account) -> Account:
+    """A partition after messages were folded, or were found to be missing."""
+    if entry.kind == "slice":
+        ensure(change.until >= account.frontier, "a slice never goes back", until=change.until)
+    certificate = change.certificate
+    counts = certificate.counts if certificate else Counts()
+    added = {
+        **counts.findings,
+        **{f"hole: {k}": v for k, v in (certificate.holes if certificate else {}).items()},
+    }
+    halt = replace(change.halt, sequence=entry.sequence) if change.halt and entry.kind == "slice" else None
+    return replace(
+        account,
+        frontier=change.until,
+        state=account.state if change.state is None else change.state,
+        halt=halt,
+        messages=account.messages + counts.messages,
+        records=account.records + counts.records,
+        headless=account.headless + counts.headless,
+        quarantined=account.quarantined + counts.quarantined - counts.released,
+        counts={k: account.counts.get(k, 0) + added.get(k, 0) for k in sorted({**account.counts, **added})},
+    )
+
+
+def _judged(entry: Entry, ledger: Ledger) -> Ledger:
+    """The circuit and the checked sequence after verdicts, repairs and accepts."""
+    mended = (
+        {str(change.partition) for change in entry.changes} if entry.kind in ("repair", "accept") else set()
+    )
+    failed = set(ledger.failed) - mended
+    if entry.kind == "accept" and entry.judged >= 0:
+        failed = set()
+    if entry.kind == "verdict":
+        failed |= {place for place, result in entry.verdict.items() if result != "good"}
+    circuit: Literal["closed", "open"] = "open" if failed else "closed"
+    checked = max(ledger.checked, entry.judged) if not failed else ledger.checked
+    return replace(ledger, failed=tuple(sorted(failed)), circuit=circuit, checked=checked)
+
+
+def refuse_code(ledger: Ledger, machine: str, state_version: int, can_upgrade: bool) -> None:
+    """Refuse code that would misread the state: older than it, another machine, or without a way up."""
+    stream = ledger.stream
+    if ledger.machine and ledger.machine != machine:
+        raise ConfigError(
+            f"{stream}: the state was written by machine {ledger.machine!r}, the stream file says {machine!r}",
+            next=f"set machine = {ledger.machine!r}, or give the new machine its own stream file and output path",
+        )
+    if state_version < ledger.state_version:
+        raise ConfigError(
+            f"{stream}: the state has version {ledger.state_version}, this code knows only {state_version}",
+            next=f"deploy the code that wrote version {ledger.state_version}, or newer",
+        )
+    if ledger.state_version and state_version > ledger.state_version and not can_upgrade:
+        raise ConfigError(
+            f"{stream}: the state has version {ledger.state_version}, this code {state_version} and no `upgrade`",
+            next=f"write {machine}'s upgrade(old, version), or set state_version back to {ledger.state_version}",
+        )
+
+
+def encode(manifest: Manifest) -> bytes:
+    """A manifest as JSON bytes, always the same for the same value."""
+    return msgspec.json.encode(manifest, order="deterministic")
+
+
+def decode(content: bytes) -> Manifest:
+    """A manifest from JSON bytes."""
+    seen = msgspec.json.decode(content, type=dict[str, Any]).get("format")
+    if seen != FORMAT:
+        raise ConfigError(
+            f"manifest format {seen}, this code knows {FORMAT}", next="deploy the newer Seriatim"
+        )
+    return msgspec.json.decode(content, type=Manifest)

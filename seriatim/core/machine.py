@@ -1,0 +1,245 @@
+"""Machines: what a user writes, and what the fold needs of any machine.
+
+A user subclasses `Machine[State, Message, Record]` with msgspec Structs. The fold sees a `Runner`:
+`UserMachine` wraps a user's class, `TableMachine` (table.py) is the stock one.
+
+Next room: table.py, then fold.py.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterable, Sequence
+from datetime import date, datetime
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin
+
+import msgspec
+
+from seriatim.core.errors import ConfigError
+from seriatim.core.message import Poison, decode
+
+S = TypeVar("S")
+M = TypeVar("M")
+R = TypeVar("R")
+
+
+class Machine(Generic[S, M, R]):
+    """A state machine over one session's messages. Subclass it: `class Book(Machine[State, Message, Record])`.
+
+    A machine that does not override `is_snapshot` has no snapshots: a session begins with its first
+    message, and a hurt session waits for a repair.
+    """
+
+    state_version: ClassVar[int] = 1
+
+    def start(self, session: str) -> S:
+        """The state of a session before its first message."""
+        raise NotImplementedError
+
+    def apply(self, state: S, message: M) -> Iterable[R]:
+        """The records one message gives. May change `state` in place."""
+        raise NotImplementedError
+
+    def is_snapshot(self, message: M) -> bool:
+        """Whether a session may begin, or begin again, with this message."""
+        return False
+
+    def upgrade(self, old: bytes, version: int) -> S:
+        """State as saved by an older `state_version`, as today's."""
+        raise NotImplementedError
+
+
+class Runner(Protocol):
+    """What the fold needs of a machine."""
+
+    name: str
+    state_version: int
+    columns: dict[str, str]
+    """The record's own columns: name to type name (string, int64, …)."""
+    has_snapshots: bool
+    can_upgrade: bool
+    may_half_change: bool
+    """Whether a failed `apply` may leave the state half changed."""
+    contradictions: int
+    """Messages taken although the state contradicts them (tiers that only count that)."""
+
+    def decode(self, values: Sequence[bytes | None]) -> list[Any]: ...
+    def is_snapshot(self, message: Any) -> bool: ...
+    def sequence(self, message: Any) -> int | None: ...
+    def session(self, message: Any) -> str: ...
+    def start(self, session: str) -> Any: ...
+    def apply(self, state: Any, message: Any) -> Sequence[tuple[Any, ...]]: ...
+    def check(self, records: Sequence[tuple[Any, ...]]) -> None: ...
+    def dump(self, state: Any) -> bytes: ...
+    def load(self, saved: bytes, version: int) -> Any: ...
+    def show(self, state: Any) -> Any: ...
+
+
+class UserMachine:
+    """A user's machine, ready to be folded."""
+
+    may_half_change = True
+    contradictions = 0
+
+    def __init__(
+        self,
+        name: str,
+        kind: type[Machine[Any, Any, Any]],
+        sequence: str | None = None,
+        session: str | None = None,
+    ) -> None:
+        self.name = name
+        self.machine = kind()
+        self.state_version = kind.state_version
+        self.has_snapshots = kind.is_snapshot is not Machine.is_snapshot
+        self.can_upgrade = kind.upgrade is not Machine.upgrade
+        state, message, self.record = type_arguments(name, kind)
+        self.columns = record_columns(name, self.record)
+        self._decoder = msgspec.json.Decoder(message)
+        self._saved: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(state)
+        self._sequence, self._session = sequence, session
+        self.is_snapshot = self.machine.is_snapshot
+        self.start = self.machine.start
+        for field in filter(None, (sequence, session)):
+            _refuse_missing_field(name, message, field)
+
+    def decode(self, values: Sequence[bytes | None]) -> list[Any]:
+        """Typed messages, `Poison` where a value is none or its sequence or session is unusable."""
+        messages = decode(self._decoder, values)
+        if self._sequence is None and self._session is None:
+            return messages
+        return [self._usable(message) for message in messages]
+
+    def _usable(self, message: Any) -> Any:
+        if message.__class__ is Poison:
+            return message
+        if self._sequence and not _is_int64(found := getattr(message, self._sequence, None)):
+            return Poison(f"wrong schema: {self._sequence} must be a whole number, found {found!r}")
+        if self._session and not isinstance(found := getattr(message, self._session, None), str | int):
+            return Poison(f"wrong schema: {self._session} must be text, found {found!r}")
+        return message
+
+    def sequence(self, message: Any) -> int | None:
+        """The producer's own counter, if the stream names one."""
+        return None if self._sequence is None else typing.cast(int, getattr(message, self._sequence))
+
+    def session(self, message: Any) -> str:
+        """The session as a field of the message."""
+        return str(getattr(message, self._session or ""))
+
+    def apply(self, state: Any, message: Any) -> Sequence[tuple[Any, ...]]:
+        """One message's records as tuples in the order of `columns`."""
+        records = list(self.machine.apply(state, message))
+        for record in records:
+            if record.__class__ is not self.record:
+                raise TypeError(f"apply must yield {self.record.__name__}, it gave {type(record).__name__}")
+        return [msgspec.structs.astuple(record) for record in records]
+
+    def check(self, records: Sequence[tuple[Any, ...]]) -> None:
+        """Refuse records whose values do not fit their columns."""
+        for record in records:
+            for value, (column, kind) in zip(record, self.columns.items(), strict=True):
+                if not fits(value, kind):
+                    raise TypeError(
+                        f"record field {column} takes {kind}, it got {type(value).__name__} {str(value)[:60]!r}"
+                    )
+
+    def dump(self, state: Any) -> bytes:
+        """State as bytes, read back at once: what cannot be read again must not be saved."""
+        saved = msgspec.msgpack.encode(state)
+        self._saved.decode(saved)
+        return saved
+
+    def load(self, saved: bytes, version: int) -> Any:
+        """State from bytes, upgraded if an older version wrote them."""
+        return (
+            self._saved.decode(saved)
+            if version == self.state_version
+            else self.machine.upgrade(saved, version)
+        )
+
+    def show(self, state: Any) -> Any:
+        """State as plain values for people and JSON."""
+        return msgspec.to_builtins(state)
+
+
+def type_arguments(name: str, kind: type) -> tuple[Any, Any, Any]:
+    """State, message and record types of a user's class."""
+    for base in getattr(kind, "__orig_bases__", ()):
+        if get_origin(base) is Machine and len(get_args(base)) == 3:
+            return typing.cast(tuple[Any, Any, Any], get_args(base))
+    raise ConfigError(
+        f"machine {name}: the class does not say its types",
+        next=f"write it as class {kind.__name__}(Machine[State, Message, Record])",
+    )
+
+
+SCALARS: dict[Any, str] = {
+    str: "string",
+    int: "int64",
+    float: "float64",
+    bool: "bool",
+    bytes: "binary",
+    datetime: "timestamp",
+    date: "date",
+}
+
+
+def record_columns(name: str, record: type) -> dict[str, str]:
+    """Columns of a record Struct: names to type names."""
+    if not (isinstance(record, type) and issubclass(record, msgspec.Struct)):
+        raise ConfigError(
+            f"machine {name}: records must be a msgspec Struct, not {record}", next="use class X(Struct)"
+        )
+    fields = msgspec.structs.fields(record)
+    return {field.encode_name: _column_type(name, field.name, field.type) for field in fields}
+
+
+def fits(value: Any, kind: str) -> bool:
+    """Whether a value may stand in a column of this type."""
+    if value is None:
+        return True
+    if kind.startswith("list<"):
+        return isinstance(value, list) and all(fits(part, kind[5:-1]) for part in value)
+    if kind == "int64":
+        return _is_int64(value)
+    if kind == "float64":
+        return isinstance(value, float) or _is_int64(value)
+    wanted = next(python for python, name in SCALARS.items() if name == kind)
+    return isinstance(value, wanted) and not (kind == "date" and isinstance(value, datetime))
+
+
+def _column_type(name: str, field: str, kind: Any) -> str:
+    if get_origin(kind) is typing.Annotated:
+        kind = get_args(kind)[0]
+    if get_origin(kind) in (typing.Union, UnionType):
+        rest = [part for part in get_args(kind) if part is not NoneType]
+        if len(rest) == 1:
+            return _column_type(name, field, rest[0])
+    if get_origin(kind) is list:
+        return f"list<{_column_type(name, field, get_args(kind)[0])}>"
+    if get_origin(kind) is typing.Literal and all(isinstance(choice, str) for choice in get_args(kind)):
+        return "string"
+    if kind not in SCALARS:
+        allowed = ", ".join(scalar.__name__ for scalar in SCALARS)
+        raise ConfigError(
+            f"machine {name}: record field {field!r} has type {kind}",
+            allowed=f"{allowed}, list of these, or None with one of them",
+            next="change the field's type",
+        )
+    return SCALARS[kind]
+
+
+def _refuse_missing_field(name: str, message: Any, field: str) -> None:
+    kinds = get_args(message) if get_origin(message) in (typing.Union, UnionType) else (message,)
+    for kind in kinds:
+        if field not in getattr(kind, "__struct_fields__", ()):
+            raise ConfigError(
+                f"machine {name}: the stream needs field {field!r} of each message, {kind.__name__} has none",
+                next=f"add it to {kind.__name__}, or change `sequence` or `session` in the stream file",
+            )
+
+
+def _is_int64(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63

@@ -1,0 +1,97 @@
+"""Messages: stretches of one partition in columns, and how bytes become typed messages.
+
+Next room: machine.py says what a machine makes of a message; fold.py walks over stretches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from seriatim.core.errors import ensure
+
+Header = tuple[str, bytes | None]
+
+
+class Poison(Struct, frozen=True):
+    """What stands in for a message that could not be decoded."""
+
+    cause: str
+
+
+class Stretch:
+    """Messages of one partition with no hole inside, in columns: message i has offset `start + i`."""
+
+    def __init__(
+        self,
+        start: int,
+        timestamps: Sequence[int],
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        headers: Sequence[Sequence[Header]] | None = None,
+    ) -> None:
+        ensure(len(timestamps) == len(keys) == len(values), "columns of different length", start=start)
+        self.start = start
+        self.timestamps = timestamps
+        """Milliseconds since 1970, as Kafka has them."""
+        self.keys = keys
+        self.values = values
+        self.headers = headers
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def until(self, count: int) -> Stretch:
+        """The first `count` messages."""
+        headers = None if self.headers is None else self.headers[:count]
+        return Stretch(self.start, self.timestamps[:count], self.keys[:count], self.values[:count], headers)
+
+    def names(self) -> list[str | None]:
+        """Sessions by Kafka key; None where there is no readable key."""
+        return [session_name(key) for key in self.keys]
+
+
+def session_name(key: bytes | None) -> str | None:
+    """A Kafka key as a session's name; None if it is missing or not UTF-8."""
+    try:
+        return None if key is None else key.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def decode(decoder: msgspec.json.Decoder[Any], values: Sequence[bytes | None]) -> list[Any]:
+    """Typed messages, one per value, in order; a `Poison` where a value cannot be decoded.
+
+    All values go through one call when that is safe: joined by newlines, none of which may be
+    inside a value, and as many messages must come back as went in. Otherwise one by one.
+    """
+    try:
+        joined = b"\n".join(values)  # type: ignore[arg-type]  # a null value raises, and is handled below
+        if joined.count(b"\n") == len(values) - 1:
+            joined.decode()
+            messages = decoder.decode_lines(joined)
+            if len(messages) == len(values):
+                return messages
+    except (TypeError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass  # some value is poison: the way below names which
+    return [decode_one(decoder.decode, value) for value in values]
+
+
+def decode_one(decode: Callable[[bytes], Any], value: bytes | None) -> Any:
+    """One typed message, or the `Poison` that stands in for it."""
+    if value is None:
+        return Poison("the value is null")
+    try:
+        value.decode()
+        return decode(value)
+    except msgspec.ValidationError as error:
+        return Poison(f"wrong schema: {error}")
+    except msgspec.DecodeError as error:
+        return Poison(f"not JSON: {error}" if value else "the value has 0 bytes")
+    except UnicodeDecodeError as error:
+        return Poison(f"not UTF-8: byte {error.start} is 0x{value[error.start]:02x}")
+    except RecursionError:
+        return Poison("nested too deeply")

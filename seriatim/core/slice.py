@@ -1,0 +1,128 @@
+"""Slices: what the next unit of work is, cut out of the ledger's frontier and Kafka's bounds.
+
+Discovery meets the ledger here: which partitions are new, which may be read from where, and which
+are hurt (re-created, truncated, expired) and must wait. Pure: everything comes in as values.
+
+Next room: steps/plan.py asks Kafka and calls this; ledger.py remembers the outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct, field
+
+from seriatim.core.errors import ensure
+from seriatim.core.integrity import Finding, Tier, action
+from seriatim.core.ledger import Account, Ledger
+from seriatim.core.offsets import OffsetRange, Partition
+
+Ranges = dict[Partition, OffsetRange]
+
+
+class Bounds(Struct, frozen=True):
+    """Kafka's view of one partition: the topic's id, the oldest offset it has, the next it will write."""
+
+    topic_id: str
+    log_start: int
+    log_end: int
+
+
+class Plan(Struct, kw_only=True):
+    """What a run may do now."""
+
+    born: dict[Partition, Account] = field(default_factory=dict)
+    """Partitions never seen before."""
+    ranges: Ranges = field(default_factory=dict)
+    """From the frontier to the log end, where that may be read; empty ranges included."""
+    findings: list[Finding] = field(default_factory=list)
+    """What discovery found wrong: new halts."""
+    skipped: Ranges = field(default_factory=dict)
+    """Offsets gone before they were read, which the tier only counts."""
+    waiting: list[Partition] = field(default_factory=list)
+    """Halted or held since earlier."""
+    gone: list[Partition] = field(default_factory=list)
+    """Known partitions that no longer match or exist."""
+
+    @property
+    def backlog(self) -> int:
+        """Messages, at most, that wait to be folded."""
+        return sum(map(len, self.ranges.values()))
+
+
+def plan(ledger: Ledger, bounds: Mapping[Partition, Bounds], tier: Tier) -> Plan:
+    """Compare what Kafka has with what the ledger knows."""
+    known = ledger.known()
+    made = Plan(gone=sorted(p for p in known if p not in bounds))
+    topics_known = {p.topic for p in known}
+    for partition in sorted(bounds):
+        seen = bounds[partition]
+        account = ledger.account(partition)
+        if account is None:
+            account = made.born[partition] = birth(seen, known_topic=partition.topic in topics_known)
+        if account.halt is not None or account.hold is not None:
+            made.waiting.append(partition)
+            continue
+        finding = judge(partition, account, seen)
+        if finding is not None and action(finding.finding, tier) == "halt":
+            made.findings.append(finding)
+        elif finding is not None:
+            made.skipped[partition] = OffsetRange(account.frontier, seen.log_start)
+            made.ranges[partition] = OffsetRange(seen.log_start, seen.log_end)
+        else:
+            made.ranges[partition] = OffsetRange(account.frontier, seen.log_end)
+    return made
+
+
+def birth(seen: Bounds, *, known_topic: bool) -> Account:
+    """A new partition's account. A new topic begins at its first offset; partitions added to a known one at 0."""
+    start = 0 if known_topic else seen.log_start
+    return Account(topic_id=seen.topic_id, frontier=start, born=start)
+
+
+def judge(partition: Partition, account: Account, seen: Bounds) -> Finding | None:
+    """What is wrong with a partition before any message is read."""
+
+    def finding(kind: str, expected: str, found: str, cause: str) -> Finding:
+        return Finding(
+            finding=kind,
+            topic=partition.topic,
+            partition=partition.number,
+            offset=account.frontier,
+            expected=expected,
+            found=found,
+            cause=cause,
+        )
+
+    if seen.topic_id != account.topic_id:
+        cause = "the topic was deleted and made again; what it held before may not have been read"
+        return finding("re-created", f"topic id {account.topic_id}", f"topic id {seen.topic_id}", cause)
+    if seen.log_end < account.frontier:
+        cause = "Kafka has lost messages that were already folded"
+        return finding(
+            "truncated", f"log end at or after {account.frontier}", f"log end {seen.log_end}", cause
+        )
+    if seen.log_start > account.frontier:
+        lost = OffsetRange(account.frontier, seen.log_start)
+        cause = f"{len(lost)} messages {lost} were deleted before they were read"
+        return finding("expired", f"offset {account.frontier}", f"log start {seen.log_start}", cause)
+    return None
+
+
+def cut(ranges: Ranges, messages_max: int) -> list[Ranges]:
+    """Ranges as slices of at most `messages_max` offsets, shared fairly between partitions."""
+    ensure(messages_max > 0, "a slice holds at least one message", messages_max=messages_max)
+    slices: list[Ranges] = []
+    left = {p: r for p, r in ranges.items() if len(r)}
+    while left:
+        share = max(1, messages_max // len(left))
+        piece: Ranges = {}
+        for partition, whole in list(left.items())[:messages_max]:
+            piece[partition] = whole.until(min(whole.end, whole.start + share))
+            rest = OffsetRange(piece[partition].end, whole.end)
+            if len(rest):
+                left[partition] = rest
+            else:
+                del left[partition]
+        slices.append(piece)
+    return slices

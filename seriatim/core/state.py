@@ -1,0 +1,27 @@
+"""State files: how many to merge when a new one is written. Log-structured, newest last.
+
+A slice writes only the sessions it touched, as one new file. It takes in the newest files as long as
+they are no larger than what is being written anyway, so each session is rewritten a logarithmic
+number of times, and a slice that touches few sessions writes few.
+
+Next room: steps/fold.py asks; adapters/parquet.py writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seriatim.core.errors import ensure
+
+FILES_MAX = 24
+"""More files than this would cost more to open than to merge."""
+
+
+def merge_count(rows: Sequence[int], new: int) -> int:
+    """How many of the newest files (rows per file, oldest first) to merge into a file of `new` sessions."""
+    ensure(new > 0, "nothing to write")
+    count, written = 0, new
+    while count < len(rows) and rows[-1 - count] <= written:
+        written += rows[-1 - count]
+        count += 1
+    return max(count, len(rows) + 1 - FILES_MAX)

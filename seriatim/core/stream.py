@@ -1,0 +1,334 @@
+"""Streams: what a user writes in streams/NAME.toml, as a checked value.
+
+Every error names the file and the key, what was found and what is allowed. A key whose feature this
+version does not have is refused by name, never ignored.
+
+Next room: seriatim/streams.py reads the files and loads the machines.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from msgspec import Struct, field
+
+from seriatim.core.errors import ConfigError
+from seriatim.core.fold import OnPoison
+from seriatim.core.integrity import TIERS, Tier, action
+from seriatim.core.table import TableMachine, column_type
+
+STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+OWN_COLUMNS = (
+    "topic",
+    "topic_id",
+    "partition",
+    "offset",
+    "index",
+    "source_offset",
+    "timestamp",
+    "session",
+    "sequence",
+)
+"""In every record, before the machine's own."""
+
+
+class Table(Struct, frozen=True, kw_only=True):
+    """[table]: the stock machine's rows and the names of its message fields."""
+
+    key: tuple[str, ...] = ()
+    columns: dict[str, str] = field(default_factory=dict)
+    before: bool = True
+    type_field: str = "type"
+    rows_field: str = "rows"
+
+
+class Slice(Struct, frozen=True, kw_only=True):
+    """[slice]: bounds on one unit of work."""
+
+    messages_max: int = 2_000_000
+
+
+class Output(Struct, frozen=True, kw_only=True):
+    """[output]: where and how records and state are written."""
+
+    path: str = ""
+    partition_by: tuple[str, ...] = ()
+    compression: str = "zstd"
+    file_bytes_target: int = 134_217_728
+    keep_versions_days: int = 30
+
+
+class Schedule(Struct, frozen=True, kw_only=True):
+    """[schedule]: when Airflow runs it."""
+
+    cron: str = "*/15 * * * *"
+
+
+class Alerts(Struct, frozen=True, kw_only=True):
+    """[alerts]: whom to tell, and when."""
+
+    to: tuple[str, ...] = ()
+    time_left_warning_hours: int = 24
+    remind_hours: int = 12
+    late_run_minutes: int = 60
+    snapshot_distance_max_minutes: int = 0
+
+
+class Stream(Struct, frozen=True, kw_only=True):
+    """One stream file."""
+
+    name: str
+    topics: str
+    machine: str
+    tier: Tier = "strict"
+    window_messages: int = 100
+    window_seconds: int = 60
+    decoder: str = "json"
+    session: str = "key"
+    sequence: str | None = None
+    isolation: str = "read_committed"
+    on_poison: OnPoison = "quarantine"
+    on_check_failure: str = "hold-publish"
+    session_timeout_hours: int = 0
+    parallelism: str = "partition"
+    topic_drained_hours: int = 72
+    snapshot_requests: str = ""
+    table: Table = Table()
+    slice: Slice = Slice()
+    output: Output
+    schedule: Schedule = Schedule()
+    alerts: Alerts = Alerts()
+
+    @property
+    def session_field(self) -> str | None:
+        """The message field that names the session, if it is not the Kafka key."""
+        return self.session.removeprefix("field:") if self.session.startswith("field:") else None
+
+    def table_machine(self) -> TableMachine:
+        """The stock machine as this stream wants it."""
+        return TableMachine(
+            key=self.table.key,
+            columns=self.table.columns,
+            before=self.table.before,
+            type_field=self.table.type_field,
+            rows_field=self.table.rows_field,
+            sequence=self.sequence,
+            session=self.session_field,
+            lenient=action("precondition", self.tier) == "count",
+        )
+
+
+SECTIONS: dict[str, type[Struct]] = {
+    "table": Table,
+    "slice": Slice,
+    "output": Output,
+    "schedule": Schedule,
+    "alerts": Alerts,
+}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "tier": TIERS,
+    "isolation": ("read_committed", "read_uncommitted"),
+    "on_poison": ("quarantine", "halt", "skip"),
+    "on_check_failure": ("hold-publish", "stop"),
+    "parallelism": ("partition", "session", "none"),
+    "output.compression": ("zstd", "snappy", "gzip", "lz4", "none"),
+}
+BUILT: dict[str, tuple[Any, ...]] = {
+    "tier": ("none", "strict"),
+    "window_messages": (100,),
+    "window_seconds": (60,),
+    "decoder": ("json",),
+    "on_check_failure": ("hold-publish",),
+    "session_timeout_hours": (0,),
+    "parallelism": ("partition",),
+    "topic_drained_hours": (72,),
+    "snapshot_requests": ("",),
+    "output.file_bytes_target": (134_217_728,),
+    "output.keep_versions_days": (30,),
+    "schedule.cron": ("*/15 * * * *",),
+    "alerts.to": ((),),
+    "alerts.time_left_warning_hours": (24,),
+    "alerts.remind_hours": (12,),
+    "alerts.late_run_minutes": (60,),
+    "alerts.snapshot_distance_max_minutes": (0,),
+}
+"""Values this version can honour, where it cannot honour all. Later features take their key off this list."""
+
+
+class _File:
+    """A stream file while it is being checked: errors name it and the key."""
+
+    def __init__(self, name: str, where: str) -> None:
+        self.name, self.where = name, where
+
+    def refuse(self, key: str, found: str, allowed: str) -> NoReturn:
+        raise ConfigError(f"{self.where}: {key}: {found}", allowed=allowed, next=f"fix {key} in {self.where}")
+
+
+def parse(name: str, given: Mapping[str, Any], where: str) -> Stream:
+    """A stream from what its TOML says. `where` is the file as the user knows it."""
+    file = _File(name, where)
+    if not STREAM_NAME.fullmatch(name):
+        file.refuse("file name", f"{name!r} cannot name a stream", "letters, digits, - and _, at most 64")
+    fields = _checked(file, Stream, given, "")
+    for key in ("topics", "machine", "output"):
+        if key not in fields:
+            file.refuse(key, "missing", "it is required")
+    stream = Stream(name=name, **fields)
+    _check_values(file, stream)
+    return stream
+
+
+def _checked(file: _File, kind: type[Struct], given: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The fields of one section, each of the right type; unknown keys refused with a suggestion."""
+    known = [name for name in kind.__struct_fields__ if name != "name"]
+    fields: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"unknown key; did you mean {prefix}{close[0]}?" if close else "unknown key"
+            file.refuse(f"{prefix}{key}", hint, ", ".join(known))
+        if key in SECTIONS and not prefix:
+            if not isinstance(value, dict):
+                file.refuse(key, f"found {_kind(value)}", f"a section [{key}]")
+            fields[key] = SECTIONS[key](**_checked(file, SECTIONS[key], value, f"{key}."))
+        else:
+            fields[key] = _typed(file, kind, key, value, prefix)
+    return fields
+
+
+def _typed(file: _File, kind: type[Struct], key: str, value: Any, prefix: str) -> Any:
+    annotation = str(kind.__annotations__[key])
+    full = f"{prefix}{key}"
+    if annotation.startswith("tuple"):
+        if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
+            file.refuse(full, f"found {_kind(value)}", "a list of texts")
+        return tuple(value)
+    if annotation.startswith("dict"):
+        if not isinstance(value, dict) or not all(isinstance(part, str) for part in value.values()):
+            file.refuse(full, f"found {_kind(value)}", "a table of column = type")
+        return value
+    wanted = {"int": int, "bool": bool}.get(annotation, str)
+    if type(value) is not wanted:
+        names = {int: "a whole number", bool: "true or false", str: "a text"}
+        file.refuse(full, f"found {_kind(value)}", names[wanted])
+    return value
+
+
+def _kind(value: Any) -> str:
+    names: dict[type, str] = {
+        bool: "true/false",
+        int: "a number",
+        float: "a number",
+        str: "text",
+        list: "a list",
+        dict: "a table",
+    }
+    return f"{names.get(type(value), type(value).__name__)} {str(value)[:60]!r}"
+
+
+def _check_values(file: _File, stream: Stream) -> None:
+    """What types alone do not say."""
+    for key, allowed in CHOICES.items():
+        if (found := _get(stream, key)) not in allowed:
+            close = difflib.get_close_matches(str(found), allowed, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            file.refuse(key, f"found {found!r}{hint}", " | ".join(allowed))
+    for key, built in BUILT.items():
+        if (found := _get(stream, key)) not in built:
+            shown = " | ".join(map(repr, built))
+            file.refuse(key, f"{found!r} is not built yet in this version", shown)
+    _check_names(file, stream)
+    _check_numbers(file, stream)
+    if stream.machine == "table":
+        _check_table(file, stream)
+    elif not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", stream.machine):
+        file.refuse(
+            "machine", f"found {stream.machine!r}", '"table" or "module:Class", a Python file beside this one'
+        )
+
+
+def _check_names(file: _File, stream: Stream) -> None:
+    try:
+        re.compile(stream.topics)
+    except re.error as error:
+        file.refuse("topics", f"not a regular expression: {error}", "a regex that matches whole topic names")
+    if not stream.topics:
+        file.refuse("topics", "empty", "a regex that matches whole topic names")
+    if not stream.output.path:
+        file.refuse("output.path", "missing or empty", "a folder")
+    if "://" in stream.output.path and not stream.output.path.startswith("file://"):
+        file.refuse("output.path", "object stores are not built yet in this version", "a folder")
+    if stream.session != "key" and not re.fullmatch(r"field:[A-Za-z_]\w*", stream.session):
+        file.refuse("session", f"found {stream.session!r}", '"key" or "field:NAME"')
+    if stream.sequence == "":
+        file.refuse("sequence", "empty", "a field of the message; leave the key out for none")
+    if stream.tier == "strict" and stream.on_poison == "skip":
+        file.refuse(
+            "on_poison", "'skip' under tier strict would lose messages", "quarantine | halt, or another tier"
+        )
+    extra = [name for name in stream.output.partition_by if name not in ("topic", "partition")]
+    if extra or len(set(stream.output.partition_by)) != len(stream.output.partition_by):
+        file.refuse(
+            "output.partition_by",
+            f"found {list(stream.output.partition_by)}",
+            "[], topic and partition, each once",
+        )
+
+
+def _check_numbers(file: _File, stream: Stream) -> None:
+    if stream.slice.messages_max < 1:
+        file.refuse("slice.messages_max", f"found {stream.slice.messages_max}", "1 or more")
+
+
+def _check_table(file: _File, stream: Stream) -> None:
+    table = stream.table
+    if not table.columns:
+        file.refuse("table.columns", "missing or empty", 'at least one, like { id = "string" }')
+    if not table.key:
+        file.refuse("table.key", "missing or empty", "one or more of the columns")
+    for name in table.key:
+        if name not in table.columns:
+            close = difflib.get_close_matches(name, table.columns, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            file.refuse("table.key", f"{name!r} is not a column{hint}", ", ".join(table.columns))
+    if len(set(table.key)) != len(table.key):
+        file.refuse("table.key", f"found {list(table.key)}", "each column once")
+    taken = {*OWN_COLUMNS, "op"} | {f"before_{name}" for name in table.columns}
+    for name, type_name in table.columns.items():
+        if name in taken:
+            file.refuse(
+                f"table.columns.{name}", "the name is taken by the record's own column", "another name"
+            )
+        if column_type(type_name) is None:
+            types = "string int64 float64 bool timestamp date binary decimal(p,s)"
+            file.refuse(f"table.columns.{name}", f"found type {type_name!r}", types)
+    _check_message_fields(file, stream)
+
+
+def _check_message_fields(file: _File, stream: Stream) -> None:
+    named = {
+        "table.type_field": stream.table.type_field,
+        "table.rows_field": stream.table.rows_field,
+        "sequence": stream.sequence,
+        "session": stream.session_field,
+    }
+    used: dict[str, str] = {column: f"column {column}" for column in stream.table.columns}
+    for key, name in named.items():
+        if name is None:
+            continue
+        if not name or name in used:
+            file.refuse(
+                key, f"the message field {name!r} is also {used.get(name, 'empty')}", "a field of its own"
+            )
+        used[name] = key
+
+
+def _get(stream: Stream, key: str) -> Any:
+    value: Any = stream
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value

@@ -1,0 +1,283 @@
+"""The stock machine: a table sent as snapshot, then inserts, updates and deletes. No code needed.
+
+State is the session's rows by key. Every message is checked before it changes anything: an insert
+of a present row or an update of a missing one raises `Precondition` and leaves the rows as they were.
+
+Next room: fold.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Annotated, Any, Union
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType, defstruct
+from msgspec.structs import astuple
+
+from seriatim.core.message import Poison, decode
+
+Row = tuple[Any, ...]
+DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TYPES: dict[str, Any] = {
+    "string": str,
+    "int64": Int64,
+    "float64": float,
+    "bool": bool,
+    "timestamp": datetime,
+    "date": date,
+    "binary": bytes,
+}
+KINDS = ("snapshot", "insert", "update", "delete")
+
+
+class Precondition(Exception):  # noqa: N818  # named as the finding it becomes
+    """A message that the session's rows contradict."""
+
+
+def column_type(name: str) -> Any:
+    """The Python type behind a column type of a stream file; None if there is none of that name."""
+    if match := DECIMAL.fullmatch(name):
+        return Decimal if 0 <= int(match[2]) <= int(match[1]) <= 38 and int(match[1]) else None
+    return TYPES.get(name)
+
+
+class TableMachine:
+    """Rows by key, changed by snapshot, insert, update and delete messages."""
+
+    state_version = 1
+    has_snapshots = True
+    can_upgrade = False
+    may_half_change = False
+
+    def __init__(
+        self,
+        *,
+        key: Sequence[str],
+        columns: dict[str, str],
+        before: bool = True,
+        type_field: str = "type",
+        rows_field: str = "rows",
+        sequence: str | None = None,
+        session: str | None = None,
+        lenient: bool = False,
+    ) -> None:
+        self.name = "table"
+        self.names = list(columns)
+        self.key_positions = [self.names.index(name) for name in key]
+        self.before = before
+        self.lenient = lenient
+        """Take messages that the rows contradict, as well as they can be taken, and count them."""
+        self.contradictions = 0
+        self.columns = {"op": "string", **columns} | (
+            {f"before_{n}": t for n, t in columns.items()} if before else {}
+        )
+        self._width = len(self.names)
+        self._blank: Row = (None,) * self._width
+        self._checks = _checks(columns)
+        self._single = self.key_positions[0] if len(self.key_positions) == 1 else None
+        kinds: list[Any] = _message_kinds(key, columns, type_field, rows_field, sequence, session)
+        self.snapshot, self.insert, self.update, self.delete = kinds
+        self._sequenced, self._sessioned = sequence is not None, session is not None
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[tuple(kinds)])
+        row: Any = tuple.__class_getitem__(tuple(column_type(kind) | None for kind in columns.values()))
+        self._saved: msgspec.msgpack.Decoder[list[Row]] = msgspec.msgpack.Decoder(list.__class_getitem__(row))
+
+    def decode(self, values: Sequence[bytes | None]) -> list[Any]:
+        """Typed messages, `Poison` where a value does not fit the table."""
+        messages = decode(self._decoder, values)
+        return [self._fitting(message) for message in messages] if self._checks else messages
+
+    def _fitting(self, message: Any) -> Any:
+        if message.__class__ is Poison:
+            return message
+        rows = message.rows if message.__class__ is self.snapshot else (message,)
+        for row in rows:
+            for position, check in self._checks:
+                value = getattr(row, f"c{position}", None)
+                if value is not None and value is not UNSET and (trouble := check(value)):
+                    return Poison(f"wrong schema: {self.names[position]} {trouble}")
+        return message
+
+    def is_snapshot(self, message: Any) -> bool:
+        """Whether a session may begin, or begin again, here."""
+        return message.__class__ is self.snapshot
+
+    def sequence(self, message: Any) -> int | None:
+        """The producer's own counter, if the stream names one."""
+        return message.sequence if self._sequenced else None
+
+    def session(self, message: Any) -> str:
+        """The session as a field of the message."""
+        return str(message.session)
+
+    def start(self, session: str) -> dict[Any, Row]:
+        """No rows yet."""
+        return {}
+
+    def apply(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
+        """Change the rows; one record per row touched: (op, columns…, columns before…)."""
+        kind = message.__class__
+        if kind is self.update:
+            return self._update(rows, message)
+        if kind is self.insert:
+            return self._insert(rows, message)
+        if kind is self.delete:
+            return self._delete(rows, message)
+        return self._restart(rows, message)
+
+    def _key(self, row: Row) -> Any:
+        return row[self._single] if self._single is not None else tuple([row[i] for i in self.key_positions])
+
+    def _update(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
+        given = astuple(message)[: self._width]
+        key = self._key(given)
+        old = rows.get(key)
+        if old is None:
+            self._contradicted("update of a missing row", given)
+            rows[key] = new = tuple([None if value is UNSET else value for value in given])
+            return (self._record("insert", new, None),)
+        new = tuple([was if value is UNSET else value for value, was in zip(given, old, strict=True)])
+        rows[key] = new
+        return (self._record("update", new, old),)
+
+    def _insert(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
+        new = astuple(message)[: self._width]
+        key = self._key(new)
+        old = rows.get(key)
+        if old is not None:
+            self._contradicted("insert of a row that is there already", new)
+        rows[key] = new
+        return (self._record("insert" if old is None else "update", new, old),)
+
+    def _delete(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
+        given = astuple(message)[: self._width]
+        old = rows.pop(self._key(given), None)
+        if old is None:
+            self._contradicted("delete of a missing row", given)
+            return ()
+        return (self._record("delete", self._only_key(old), old),)
+
+    def _restart(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
+        """A snapshot says all: rows it does not name have vanished, and are told as deletes."""
+        table: dict[Any, Row] = {}
+        for row in map(astuple, message.rows):
+            if table.setdefault(self._key(row), row) is not row:
+                self._contradicted("a snapshot that names a row twice", row)
+                table[self._key(row)] = row
+        records = [self._record("snapshot", row, rows.get(key)) for key, row in table.items()]
+        for key, old in rows.items():
+            if key not in table:
+                records.append(self._record("delete", self._only_key(old), old))
+        rows.clear()
+        rows.update(table)
+        return records
+
+    def _record(self, op: str, new: Row, old: Row | None) -> Row:
+        if not self.before:
+            return (op, *new)
+        return (op, *new, *(self._blank if old is None else old))
+
+    def _only_key(self, row: Row) -> Row:
+        return tuple([value if i in self.key_positions else None for i, value in enumerate(row)])
+
+    def _contradicted(self, what: str, row: Row) -> None:
+        if not self.lenient:
+            key = ", ".join(f"{self.names[i]}={row[i]!r}"[:80] for i in self.key_positions)
+            raise Precondition(f"{what}: {key}")
+        self.contradictions += 1
+
+    def check(self, records: Sequence[Row]) -> None:
+        """Decoding has checked every value already."""
+
+    def dump(self, rows: dict[Any, Row]) -> bytes:
+        """Rows as bytes, in the order in which they came."""
+        return msgspec.msgpack.encode(list(rows.values()))
+
+    def load(self, saved: bytes, version: int) -> dict[Any, Row]:
+        """Rows from bytes."""
+        return {self._key(row): row for row in self._saved.decode(saved)}
+
+    def show(self, rows: dict[Any, Row]) -> Any:
+        """Rows as plain values for people and JSON."""
+        table = [dict(zip(self.names, row, strict=True)) for row in rows.values()]
+        return {"rows": msgspec.to_builtins(table)}
+
+
+def _message_kinds(
+    key: Sequence[str],
+    columns: dict[str, str],
+    type_field: str,
+    rows_field: str,
+    sequence: str | None,
+    session: str | None,
+) -> list[type]:
+    """The four message Structs. Columns come first as c0, c1, …, so that a row is a slice of the tuple."""
+    own = [("sequence", Int64, sequence), ("session", str | Int64, session)]
+    given = {field: name for field, _, name in own if name}
+    extra = [(field, kind) for field, kind, name in own if name]
+    rename = {f"c{i}": name for i, name in enumerate(columns)} | given
+
+    def kind_of(tag: str, fields: list[Any], **more: str) -> type:
+        return defstruct(
+            tag.title(), fields, tag_field=type_field, tag=tag, rename=rename | more, gc=False, kw_only=True
+        )
+
+    full, partial, bare = (_fields(key, columns, default) for default in (None, UNSET, ...))
+    row = defstruct("Row", full, rename=rename, gc=False, kw_only=True)
+    rows: list[Any] = [("rows", list.__class_getitem__(row))]
+    return [
+        kind_of("snapshot", rows + extra, rows=rows_field),
+        kind_of("insert", full + extra),
+        kind_of("update", partial + extra),
+        kind_of("delete", bare + extra),
+    ]
+
+
+def _fields(key: Sequence[str], columns: dict[str, str], default: Any) -> list[Any]:
+    """Struct fields of a row: key columns are required; the rest default to null, to unset, or are ignored."""
+    fields: list[Any] = []
+    for i, (name, type_name) in enumerate(columns.items()):
+        kind = column_type(type_name)
+        if name in key:
+            fields.append((f"c{i}", kind))
+        elif default is UNSET:
+            fields.append((f"c{i}", kind | None | UnsetType, UNSET))
+        else:
+            fields.append((f"c{i}", Any if default is ... else kind | None, None))
+    return fields
+
+
+def _checks(columns: dict[str, str]) -> list[tuple[int, Callable[[Any], str]]]:
+    """Checks beyond the type: what JSON can say and the column cannot hold."""
+    checks: list[tuple[int, Callable[[Any], str]]] = []
+    for i, type_name in enumerate(columns.values()):
+        if match := DECIMAL.fullmatch(type_name):
+            checks.append((i, _decimal_check(int(match[1]), int(match[2]))))
+        elif type_name == "timestamp":
+            checks.append((i, _timestamp_check))
+    return checks
+
+
+def _decimal_check(precision: int, scale: int) -> Callable[[Any], str]:
+    def check(value: Decimal) -> str:
+        if not value.is_finite():
+            return f"is {value}"
+        _, digits, exponent = value.as_tuple()
+        whole = len(digits) + int(exponent)
+        fits = -int(exponent) <= scale and whole <= precision - scale
+        return "" if fits or not value else f"does not fit decimal({precision},{scale}): {value}"
+
+    return check
+
+
+def _timestamp_check(value: datetime) -> str:
+    try:
+        value.astimezone(UTC) if value.tzinfo else value
+    except (OverflowError, ValueError):
+        return f"is out of range: {value}"
+    return ""

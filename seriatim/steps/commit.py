@@ -1,0 +1,116 @@
+"""Commit: compare-and-set, or nothing. The one rule by which entries reach the ledger.
+
+When a commit is not confirmed the ledger is read again. Our manifest is there: the answer got lost,
+success. Others are there: the entry is built again on top of them if its requirements hold, else it is
+fenced. Nobody is there: the same again, a few times, then it is platform trouble.
+
+Next room: core/ledger.py for the requirements, adapters/delta.py for the store.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from seriatim.core.crash import crash_point
+from seriatim.core.errors import FencedError, IntegrityError, PlatformError
+from seriatim.core.ledger import Change, Entry, Ledger, Manifest, apply, encode, unmet, without_held
+from seriatim.ports import Clock, Conflict, Head, LedgerStore
+
+TRIES_MAX = 5
+
+
+def read_head(store: LedgerStore, stream: str) -> Head | None:
+    """The ledger, checked against its witness: a ledger that went back or vanished is refused."""
+    head, witness = store.head(stream), store.witness()
+    if witness is None:
+        return head
+    sequence, sha256 = witness
+    if head is None:
+        raise _refused(stream, f"there is no ledger, but head.json has seen entry {sequence}")
+    ledger = head.ledger
+    if ledger.sequence < sequence:
+        raise _refused(
+            stream, f"the ledger ends at entry {ledger.sequence}, but head.json has seen entry {sequence}"
+        )
+    if ledger.sequence == sequence and ledger.sha256 != sha256:
+        raise _refused(stream, f"entry {sequence} is another one than head.json has seen")
+    return head
+
+
+def _refused(stream: str, what: str) -> IntegrityError:
+    return IntegrityError(
+        f"{stream}: {what}",
+        cause="the records table was rolled back, deleted or replaced; going on would fold messages twice or lose them",
+        next="restore records/ and manifests/ as they were when head.json was written. If the older ledger is meant\n"
+        "(a deliberate restore), move head.json out of the output folder and run again",
+    )
+
+
+def start(store: LedgerStore, clock: Clock, stream: str, attempt: str, changes: tuple[Change, ...]) -> Head:
+    """Make the ledger by its entry 0. Whoever comes second takes the first one's."""
+    entry = Entry(kind="start", attempt=attempt, changes=changes)
+    try:
+        return commit(store, clock, Head(Ledger(stream=stream)), entry)
+    except FencedError:
+        head = read_head(store, stream)
+        if head is None:
+            raise
+        return head
+
+
+def commit(store: LedgerStore, clock: Clock, head: Head, entry: Entry) -> Head:
+    """Put an entry on the ledger, by the rule above. Returns the head that has it."""
+    for attempt in range(TRIES_MAX):
+        entry = _buildable(entry, head.ledger)
+        after, manifest = build(entry, head.ledger)
+        path, sha256 = store.put_manifest(after.sequence, encode(manifest))
+        crash_point("manifest-written")
+        try:
+            store.compare_and_set(None if head.ledger.sequence < 0 else head, manifest.entry, path, sha256)
+        except Conflict as conflict:
+            found = store.head(entry_stream(head))
+            if store.has(sha256, head.ledger.sequence):
+                return _settled(store, found or head)
+            if found is not None:
+                head = found
+            clock.sleep(0.05 * 2**attempt)
+            trouble = conflict
+            continue
+        return _settled(store, store.head(entry_stream(head)) or head)
+    raise PlatformError(
+        f"{head.ledger.stream}: the commit was refused {TRIES_MAX} times and nobody else's is there",
+        cause=str(trouble)[:400],
+        next="check that the output path can be written and has room, then run again",
+    )
+
+
+def entry_stream(head: Head) -> str:
+    """The stream whose ledger this is."""
+    return head.ledger.stream
+
+
+def _settled(store: LedgerStore, head: Head) -> Head:
+    """After the commit: the witness. A crash before it leaves the ledger ahead, which is fine."""
+    crash_point("committed")
+    store.put_witness(head.ledger.sequence, head.ledger.sha256)
+    crash_point("witness-written")
+    return head
+
+
+def _buildable(entry: Entry, ledger: Ledger) -> Entry:
+    entry = without_held(entry, ledger)
+    broken = unmet(entry, ledger)
+    if broken or (entry.kind == "slice" and not entry.changes):
+        raise FencedError(
+            f"{ledger.stream}: another run moved the frontier while this one was folding",
+            found="; ".join(broken[:5]) or "all its partitions are held",
+            next="nothing was written by this run; run again to go on from where the other one is",
+        )
+    return entry
+
+
+def build(entry: Entry, ledger: Ledger) -> tuple[Ledger, Manifest]:
+    """The ledger after an entry, and the manifest that says so."""
+    entry = replace(entry, sequence=ledger.sequence + 1, previous=ledger.sha256)
+    after = apply(entry, ledger)
+    return after, Manifest(entry=entry, ledger=after)

@@ -1,0 +1,396 @@
+"""Fold: slices from Kafka, through the machine, into one commit each, until caught up.
+
+One slice, step by step, and what a crash after each leaves:
+
+1. read the ledger and the witness; refuse code that would misread the state   nothing
+2. discover topics; compare ids, log start and log end with the ledger         nothing
+3. start reading from the frontier                                             a scratch directory
+4. per partition, in a task: order proven, decoded, folded, files written      orphans
+5. every planned range covered exactly; topics looked at again                 orphans
+6. write the manifest                                                          an orphan
+7. commit, compare-and-set                                                     the slice is done
+8. witness; orphans of this slice swept                                        they catch up next time
+
+Next room: steps/task.py is step 4; steps/commit.py is 6 to 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from seriatim import __version__
+from seriatim.core.crash import crash_point
+from seriatim.core.errors import ConfigError, FencedError, PlatformError, broken, ensure
+from seriatim.core.fold import Counts
+from seriatim.core.integrity import Finding
+from seriatim.core.ledger import Account, Certificate, Change, Entry, Halt, Ledger, refuse_code
+from seriatim.core.machine import Runner
+from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.slice import Plan, Ranges, cut
+from seriatim.core.stream import Stream
+from seriatim.ports import Clock, Head, LedgerStore, Log, Reader, RecordStore, Source, SourceFailed, Task
+from seriatim.steps.commit import TRIES_MAX, commit, read_head, start
+from seriatim.steps.plan import discover
+from seriatim.steps.task import Result, Work, hole_finding, read_result, stem_prefix
+
+REFOLDS_MAX = 5
+Until = Mapping[Partition, int]
+Progress = Callable[[int, int], None]
+
+
+class World(Struct, frozen=True, kw_only=True):
+    """Everything outside that a fold touches."""
+
+    log: Log
+    reader: Reader
+    ledger: LedgerStore
+    records: RecordStore
+    clock: Clock
+    task: Callable[[dict[Partition, Work]], Task]
+    """A task for these works, to be run where the messages are."""
+    new_attempt: Callable[[], str]
+
+
+class Outcome(Struct, kw_only=True):
+    """What a run did."""
+
+    messages: int = 0
+    records: int = 0
+    slices: int = 0
+    headless: int = 0
+    sequence: int = -1
+    findings: list[Finding] = field(default_factory=list)
+    """New in this run."""
+    waiting: list[tuple[Partition, Halt]] = field(default_factory=list)
+    """Halted since earlier, told then."""
+    peak_memory_bytes: int = 0
+
+
+class Folding:
+    """One run over one stream."""
+
+    def __init__(
+        self, stream: Stream, runner: Runner, world: World, *, run: str = "", progress: Progress | None = None
+    ) -> None:
+        self.stream, self.runner, self.world, self.run_id = stream, runner, world, run
+        self.progress = progress or (lambda done, total: None)
+        self.outcome = Outcome()
+        self.head = Head(Ledger(stream=stream.name))
+        self.total = 0
+        self.begin_again = False
+        """A partition halted or changed in mid-run: reading begins again without it."""
+
+    def run(self, messages_max: int, until: Until | None = None) -> Outcome:
+        """Fold until caught up with the log ends of now, or up to `until`."""
+        self._open()
+        plan = self._discover()
+        self._note_waiting(plan)
+        while ranges := _to_read(plan, until, self.stream.name):
+            self.total = self.outcome.messages + sum(map(len, ranges.values()))
+            try:
+                self._read(ranges, messages_max, bounded=until is not None)
+            except SourceFailed as failure:
+                plan = self._look_again(failure)
+                continue
+            except FencedError:
+                self._fenced(ranges)
+                break
+            if not self.begin_again:
+                break
+            plan = self._discover()
+        self.outcome.sequence = self.head.ledger.sequence
+        return self.outcome
+
+    def _open(self) -> None:
+        """Step 1. A stream without a ledger gets one: entry 0 names the partitions found."""
+        stream, ledger = self.stream.name, self.world.ledger
+        head = read_head(ledger, stream)
+        crash_point("ledger-read")
+        if head is None:
+            plan = discover(self.stream, self.world.log, Ledger(stream=stream))
+            births = tuple(_birth(partition, account) for partition, account in plan.born.items())
+            head = start(ledger, self.world.clock, stream, self.world.new_attempt(), births)
+            crash_point("table-created")
+        refuse_code(head.ledger, self.runner.name, self.runner.state_version, self.runner.can_upgrade)
+        self.head = head
+
+    def _discover(self) -> Plan:
+        """Step 2. What discovery finds is an entry of its own, so that it is found and told once."""
+        for _ in range(TRIES_MAX):
+            plan = discover(self.stream, self.world.log, self.head.ledger)
+            changes = tuple(_found(plan, self.head.ledger))
+            try:
+                if changes or self.head.foreign:
+                    self._commit(
+                        Entry(kind="slice", attempt=self.world.new_attempt(), changes=changes), plan.findings
+                    )
+            except FencedError:
+                self.head = self._head()
+                continue
+            crash_point("plan-made")
+            return plan
+        raise PlatformError(f"{self.stream.name}: other runs keep moving the ledger", next="run again")
+
+    def _look_again(self, failure: SourceFailed) -> Plan:
+        """Reading broke. What discovery can confirm halts its partition; otherwise it is platform trouble."""
+        self.head = self._head()
+        plan = self._discover()
+        if plan.findings or plan.skipped:
+            return plan
+        raise PlatformError(
+            f"{self.stream.name}: reading from Kafka broke",
+            cause=str(failure)[:600],
+            next="check the broker and Spark, then run again: it goes on from the last commit",
+        )
+
+    def _head(self) -> Head:
+        return read_head(self.world.ledger, self.stream.name) or broken("the ledger vanished in mid-run")
+
+    def _note_waiting(self, plan: Plan) -> None:
+        for partition in plan.waiting:
+            account = self.head.ledger.account(partition)
+            if account is not None and account.halt is not None:
+                self.outcome.waiting.append((partition, account.halt))
+
+    def _read(self, ranges: Ranges, messages_max: int, *, bounded: bool) -> None:
+        """Step 3: AvailableNow from the frontier; exact ranges, cut by us, where an end is given."""
+        self.begin_again = False
+        reader = self.world.reader
+        if not bounded:
+            starts = {partition: whole.start for partition, whole in ranges.items()}
+            return reader.follow(starts, messages_max, self._slice)
+        for piece in cut(ranges, messages_max):
+            if not self._slice(piece, reader.exactly(piece)):
+                return None
+        return None
+
+    def _slice(self, ranges: Ranges, source: Source) -> bool:
+        """Steps 4 to 8 for one slice. Whether reading may go on."""
+        ranges = {partition: whole for partition, whole in ranges.items() if len(whole)}
+        if not ranges:
+            return True
+        attempt = self.world.new_attempt()
+        results = self._fold(ranges, source, attempt)
+        crash_point("slice-folded")
+        entry, findings = self._entry(ranges, results, attempt)
+        if entry.changes:
+            self._commit(entry, findings)
+            self._sweep(entry)
+            self._count(entry)
+        return not self.begin_again
+
+    def _fold(self, ranges: Ranges, source: Source, attempt: str) -> dict[Partition, Result]:
+        """Step 4; once more, with care, where the machine raised and may have left a state half changed."""
+        works = {partition: self._work(partition, whole, attempt) for partition, whole in ranges.items()}
+        results = _by_partition(source.map(self.world.task(works)))
+        for number in range(REFOLDS_MAX):
+            again = {partition: result.raised for partition, result in results.items() if result.raised}
+            if not again:
+                return results
+            redo = {
+                partition: replace(
+                    work, careful=(*work.careful, *again[partition]), attempt=f"{attempt}r{number}"
+                )
+                for partition, work in works.items()
+                if partition in again
+            }
+            works |= redo
+            source = self.world.reader.exactly({partition: ranges[partition] for partition in again})
+            results |= _by_partition(source.map(self.world.task(redo)))
+        raise ConfigError(
+            f"{self.stream.name}: the machine raises at other messages each time ({', '.join(map(str, again))})",
+            next="make `apply` depend on nothing but its state and message; seriatim.testing runs it in milliseconds",
+        )
+
+    def _work(self, partition: Partition, whole: OffsetRange, attempt: str) -> Work:
+        account = self._account(partition)
+        ensure(
+            whole.start == account.frontier,
+            "a slice begins at the frontier",
+            partition=str(partition),
+            start=whole.start,
+            frontier=account.frontier,
+        )
+        return Work(
+            partition=partition,
+            start=whole.start,
+            end=whole.end,
+            epoch=account.epoch,
+            topic_id=account.topic_id,
+            state=account.state,
+            attempt=attempt,
+        )
+
+    def _account(self, partition: Partition) -> Account:
+        return self.head.ledger.account(partition) or broken("a partition has an account before it is read")
+
+    def _entry(
+        self, ranges: Ranges, results: dict[Partition, Result], attempt: str
+    ) -> tuple[Entry, list[Finding]]:
+        """Step 5: all ranges accounted for, topics looked at again. A changed topic is not committed."""
+        bounds = self.world.log.bounds(self.stream.topics)
+        changes, findings, peak = [], [], 0
+        for partition, whole in sorted(ranges.items()):
+            account, seen = self._account(partition), bounds.get(partition)
+            if seen is None or seen.topic_id != account.topic_id:
+                self.begin_again = True
+                continue
+            result = results.get(partition) or self._nothing_came(partition, whole, account)
+            ensure(_covers(result, whole), "a task accounts for its range", partition=str(partition))
+            changes.append(_change(partition, account, result))
+            findings += result.findings
+            peak = max(peak, result.peak_memory_bytes)
+            self.begin_again |= result.halt is not None
+        return Entry(kind="slice", attempt=attempt, changes=tuple(changes), peak_memory_bytes=peak), findings
+
+    def _nothing_came(self, partition: Partition, whole: OffsetRange, account: Account) -> Result:
+        """A planned range of which no message came at all is one whole hole."""
+        finding = hole_finding(partition, whole, self.stream.tier)
+        certificate = Certificate(
+            partition=partition,
+            epoch=account.epoch,
+            start=whole.start,
+            until=whole.start if finding else whole.end,
+            counts=Counts(),
+            holes={} if finding else {"unexplained": len(whole)},
+        )
+        return Result(certificate=certificate, halt=finding, findings=[finding] if finding else [])
+
+    def _commit(self, entry: Entry, findings: list[Finding]) -> None:
+        """Steps 6 to 8. Findings count as told with the entry that carries them."""
+        findings = [*findings, *self.head.foreign]
+        entry = replace(
+            entry,
+            run=self.run_id,
+            product=__version__,
+            machine=self.runner.name,
+            state_version=self.runner.state_version,
+            findings=tuple(findings),
+        )
+        self.head = commit(self.world.ledger, self.world.clock, self.head, entry)
+        self.outcome.findings += findings
+
+    def _sweep(self, entry: Entry) -> None:
+        """Step 8: files of the same partition, epoch and start by other attempts are dead now."""
+        for change in entry.changes:
+            if change.until > change.frontier:
+                named = {file.path for file in (*change.records, *change.kept, *(change.state or ()))}
+                self.world.records.sweep(change.partition, stem_prefix(change.epoch, change.frontier), named)
+        crash_point("swept")
+
+    def _count(self, entry: Entry) -> None:
+        outcome = self.outcome
+        for change in entry.changes:
+            if change.certificate is not None:
+                outcome.messages += change.certificate.counts.messages
+                outcome.records += change.certificate.counts.records
+                outcome.headless += change.certificate.counts.headless
+        outcome.slices += 1
+        outcome.peak_memory_bytes = max(outcome.peak_memory_bytes, entry.peak_memory_bytes)
+        self.progress(outcome.messages, max(self.total, outcome.messages))
+
+    def _fenced(self, ranges: Ranges) -> None:
+        """Another run got there first. Fine, if it left nothing to do; else this run is refused."""
+        self.head = self._head()
+        for partition, wanted in ranges.items():
+            account = self._account(partition)
+            if account.halt is None and account.frontier < wanted.end:
+                raise FencedError(
+                    f"{self.stream.name}: another run moved the frontier while this one was folding",
+                    found=f"{partition} is at offset {account.frontier}, {wanted.end - account.frontier} are left",
+                    next="nothing of this slice was written; run again to go on from where the other one is",
+                )
+
+
+def _to_read(plan: Plan, until: Until | None, stream: str) -> Ranges:
+    """The ranges with something to read, cut to `until` where it is given."""
+    if until is None:
+        return {partition: whole for partition, whole in plan.ranges.items() if len(whole)}
+    ranges: Ranges = {}
+    for partition, end in until.items():
+        whole = plan.ranges.get(partition)
+        if partition in plan.waiting or any(f.place == str(partition) for f in plan.findings):
+            continue
+        if whole is None or end > whole.end:
+            known = "it is not known" if whole is None else f"its log ends at {whole.end}"
+            raise ConfigError(
+                f"{stream}: cannot read {partition} up to {end}: {known}", next="check --until-offsets"
+            )
+        if end > whole.start:
+            ranges[partition] = whole.until(end)
+    return ranges
+
+
+def _birth(partition: Partition, account: Account) -> Change:
+    return Change(
+        partition=partition,
+        epoch=0,
+        frontier=account.frontier,
+        until=account.frontier,
+        topic_id=account.topic_id,
+        born=account.born,
+    )
+
+
+def _found(plan: Plan, ledger: Ledger) -> Iterable[Change]:
+    """What discovery alone changes: births, halts, offsets that were gone before they were read."""
+    halts = {finding.place: finding for finding in plan.findings}
+    for partition in sorted({*plan.born, *plan.skipped, *map(Partition.parse, halts)}):
+        account = plan.born.get(partition) or ledger.account(partition) or broken("found, but unknown")
+        change, finding = _birth(partition, account), halts.get(str(partition))
+        change = replace(change, epoch=account.epoch)
+        if finding is not None:
+            change = replace(change, halt=_halt(finding))
+        if skipped := plan.skipped.get(partition):
+            certificate = Certificate(
+                partition=partition,
+                epoch=account.epoch,
+                start=skipped.start,
+                until=skipped.end,
+                counts=Counts(),
+                holes={"expired": len(skipped)},
+            )
+            change = replace(change, until=skipped.end, certificate=certificate)
+        yield change
+
+
+def _change(partition: Partition, account: Account, result: Result) -> Change:
+    certificate = result.certificate or broken("a result without a certificate")
+    return Change(
+        partition=partition,
+        epoch=account.epoch,
+        frontier=account.frontier,
+        until=certificate.until,
+        topic_id=account.topic_id,
+        born=account.born,
+        certificate=certificate,
+        state=result.state,
+        records=result.records,
+        kept=result.kept,
+        halt=_halt(result.halt) if result.halt else None,
+    )
+
+
+def _halt(finding: Finding) -> Halt:
+    return Halt(finding=finding.finding, offset=finding.offset, cause=finding.cause)
+
+
+def _covers(result: Result, whole: OffsetRange) -> bool:
+    """Whether a result reaches from the start of its range to the end, or to where it halted."""
+    certificate = result.certificate
+    if certificate is None or certificate.start != whole.start:
+        return False
+    return certificate.until == whole.end or (result.halt is not None and certificate.until <= whole.end)
+
+
+def _by_partition(contents: list[bytes]) -> dict[Partition, Result]:
+    results: dict[Partition, Result] = {}
+    for content in contents:
+        result = read_result(content)
+        partition = result.partition or broken("a result says its partition")
+        ensure(partition not in results, "one result per partition", partition=str(partition))
+        results[partition] = result
+    return results

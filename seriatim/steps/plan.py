@@ -1,0 +1,34 @@
+"""Plan: what the next run would do. Asks Kafka and the ledger, commits nothing.
+
+`fold` starts from the ledger whatever plan saw: plan is the pre-flight for people.
+
+Next room: core/slice.py decides; steps/fold.py does it.
+"""
+
+from __future__ import annotations
+
+from seriatim.core.errors import ConfigError
+from seriatim.core.ledger import Ledger
+from seriatim.core.slice import Plan
+from seriatim.core.slice import plan as compare
+from seriatim.core.stream import Stream
+from seriatim.ports import LedgerStore, Log
+from seriatim.steps.commit import read_head
+
+
+def plan(stream: Stream, log: Log, store: LedgerStore) -> tuple[Ledger, Plan]:
+    """The ledger as it is, and what a run would do on top of it."""
+    head = read_head(store, stream.name)
+    ledger = head.ledger if head else Ledger(stream=stream.name)
+    return ledger, discover(stream, log, ledger)
+
+
+def discover(stream: Stream, log: Log, ledger: Ledger) -> Plan:
+    """Topics now, compared with the ledger. No topic ever seen is a mistake in the stream file."""
+    bounds = log.bounds(stream.topics)
+    if not bounds and not ledger.partitions:
+        raise ConfigError(
+            f"{stream.name}: no topic matches {stream.topics!r}",
+            next=f"check `topics` in {stream.name}.toml (it must match whole names) and the broker's address",
+        )
+    return compare(ledger, bounds, stream.tier)

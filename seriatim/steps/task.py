@@ -1,0 +1,246 @@
+"""The task: one partition's range, folded where its messages are. Step 4 of a slice.
+
+Prove that no offset is missing, fold, write record, state and quarantine files under names that say
+partition, epoch, start and attempt, and return a small result. Nothing it writes counts until a commit
+names it. Expected trouble is returned as a value: a stack trace across processes helps nobody.
+
+Next room: steps/fold.py plans the works and commits the results.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from seriatim.core.crash import crash_point
+from seriatim.core.errors import BrokenPromiseError, IntegrityError, PlatformError, SeriatimError, ensure
+from seriatim.core.fold import Fold, OnPoison
+from seriatim.core.integrity import Finding, Tier, action
+from seriatim.core.ledger import Certificate, File
+from seriatim.core.machine import Runner
+from seriatim.core.message import Stretch
+from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.state import merge_count
+from seriatim.ports import Digests, RecordStore, StateStore, UnfitRecords
+
+
+class Work(Struct, frozen=True, kw_only=True):
+    """What one task has to do."""
+
+    partition: Partition
+    start: int
+    end: int
+    epoch: int
+    topic_id: str
+    state: tuple[File, ...] = ()
+    attempt: str
+    careful: tuple[str, ...] = ()
+    """Sessions in which the machine raised in an earlier try."""
+
+
+class Result(Struct, kw_only=True):
+    """What one task did, up to where it stopped."""
+
+    certificate: Certificate | None = None
+    records: tuple[File, ...] = ()
+    kept: tuple[File, ...] = ()
+    state: tuple[File, ...] | None = None
+    halt: Finding | None = None
+    findings: list[Finding] = field(default_factory=list)
+    raised: tuple[str, ...] = ()
+    """Sessions that may be half changed: nothing of this result counts, fold again with care."""
+    peak_memory_bytes: int = 0
+    partition: Partition | None = None
+    failure: tuple[str, str, str] | None = None
+    """Error kind, message and detail, when the task could not be done."""
+
+
+class Kit(Struct, frozen=True, kw_only=True):
+    """What a task works with."""
+
+    runner: Runner
+    tier: Tier
+    on_poison: OnPoison
+    session_field: bool
+    records: RecordStore
+    state: StateStore
+    digests: Callable[[], Digests]
+    peak_memory_bytes: Callable[[], int]
+
+
+def stem_prefix(epoch: int, start: int) -> str:
+    """How the names of all files of one partition, epoch and start begin."""
+    return f"{epoch}-{start}-"
+
+
+def run_task(work: Work, stretches: Iterable[Stretch], kit: Kit) -> bytes:
+    """Fold one partition's range; failures come back as values."""
+    try:
+        result = FoldTask(work, kit).fold(stretches)
+    except SeriatimError as error:
+        result = Result(failure=(type(error).__name__, error.message, error.render()))
+    except (OSError, MemoryError) as error:
+        result = Result(failure=("PlatformError", f"{work.partition}: {type(error).__name__}: {error}", ""))
+    except Exception as error:  # whatever it is, it is told once, on one screen, by the driver
+        detail = "".join(traceback.format_exception(error)[-6:])
+        result = Result(
+            failure=("BrokenPromiseError", f"{work.partition}: {type(error).__name__}: {error}", detail)
+        )
+    result.partition = work.partition
+    return msgspec.msgpack.encode(result)
+
+
+def read_result(content: bytes) -> Result:
+    """A task's result in the driver; a failed task raises here."""
+    result = msgspec.msgpack.decode(content, type=Result)
+    if result.failure is None:
+        return result
+    kind, message, detail = result.failure
+    if kind == "IntegrityError":
+        raise IntegrityError(message, detail=detail)
+    if kind == "PlatformError":
+        raise PlatformError(
+            message, next="look at the disk, memory and network of the workers, then run again"
+        )
+    raise BrokenPromiseError(message, detail=detail, next="report this as a bug, with the lines above")
+
+
+def hole_finding(partition: Partition, hole: OffsetRange, tier: Tier) -> Finding | None:
+    """Missing offsets as a finding that halts; None where the tier only counts them."""
+    if action("gap", tier) != "halt":
+        return None
+    many = "message" if len(hole) == 1 else "messages"
+    return Finding(
+        finding="gap",
+        topic=partition.topic,
+        partition=partition.number,
+        offset=hole.start,
+        expected=f"offset {hole.start}",
+        found=f"offset {hole.end}",
+        cause=f"unexplained: {len(hole)} {many} {hole} missing",
+    )
+
+
+class FoldTask:
+    """One partition's range being folded."""
+
+    def __init__(self, work: Work, kit: Kit) -> None:
+        self.work, self.kit = work, kit
+        self.stem = f"{stem_prefix(work.epoch, work.start)}{work.attempt}"
+        self.expected = work.start
+        self.holes = 0
+        self.halt: Finding | None = None
+        self.first_timestamp: int | None = None
+        self.last_timestamp: int | None = None
+        self.digests = kit.digests()
+        self.core = Fold(
+            work.partition,
+            kit.runner,
+            kit.tier,
+            kit.on_poison,
+            lambda names: kit.state.load(work.state, names),
+            session_field=kit.session_field,
+            careful=work.careful,
+        )
+        self.writer = kit.records.records(work.partition, work.topic_id, self.stem)
+        self.kept = kit.records.kept(work.partition, work.topic_id, self.stem)
+
+    def fold(self, stretches: Iterable[Stretch]) -> Result:
+        """All messages in order, until the end, a hole or a halt."""
+        for number, stretch in enumerate(stretches):
+            crash_point("first-fetch" if number == 0 else "mid-fetch")
+            if not self._joins(stretch.start):
+                break
+            self._stretch(stretch)
+            if self.halt:
+                break
+        if not self.halt:
+            self._joins(self.work.end)
+        return self._result()
+
+    def _joins(self, start: int) -> bool:
+        """Whether the next message may be folded: nothing missing before it, or only counted."""
+        ensure(
+            start >= self.expected, "offsets come in order", partition=str(self.work.partition), offset=start
+        )
+        if start == self.expected:
+            return True
+        hole = OffsetRange(self.expected, start)
+        self.halt = hole_finding(self.work.partition, hole, self.kit.tier)
+        if self.halt is None:
+            self.holes += len(hole)
+            self.expected = start
+        return self.halt is None
+
+    def _stretch(self, stretch: Stretch) -> None:
+        folded = self.core.stretch(stretch)
+        done = stretch if folded.consumed == len(stretch) else stretch.until(folded.consumed)
+        self.digests.update(done)
+        if folded.consumed:
+            self.first_timestamp = (
+                stretch.timestamps[0] if self.first_timestamp is None else self.first_timestamp
+            )
+            self.last_timestamp = stretch.timestamps[folded.consumed - 1]
+        try:
+            self.writer.write(done, folded)
+        except UnfitRecords as unfit:
+            self.core.raised.update(folded.sessions[row] for row in unfit.rows)
+        if folded.kept:
+            self.kept.write(stretch, folded.kept)
+        self.expected = stretch.start + folded.consumed
+        self.halt = self.core.halt
+
+    def _result(self) -> Result:
+        """Finish the files. After a raise nothing counts but what to set aside in the next try."""
+        touched = self.core.touched()
+        if self.core.raised:
+            self.writer.close()
+            self.kept.close()
+            return Result(raised=tuple(sorted(self.core.raised)))
+        records, kept = _closed(self.writer), _closed(self.kept)
+        crash_point("record-file-written")
+        state = self._saved(touched)
+        crash_point("state-file-written")
+        findings = self.core.findings
+        if self.halt and self.halt is not self.core.halt:
+            findings = [*findings, self.halt]
+        return Result(
+            certificate=self._certificate(len(touched)),
+            records=records,
+            kept=kept,
+            state=state,
+            halt=self.halt,
+            findings=findings,
+            peak_memory_bytes=self.kit.peak_memory_bytes(),
+        )
+
+    def _saved(self, touched: dict[str, Any]) -> tuple[File, ...] | None:
+        if not touched:
+            return None
+        files = self.work.state
+        merged = merge_count([file.rows for file in files], len(touched))
+        kept, merge = files[: len(files) - merged], files[len(files) - merged :]
+        return (*kept, self.kit.state.save(self.work.partition, self.stem, touched, merge))
+
+    def _certificate(self, sessions: int) -> Certificate:
+        return Certificate(
+            partition=self.work.partition,
+            epoch=self.work.epoch,
+            start=self.work.start,
+            until=self.expected,
+            counts=self.core.counts,
+            holes={"unexplained": self.holes} if self.holes else {},
+            digests=self.digests.finish(),
+            first_timestamp=self.first_timestamp,
+            last_timestamp=self.last_timestamp,
+            sessions=sessions,
+        )
+
+
+def _closed(writer: Any) -> tuple[File, ...]:
+    file = writer.close()
+    return () if file is None else (file,)

@@ -1,0 +1,103 @@
+"""Stream files: find them, read them, load the machines beside them.
+
+STREAM on a command line is a name in the streams folder or a path to a TOML file. An output path that
+is not absolute is taken from the folder that holds `streams/`; for a stream file elsewhere, from its own.
+
+Next room: core/stream.py checks what was read.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from seriatim.core.errors import ConfigError
+from seriatim.core.machine import Machine, Runner, UserMachine
+from seriatim.core.stream import OWN_COLUMNS, Stream, parse
+
+
+class StreamFile(Struct, frozen=True):
+    """A stream and where it was read from."""
+
+    stream: Stream
+    folder: str
+
+
+def names(folder: Path) -> list[str]:
+    """The streams of a folder."""
+    return sorted(path.stem for path in folder.glob("*.toml"))
+
+
+def load(stream: str, folder: Path) -> StreamFile:
+    """A stream by name in `folder`, or by path to its TOML file."""
+    path = Path(stream) if stream.endswith(".toml") else folder / f"{stream}.toml"
+    path = path.expanduser().absolute()
+    if not path.is_file():
+        raise _unknown(stream, path, folder)
+    try:
+        given = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path.name}: not TOML: {error}", next=f"fix {path}") from None
+    checked = parse(path.stem, given, path.name)
+    output = Path(checked.output.path.removeprefix("file://")).expanduser()
+    base = path.parent.parent if path.parent in (folder, path.parent.with_name("streams")) else path.parent
+    root = str(base / output)
+    return StreamFile(replace(checked, output=replace(checked.output, path=root)), str(path.parent))
+
+
+def runner(file: StreamFile) -> Runner:
+    """The stream's machine, ready to be folded."""
+    stream = file.stream
+    if stream.machine == "table":
+        return stream.table_machine()
+    machine = UserMachine(
+        stream.machine, _machine_class(stream, file.folder), stream.sequence, stream.session_field
+    )
+    taken = sorted(set(machine.columns) & set(OWN_COLUMNS))
+    if taken:
+        raise ConfigError(
+            f"machine {stream.machine}: the record's field {taken[0]!r} is taken by the record's own column",
+            next="rename the field",
+        )
+    return machine
+
+
+def _machine_class(stream: Stream, folder: str) -> type[Machine[Any, Any, Any]]:
+    module_name, _, class_name = stream.machine.partition(":")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{stream.name}: machine {stream.machine!r} cannot be imported: {error}",
+            next=f"put {module_name}.py beside the stream file, or install the package that has it",
+        ) from None
+    except Exception as error:  # the user's own module may raise anything
+        raise ConfigError(
+            f"{stream.name}: machine {stream.machine!r} fails when imported: {type(error).__name__}: {error}",
+            next=f"fix {module_name}.py",
+        ) from error
+    kind = getattr(module, class_name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Machine)):
+        raise ConfigError(
+            f"{stream.name}: {module_name} has no machine {class_name!r}",
+            next=f"define class {class_name}(Machine[State, Message, Record]) there",
+        )
+    return kind
+
+
+def _unknown(stream: str, path: Path, folder: Path) -> ConfigError:
+    known = names(folder)
+    close = difflib.get_close_matches(stream, known, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    listed = ", ".join(known) if known else "none"
+    missing = f"no stream {stream!r}: {path} does not exist"
+    return ConfigError(missing, streams=listed, next=f"{hint}give a name or a path")
