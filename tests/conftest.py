@@ -21,11 +21,14 @@ from seriatim.embedded import broker as embedded
 from seriatim.embedded.broker import BrokerInfo
 
 BROKER_HOME = "SERIATIM_TESTS_BROKER_HOME"
+SEEDS_SAMPLE = 100
+SEEDS_FULL = 10_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--full` runs the long suites whole."""
+    """`--full` runs the long suites whole; `--seeds` says how many worlds are simulated."""
     parser.addoption("--full", action="store_true", help="run tests marked full, and long suites whole")
+    parser.addoption("--seeds", type=int, default=None, help="how many seeded worlds a simulation runs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,6 +58,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def full(request: pytest.FixtureRequest) -> bool:
     """Whether long suites run whole."""
     return bool(request.config.getoption("--full"))
+
+
+@pytest.fixture(scope="session")
+def seeds(request: pytest.FixtureRequest, full: bool) -> range:
+    """The seeds of a simulation: a sample, or many with --full, or as many as asked for."""
+    asked: int | None = request.config.getoption("--seeds")
+    return range(asked if asked is not None else SEEDS_FULL if full else SEEDS_SAMPLE)
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001  # its callback does it
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
@@ -66,4 +66,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 # Each module adds its commands to `app`, so they come after it.
-from seriatim.cli import jars, kafka  # noqa: E402, F401
+from seriatim.cli import doctor, jars, kafka  # noqa: E402, F401

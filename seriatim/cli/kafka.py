@@ -27,7 +27,8 @@ def start(
         typer.Option(min=1, max=65535, help="Port on 127.0.0.1. Default: the last one, else a free one."),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A broker setting; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A broker setting; may be repeated."),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -77,7 +77,7 @@ def start(
     program: Program,
     say: Say,
 ) -> BrokerInfo:
-    """Start the broker of this home and return when it answers; one that runs already is returned as it is."""
+    """Start the broker of this home and return when it answers; one that runs already is left as it is."""
     folder = _folder(home)
     wanted = dict(overrides or {})
     with alone(folder / "lock", say, "waiting: another start or stop of this broker is under way"):
@@ -158,7 +158,8 @@ def _format_once(folder: Path, program: Program) -> None:
     command = program.command(folder, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings))
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
-        raise PlatformError("the broker's data folder could not be made", cause=(done.stdout + done.stderr)[-800:])
+        cause = _last_error(done.stdout + done.stderr)
+        raise PlatformError("the broker's data folder could not be made", cause=cause)
     scratch.replace(folder / "data")
     settings.unlink()
 
@@ -259,7 +260,7 @@ def _end(process: psutil.Process, say: Say) -> None:
     try:
         process.wait(STOP_SECONDS)
     except psutil.TimeoutExpired:
-        say(f"the broker did not stop in {STOP_SECONDS} s: killing it (its data is recovered at the next start)")
+        say(f"the broker did not stop in {STOP_SECONDS} s: killing it; the next start recovers its data")
         process.kill()
         process.wait()
 

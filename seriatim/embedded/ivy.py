@@ -152,7 +152,8 @@ def _dependency(wanted: Coordinate, *, transitive: bool) -> str:
     artifact += f" m:classifier={classifier}/>" if wanted.classifier else "/>"
     return (
         f"<dependency org={quoteattr(wanted.organisation)} name={name} rev={quoteattr(wanted.revision)} "
-        f'conf="default->default" transitive="{str(transitive).lower()}">{"" if transitive else artifact}</dependency>'
+        f'conf="default->default" transitive="{str(transitive).lower()}">'
+        f"{'' if transitive else artifact}</dependency>"
     )
 
 

@@ -61,7 +61,7 @@ def parse_overrides(texts: list[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(f"--set {text!r} is not KEY=VALUE", next="for example --set log.retention.hours=1")
+            raise ConfigError(f"--set {text!r} is not KEY=VALUE", next="like --set log.retention.hours=1")
         overrides[key.strip()] = value.strip()
     return overrides
 
@@ -78,8 +78,7 @@ def read(path: Path) -> dict[str, str]:
     """What `write` wrote; nothing if it never did."""
     if not path.exists():
         return {}
-    pairs = (line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
-    return {key: value for key, value in pairs}
+    return dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
 
 
 def port_of(properties: Mapping[str, str]) -> int | None:

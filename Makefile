@@ -1,0 +1,76 @@
+# Everything starts here: `make` alone tells what there is.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# The first Python that is new enough; `make setup PYTHON=...` takes another.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+RUN := .venv/bin/python -m
+CHECKED := $(wildcard dags plugins spark_apps)
+
+# Tests side by side; each has its own topics and folders. More than 2 Spark sessions want more memory.
+JOBS ?= 2
+# How many seeded worlds the simulation runs.
+SEEDS ?= 1000
+
+# Set up is what these files say, to the byte: the stamp's name carries their checksum.
+STAMP := .venv/.ready-$(shell cat requirements-uv.lock requirements.lock pyproject.toml | cksum | tr ' ' -)
+
+.PHONY: help
+help: ## Tell what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+.PHONY: setup
+setup: $(STAMP) ## .venv with the locked packages, and the JARs; does only what is not done yet
+	@.venv/bin/seriatim jars fetch --group spark --group kafka
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on PATH: install one, or make setup PYTHON=/path/to/python"; exit 2; }
+	@$(PYTHON) -m seriatim.embedded.java
+	@rm -f .venv/.ready-*
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --require-hashes -r requirements-uv.lock
+	.venv/bin/uv pip install --compile-bytecode --require-hashes -r requirements.lock
+	.venv/bin/uv pip install --quiet --offline --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.PHONY: lock
+lock: ## Make requirements.lock anew from requirements.txt (JARs: seriatim jars lock)
+	.venv/bin/uv pip compile requirements.txt --universal --generate-hashes --no-emit-index-url \
+		--no-header --python-version 3.11 --output-file requirements.lock
+
+.PHONY: format
+format: setup ## Lay out the code as lint wants it
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+.PHONY: lint
+lint: setup ## ruff, mypy, and the tests of style
+	.venv/bin/ruff format --check --quiet .
+	.venv/bin/ruff check --quiet .
+	.venv/bin/mypy --no-error-summary -p seriatim
+	$(if $(CHECKED),.venv/bin/mypy --no-error-summary $(CHECKED))
+	$(RUN) pytest --quiet tests/test_tidy.py tests/test_directions.py tests/test_exports.py tests/test_readme.py
+
+.PHONY: test
+test: lint ## All that CI runs: set-up, lint, tests with a sample of the long suites
+	$(RUN) pytest -n $(JOBS) --dist loadfile
+
+.PHONY: test-fast
+test-fast: $(STAMP) ## Only what needs no broker and no Spark; seconds
+	$(RUN) pytest --quiet --seeds 20 $(wildcard tests/core tests/steps tests/sim) tests/test_tidy.py
+
+.PHONY: test-full
+test-full: lint ## Everything, long suites whole
+	$(RUN) pytest -n $(JOBS) --dist loadfile --full --durations 20
+
+.PHONY: sim
+sim: setup ## Simulated worlds with crashes: make sim SEEDS=10000
+	$(RUN) pytest tests/sim --seeds $(SEEDS)
+
+.PHONY: clean
+clean: ## Remove .venv and what tools left; caches under SERIATIM_HOME stay
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
