@@ -1,0 +1,205 @@
+"""Record, quarantine and state files in memory, and the digests of messages.
+
+Next room: ledger.py names files; what no entry names means nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+from xxhash import xxh3_128
+
+from seriatim.core.crash import crash_point
+from seriatim.core.errors import IntegrityError, ensure
+from seriatim.core.fold import Folded, Kept, Session
+from seriatim.core.ledger import File
+from seriatim.core.machine import fits
+from seriatim.core.message import Stretch
+from seriatim.core.offsets import Partition
+from seriatim.ports import UnfitRecords
+
+
+class MemoryDigests:
+    """Digests of offsets, keys and values: XXH3-128, the same however the messages are cut."""
+
+    def __init__(self) -> None:
+        self._offsets = xxh3_128()
+        self._columns = {"keys": (xxh3_128(), xxh3_128()), "values": (xxh3_128(), xxh3_128())}
+
+    def update(self, stretch: Stretch) -> None:
+        """Take in messages, in order."""
+        for offset in range(stretch.start, stretch.start + len(stretch)):
+            self._offsets.update(struct.pack("<q", offset))
+        for name, column in (("keys", stretch.keys), ("values", stretch.values)):
+            content, lengths = self._columns[name]
+            for value in column:
+                content.update(value or b"")
+                lengths.update(struct.pack("<i", -1 if value is None else len(value)))
+
+    def finish(self) -> dict[str, str]:
+        """Hexadecimal digests by name."""
+        both = {
+            name: xxh3_128(content.digest() + lengths.digest()).hexdigest()
+            for name, (content, lengths) in self._columns.items()
+        }
+        return {"offsets": self._offsets.hexdigest(), **both}
+
+
+class MemoryFile(Struct):
+    """A file: its bytes, and the rows they stand for. Empty until it is closed, as half a file is."""
+
+    content: bytes = b""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+class MemoryFiles:
+    """Record, quarantine and state files. Implements `RecordStore` and `StateStore`."""
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        self.columns = dict(columns)
+        """The machine's own columns, by type name."""
+        self.files: dict[str, MemoryFile] = {}
+
+    def records(self, partition: Partition, topic_id: str, stem: str) -> MemoryRecordWriter:
+        """A record file to be written."""
+        return MemoryRecordWriter(self, f"records/{partition}/{stem}", partition, topic_id)
+
+    def kept(self, partition: Partition, topic_id: str, stem: str) -> MemoryKeptWriter:
+        """A file of messages set aside, to be written."""
+        return MemoryKeptWriter(self, f"quarantine/{partition}/{stem}", partition, topic_id)
+
+    def sweep(self, partition: Partition, stem_prefix: str, keep: set[str]) -> list[str]:
+        """Delete a partition's files whose stem begins so and whose paths are not in `keep`."""
+        begins = tuple(f"{kind}/{partition}/{stem_prefix}" for kind in ("records", "quarantine", "state"))
+        dead = [path for path in self.files if path.startswith(begins) and path not in keep]
+        for path in dead:
+            del self.files[path]
+        return dead
+
+    def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]:
+        """The named sessions, each from the newest file that has it."""
+        wanted = set(names)
+        return {name: session for name, session in self._sessions(files).items() if name in wanted}
+
+    def save(
+        self, partition: Partition, stem: str, sessions: Mapping[str, Session], merge: Iterable[File]
+    ) -> File:
+        """Write sessions, over those of the files to be merged."""
+        bare = {
+            name: replace(session, state=None, awake=False, touched=False, careful=False)
+            for name, session in sessions.items()
+        }
+        path = f"state/{partition}/{stem}"
+        self.open(path)
+        everyone = {**self._sessions(merge), **bare}
+        return self.close(path, msgspec.msgpack.encode(everyone), [{"session": name} for name in everyone])
+
+    def quarantined(self, files: Iterable[File]) -> dict[str, Session]:
+        """Sessions in quarantine."""
+        everyone = self._sessions(files)
+        return {name: session for name, session in everyone.items() if session.finding is not None}
+
+    def _sessions(self, files: Iterable[File]) -> dict[str, Session]:
+        found: dict[str, Session] = {}
+        for file in files:
+            found |= msgspec.msgpack.decode(self.read(file).content, type=dict[str, Session])
+        return found
+
+    def read(self, file: File) -> MemoryFile:
+        """A file, checked against its digest."""
+        stored = self.files.get(file.path)
+        if stored is None:
+            raise IntegrityError(f"{file.path} is missing", next="restore it from a backup")
+        if xxh3_128(stored.content).hexdigest() != file.digest:
+            raise IntegrityError(f"{file.path} is corrupt", next="restore it from a backup")
+        return stored
+
+    def open(self, path: str) -> None:
+        """Begin a file. Names are unique: nothing is ever overwritten."""
+        ensure(path not in self.files, "the file is there already", path=path)
+        self.files[path] = MemoryFile()
+
+    def close(self, path: str, content: bytes, rows: list[dict[str, Any]]) -> File:
+        """Finish a file; its description for the ledger."""
+        self.files[path] = MemoryFile(content, rows)
+        return File(path=path, bytes=len(content), rows=len(rows), digest=xxh3_128(content).hexdigest())
+
+
+class _MemoryWriter:
+    """Rows of one file until it is closed."""
+
+    def __init__(self, files: MemoryFiles, path: str, partition: Partition, topic_id: str) -> None:
+        self.files, self.path = files, path
+        self.common = {"topic": partition.topic, "topic_id": topic_id, "partition": partition.number}
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        """Take rows; the first ones open the file."""
+        if rows and not self.rows:
+            self.files.open(self.path)
+            crash_point("record-file-open")
+        self.rows += [self.common | row for row in rows]
+        if rows:
+            crash_point("record-file-half")
+
+    def close(self) -> File | None:
+        """Finish the file; None if nothing was written."""
+        if not self.rows:
+            return None
+        return self.files.close(self.path, msgspec.msgpack.encode(self.rows), self.rows)
+
+
+class MemoryRecordWriter(_MemoryWriter):
+    """A record file of one partition and slice."""
+
+    def write(self, stretch: Stretch, folded: Folded) -> None:
+        """Records with their own columns first; those whose values do not fit are refused."""
+        kinds = list(self.files.columns.values())
+        unfit = [i for i, row in enumerate(folded.rows) if not all(map(_fits, row, kinds))]
+        if unfit:
+            raise UnfitRecords(unfit)
+        self.add([self._row(stretch, folded, i) for i in range(len(folded.rows))])
+
+    def _row(self, stretch: Stretch, folded: Folded, i: int) -> dict[str, Any]:
+        position = folded.positions[i]
+        offset = stretch.start + position
+        return {
+            "offset": offset,
+            "index": folded.indexes[i],
+            "source_offset": offset,
+            "timestamp": stretch.timestamps[position],
+            "session": folded.sessions[i],
+            "sequence": folded.sequences[i],
+            **dict(zip(self.files.columns, folded.rows[i], strict=True)),
+        }
+
+
+class MemoryKeptWriter(_MemoryWriter):
+    """A file of messages set aside."""
+
+    def write(self, stretch: Stretch, kept: list[Kept]) -> None:
+        """Messages whole, with why they had no effect."""
+        self.add([_kept_row(stretch, one) for one in kept])
+
+
+def _kept_row(stretch: Stretch, kept: Kept) -> dict[str, Any]:
+    i = kept.position
+    return {
+        "offset": stretch.start + i,
+        "timestamp": stretch.timestamps[i],
+        "session": kept.session,
+        "key": stretch.keys[i],
+        "value": stretch.values[i],
+        "headers": stretch.headers[i] if stretch.headers else (),
+        "finding": kept.finding,
+        "cause": kept.cause,
+    }
+
+
+def _fits(value: Any, kind: str) -> bool:
+    return kind.startswith("decimal") or fits(value, kind)

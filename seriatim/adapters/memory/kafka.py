@@ -1,0 +1,196 @@
+"""A broker and its reader in memory: topics that come, grow, expire and vanish.
+
+Next room: files.py is where the fold's files go; ledger.py is where its commits go.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+
+from msgspec import Struct
+from xxhash import xxh3_64_intdigest
+
+from seriatim.core.errors import ensure
+from seriatim.core.message import Header, Stretch
+from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.slice import Bounds, Ranges, cut
+from seriatim.ports import OnSlice, SourceFailed, Task
+
+
+class MemoryMessage(Struct, frozen=True):
+    """One message of the log."""
+
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...] = ()
+
+
+class MemoryTopic(Struct):
+    """A topic's life. Made again under the same name it has another id."""
+
+    id: str
+    messages: list[list[MemoryMessage]]
+    """Per partition, from offset 0 on, also those that are gone."""
+    log_starts: list[int]
+
+
+class MemoryKafka:
+    """A broker: topics with ids, partitions, messages, retention. Implements `Log`."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, MemoryTopic] = {}
+        self._ids = 0
+
+    def create(self, topic: str, partitions: int = 1) -> str:
+        """Make a topic, under an id nobody had before."""
+        ensure(topic not in self.topics, "the topic is there already", topic=topic)
+        self._ids += 1
+        self.topics[topic] = MemoryTopic(f"id-{self._ids}", [], [])
+        self.add_partitions(topic, partitions)
+        return self.topics[topic].id
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic and all it holds."""
+        del self.topics[topic]
+
+    def add_partitions(self, topic: str, count: int) -> None:
+        """Give a topic more partitions. Keys may now live elsewhere, as in Kafka."""
+        made = self.topics[topic]
+        made.messages += [[] for _ in range(count)]
+        made.log_starts += [0] * count
+
+    def produce(
+        self,
+        topic: str,
+        key: bytes | str | None,
+        value: bytes | None,
+        *,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        headers: tuple[Header, ...] = (),
+    ) -> tuple[Partition, int]:
+        """Append a message; its partition and offset."""
+        made = self.topics[topic]
+        name = key.encode() if isinstance(key, str) else key
+        number = xxh3_64_intdigest(name or b"") % len(made.messages) if partition is None else partition
+        log = made.messages[number]
+        log.append(MemoryMessage(len(log) if timestamp is None else timestamp, name, value, headers))
+        return Partition(topic, number), len(log) - 1
+
+    def delete_records(self, partition: Partition, before: int) -> None:
+        """Let everything before an offset expire."""
+        made = self.topics[partition.topic]
+        ensure(before <= len(made.messages[partition.number]), "beyond the log end", before=before)
+        made.log_starts[partition.number] = max(made.log_starts[partition.number], before)
+
+    def truncate(self, partition: Partition, end: int) -> None:
+        """Lose the end of a log, as an unclean election does."""
+        made = self.topics[partition.topic]
+        del made.messages[partition.number][end:]
+        made.log_starts[partition.number] = min(made.log_starts[partition.number], end)
+
+    def bounds(self, pattern: str) -> dict[Partition, Bounds]:
+        """Every partition of every topic whose whole name matches."""
+        return {
+            Partition(name, number): Bounds(topic.id, topic.log_starts[number], len(log))
+            for name, topic in self.topics.items()
+            if re.fullmatch(pattern, name)
+            for number, log in enumerate(topic.messages)
+        }
+
+    def read(self, partition: Partition, whole: OffsetRange) -> list[MemoryMessage]:
+        """The messages of a range; a range that is no longer all there cannot be read."""
+        topic = self.topics.get(partition.topic)
+        if topic is None:
+            raise SourceFailed(f"{partition}: the topic is gone")
+        start, end = topic.log_starts[partition.number], len(topic.messages[partition.number])
+        if not start <= whole.start <= whole.end <= end:
+            raise SourceFailed(f"{partition}: {whole} is asked for, there is [{start}, {end})")
+        return topic.messages[partition.number][whole.start : whole.end]
+
+
+def one_stretch(_: int) -> list[int]:
+    """No cuts: all messages of a task come in one stretch."""
+    return []
+
+
+def in_order(ranges: Ranges) -> list[Partition]:
+    """Tasks one after the other, as sorted."""
+    return sorted(ranges)
+
+
+class MemoryReader:
+    """Reads a `MemoryKafka` as Spark does: in slices, one task per partition that has any message."""
+
+    def __init__(
+        self,
+        kafka: MemoryKafka,
+        *,
+        slicing: Callable[[Ranges, int], Iterable[Ranges]] = cut,
+        cuts: Callable[[int], list[int]] = one_stretch,
+        tasks: Callable[[Ranges], list[Partition]] = in_order,
+    ) -> None:
+        self.kafka = kafka
+        self.slicing, self.cuts, self.tasks = slicing, cuts, tasks
+        self.lost: set[tuple[Partition, int]] = set()
+        """Offsets that get lost between log and reader: holes."""
+        self.failures: list[str] = []
+        """Each makes one reading of a slice fail."""
+
+    def follow(self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice) -> None:
+        """From `starts` to the log ends of now, in slices."""
+        bounds = self.kafka.bounds(".*")
+        if missing := [partition for partition in starts if partition not in bounds]:
+            raise SourceFailed(f"{missing[0]}: the topic is gone")
+        if back := [p for p, start in starts.items() if bounds[p].log_end < start]:
+            raise SourceFailed(f"{back[0]}: the log ends before the start")
+        ranges = {p: OffsetRange(start, bounds[p].log_end) for p, start in starts.items()}
+        for piece in self.slicing(ranges, messages_max):
+            if not on_slice(piece, self.exactly(piece)):
+                return
+
+    def exactly(self, ranges: Ranges) -> MemorySource:
+        """These ranges and no others."""
+        return MemorySource(self, ranges)
+
+    def stretches(self, partition: Partition, whole: OffsetRange) -> list[Stretch]:
+        """The messages of a range, cut at holes and wherever `cuts` says."""
+        there = [
+            (offset, message)
+            for offset, message in enumerate(self.kafka.read(partition, whole), whole.start)
+            if (partition, offset) not in self.lost
+        ]
+        holes = [i for i in range(1, len(there)) if there[i][0] != there[i - 1][0] + 1]
+        edges = sorted({0, len(there), *holes, *self.cuts(len(there))})
+        return [_stretch(there[a:b]) for a, b in pairwise(edges)]
+
+
+class MemorySource:
+    """The messages of one slice."""
+
+    def __init__(self, reader: MemoryReader, ranges: Ranges) -> None:
+        self.reader, self.ranges = reader, ranges
+
+    def map(self, task: Task) -> list[bytes]:
+        """Run the task for each partition of which a message comes."""
+        if self.reader.failures:
+            raise SourceFailed(self.reader.failures.pop(0))
+        return [
+            task(partition, iter(stretches))
+            for partition in self.reader.tasks(self.ranges)
+            if (stretches := self.reader.stretches(partition, self.ranges[partition]))
+        ]
+
+
+def _stretch(there: list[tuple[int, MemoryMessage]]) -> Stretch:
+    messages = [message for _, message in there]
+    return Stretch(
+        there[0][0],
+        [message.timestamp for message in messages],
+        [message.key for message in messages],
+        [message.value for message in messages],
+        [message.headers for message in messages],
+    )

@@ -1,0 +1,147 @@
+"""The ledger's commits in memory, and a clock.
+
+Next room: steps/commit.py is the rule by which entries get here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha256 as sha256_of
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from seriatim.core import ledger as ledgers
+from seriatim.core.errors import IntegrityError, ensure
+from seriatim.core.integrity import Finding
+from seriatim.core.ledger import Entry, File, Ledger
+from seriatim.ports import Conflict, Head
+
+
+class MemoryCommit(Struct, frozen=True):
+    """One version of the records table: an entry of ours, or a foreign commit."""
+
+    entry: Entry | None = None
+    manifest: str = ""
+    sha256: str = ""
+    foreign: str = ""
+    """What somebody else did to the data; empty for a foreign commit that changed none."""
+
+
+class MemoryLedger:
+    """The records table's commits, manifests and witness. Implements `LedgerStore`."""
+
+    def __init__(self, read: Callable[[File], object] | None = None) -> None:
+        self.read = read
+        """Raises for a file that is not there: no commit may name one."""
+        self.commits: list[MemoryCommit] = []
+        self.manifests: dict[str, bytes] = {}
+        self.seen: tuple[int, str] | None = None
+        self.answers_lost = 0
+        """So many commits happen, but are answered with an error."""
+        self.refusals = 0
+        """So many commits fail, with nobody else there."""
+        self.on_call: Callable[[str], None] = _silent
+        """Told before each call, by name: a place for tests to let others in between."""
+
+    def head(self, stream: str) -> Head | None:
+        """The last entry; None if there is no ledger."""
+        self.on_call("head")
+        ours = [i for i, commit in enumerate(self.commits) if commit.entry is not None]
+        if not ours:
+            return None
+        later = [commit.foreign for commit in self.commits[ours[-1] + 1 :] if commit.foreign]
+        foreign = [Finding(finding="foreign", cause=what) for what in later]
+        return Head(self._ledger(self.commits[ours[-1]], stream), token=len(self.commits), foreign=foreign)
+
+    def at(self, stream: str, sequence: int) -> Ledger:
+        """The ledger as of an earlier entry."""
+        ours = [commit for commit in self.commits if commit.entry is not None]
+        ensure(0 <= sequence < len(ours), "no such entry", sequence=sequence)
+        return self._ledger(ours[sequence], stream)
+
+    def _ledger(self, commit: MemoryCommit, stream: str) -> Ledger:
+        content = self.manifests.get(commit.manifest, b"")
+        if sha256_of(content).hexdigest() != commit.sha256:
+            raise IntegrityError(f"{commit.manifest} is corrupt or missing", next="restore it from a backup")
+        ledger = ledgers.decode(content).ledger
+        ensure(ledger.stream == stream, "the ledger is another stream's", stream=ledger.stream)
+        return replace(ledger, sha256=commit.sha256)
+
+    def put_manifest(self, sequence: int, content: bytes) -> tuple[str, str]:
+        """Store a manifest under a name that says its content."""
+        self.on_call("put_manifest")
+        sha256 = sha256_of(content).hexdigest()
+        path = f"manifests/{sequence}-{sha256}.json"
+        self.manifests[path] = content
+        return path, sha256
+
+    def compare_and_set(self, head: Head | None, entry: Entry, manifest: str, sha256: str) -> None:
+        """Commit on top of exactly `head`, or raise `Conflict`."""
+        self.on_call("compare_and_set")
+        if self.refusals:
+            self.refusals -= 1
+            raise Conflict("the store did not answer")
+        if (0 if head is None else head.token) != len(self.commits):
+            raise Conflict("somebody else committed meanwhile")
+        self._check_files(entry)
+        self.commits.append(MemoryCommit(entry, manifest, sha256))
+        self.on_call("committed")
+        if self.answers_lost:
+            self.answers_lost -= 1
+            raise Conflict("the answer got lost")
+
+    def _check_files(self, entry: Entry) -> None:
+        active = {file.path for file in self.active()}
+        ensure(active >= set(entry.removed), "a file to remove is in the table")
+        for file in [file for change in entry.changes for file in change.records]:
+            ensure(file.path not in active, "a file is named once", path=file.path)
+            if self.read is not None:
+                self.read(file)
+
+    def active(self) -> list[File]:
+        """The record files of the table now, oldest first."""
+        found: dict[str, File] = {}
+        for entry in filter(None, (commit.entry for commit in self.commits)):
+            found = {path: file for path, file in found.items() if path not in entry.removed}
+            found |= {file.path: file for change in entry.changes for file in change.records}
+        return list(found.values())
+
+    def has(self, sha256: str, after: int) -> bool:
+        """Whether an entry later than `after` names this manifest."""
+        self.on_call("has")
+        later = [c for c in self.commits if c.entry is not None and c.entry.sequence > after]
+        return any(commit.sha256 == sha256 for commit in later)
+
+    def witness(self) -> tuple[int, str] | None:
+        """What head.json says."""
+        self.on_call("witness")
+        return self.seen
+
+    def put_witness(self, sequence: int, sha256: str) -> None:
+        """Write head.json."""
+        self.on_call("put_witness")
+        self.seen = (sequence, sha256)
+
+    def foreign_commit(self, what: str = "") -> None:
+        """Somebody else writes to the table; `what` says how the data changed, if it did."""
+        self.commits.append(MemoryCommit(foreign=what))
+
+
+class MemoryClock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self, now_seconds: float = 0.0) -> None:
+        self.now = now_seconds
+
+    def now_seconds(self) -> float:
+        """Seconds since 1970."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+def _silent(_: str) -> None:
+    """Nobody listens."""
