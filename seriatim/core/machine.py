@@ -186,7 +186,7 @@ SCALARS: dict[Any, str] = {
 }
 
 
-def record_columns(name: str, record: type) -> dict[str, str]:
+def record_columns(name: str, record: Any) -> dict[str, str]:
     """Columns of a record Struct: names to type names."""
     if not (isinstance(record, type) and issubclass(record, msgspec.Struct)):
         raise ConfigError(
