@@ -84,7 +84,7 @@ class MemoryFiles:
     def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]:
         """The named sessions, each from the newest file that has it."""
         wanted = set(names)
-        return {name: session for name, session in self._sessions(files).items() if name in wanted}
+        return {name: session for name, session in self.everything(files).items() if name in wanted}
 
     def save(
         self, partition: Partition, stem: str, sessions: Mapping[str, Session], merge: Iterable[File]
@@ -96,15 +96,16 @@ class MemoryFiles:
         }
         path = f"state/{partition}/{stem}"
         self.open(path)
-        everyone = {**self._sessions(merge), **bare}
+        everyone = {**self.everything(merge), **bare}
         return self.close(path, msgspec.msgpack.encode(everyone), [{"session": name} for name in everyone])
 
     def quarantined(self, files: Iterable[File]) -> dict[str, Session]:
         """Sessions in quarantine."""
-        everyone = self._sessions(files)
+        everyone = self.everything(files)
         return {name: session for name, session in everyone.items() if session.finding is not None}
 
-    def _sessions(self, files: Iterable[File]) -> dict[str, Session]:
+    def everything(self, files: Iterable[File]) -> dict[str, Session]:
+        """All sessions of state files, each from the newest that has it."""
         found: dict[str, Session] = {}
         for file in files:
             found |= msgspec.msgpack.decode(self.read(file).content, type=dict[str, Session])
@@ -127,7 +128,9 @@ class MemoryFiles:
     def close(self, path: str, content: bytes, rows: list[dict[str, Any]]) -> File:
         """Finish a file; its description for the ledger."""
         self.files[path] = MemoryFile(content, rows)
-        return File(path=path, bytes=len(content), rows=len(rows), digest=xxh3_128(content).hexdigest())
+        offsets = [row["offset"] for row in rows if "offset" in row] or [-1]
+        digest = xxh3_128(content).hexdigest()
+        return File(path, len(content), len(rows), digest, offsets[0], offsets[-1])
 
 
 class _MemoryWriter:

@@ -1,0 +1,261 @@
+"""The kit for tests of your own machines: no broker, no Spark, milliseconds.
+
+    from seriatim.testing import CRASH, fold
+
+    def test_a_trade_takes_from_the_best_level() -> None:
+        done = fold(OrderBook, [Quote(price=10, size=5), CRASH, Trade(size=2)])
+        assert done.records == [Level(price=10, size=5), Level(price=10, size=3)]
+        assert done.state == Book(levels={10: 3})
+        assert not done.findings
+
+`CRASH` in the list ends the process there: the work so far is committed, the state goes through bytes,
+and a new machine takes over. Put it anywhere; a right machine gives the same records. `fold_table` does
+the same for the stock machine. Messages are dicts, Structs or bytes; (session, message) pairs where a
+test has several sessions. What runs is the real fold, over the fakes in seriatim/adapters/memory.
+
+Next room: adapters/memory has the fakes; `MemoryStream` joins them for tests of whole streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from seriatim.adapters.memory import (
+    MemoryClock,
+    MemoryDigests,
+    MemoryFiles,
+    MemoryKafka,
+    MemoryLedger,
+    MemoryMessage,
+    MemoryReader,
+)
+from seriatim.core.fold import OnPoison, Session
+from seriatim.core.integrity import Finding, Tier
+from seriatim.core.ledger import Account
+from seriatim.core.machine import Machine, Runner, UserMachine
+from seriatim.core.offsets import Partition
+from seriatim.core.stream import Output, Stream
+from seriatim.core.stream import parse as parse_stream
+from seriatim.ports import Task
+from seriatim.steps.fold import Folding, Outcome, Until, World
+from seriatim.steps.task import Kit, Work, run_task
+
+__all__ = [
+    "CRASH",
+    "Crash",
+    "Folded",
+    "MemoryClock",
+    "MemoryDigests",
+    "MemoryFiles",
+    "MemoryKafka",
+    "MemoryLedger",
+    "MemoryMessage",
+    "MemoryReader",
+    "MemoryStream",
+    "fold",
+    "fold_table",
+]
+
+SESSION = "session"
+TOPIC = "messages"
+
+
+class Crash:
+    """The type of `CRASH`."""
+
+    def __repr__(self) -> str:
+        return "CRASH"
+
+
+CRASH: Final = Crash()
+"""In a list of messages: the process ends here, and another one goes on."""
+
+
+class Folded(Struct, kw_only=True):
+    """What a machine made of its messages."""
+
+    records: list[Any]
+    """What the machine gave, in order: its own Structs; dicts for the stock machine."""
+    rows: list[dict[str, Any]]
+    """The same as rows of the records table, with topic, offset, index, session and so on."""
+    states: dict[str, Any]
+    """By session: the machine's own state; `{"rows": [...]}` for the stock machine."""
+    findings: list[Finding]
+    headless: int
+    """Messages before their session's first snapshot: they have no effect."""
+
+    @property
+    def state(self) -> Any:
+        """The state of the only session; None if nothing began it."""
+        if len(self.states) > 1:
+            raise ValueError(f"there are several sessions, ask `states`: {', '.join(self.states)}")
+        return next(iter(self.states.values()), None)
+
+
+def fold(
+    machine: type[Machine[Any, Any, Any]],
+    messages: Iterable[Any],
+    *,
+    tier: Tier = "strict",
+    sequence: str | None = None,
+    on_poison: OnPoison = "quarantine",
+) -> Folded:
+    """Run a machine of yours over messages, in order."""
+    stream = Stream(
+        name="test",
+        topics=TOPIC,
+        machine=f"test:{machine.__name__}",
+        tier=tier,
+        sequence=sequence,
+        on_poison=on_poison,
+        output=Output(path="memory"),
+    )
+    runner = UserMachine(stream.machine, machine, sequence)
+    world = MemoryStream(stream, lambda: UserMachine(stream.machine, machine, sequence))
+    findings, headless = _feed(world, messages)
+    rows = world.rows()
+    names = {f.encode_name: f.name for f in msgspec.structs.fields(runner.record)}
+    return Folded(
+        records=[runner.record(**{name: row[column] for column, name in names.items()}) for row in rows],
+        rows=rows,
+        states={name: runner.load(*saved) for name, saved in _saved(world).items()},
+        findings=findings,
+        headless=headless,
+    )
+
+
+def fold_table(
+    messages: Iterable[Any],
+    *,
+    key: Sequence[str],
+    columns: Mapping[str, str],
+    before: bool = False,
+    tier: Tier = "strict",
+    sequence: str | None = None,
+    on_poison: OnPoison = "quarantine",
+) -> Folded:
+    """Run the stock machine over messages, in order."""
+    stream = parse_stream(
+        "test",
+        {
+            "topics": TOPIC,
+            "machine": "table",
+            "tier": tier,
+            "on_poison": on_poison,
+            "table": {"key": list(key), "columns": dict(columns), "before": before},
+            "output": {"path": "memory"},
+            **({"sequence": sequence} if sequence else {}),
+        },
+        "fold_table",
+    )
+    world, runner = MemoryStream(stream, stream.table_machine), stream.table_machine()
+    findings, headless = _feed(world, messages)
+    rows = world.rows()
+    return Folded(
+        records=[{name: row[name] for name in runner.columns} for row in rows],
+        rows=rows,
+        states={name: runner.show(runner.load(*saved)) for name, saved in _saved(world).items()},
+        findings=findings,
+        headless=headless,
+    )
+
+
+class MemoryStream:
+    """A stream whose whole outside world is in memory: produce, run, look. `machine` makes its machine."""
+
+    def __init__(self, stream: Stream, machine: Callable[[], Runner]) -> None:
+        self.stream, self.machine = stream, machine
+        self.kafka = MemoryKafka()
+        self.reader = MemoryReader(self.kafka)
+        self.files = MemoryFiles(machine().columns)
+        self.ledger = MemoryLedger(self.files.read)
+        self.clock = MemoryClock()
+        self._attempts = count()
+
+    def folding(self, runner: Runner | None = None) -> Folding:
+        """One run, as a process of its own would make it: with a machine of its own."""
+        runner = runner or self.machine()
+        world = World(
+            log=self.kafka,
+            reader=self.reader,
+            ledger=self.ledger,
+            records=self.files,
+            clock=self.clock,
+            task=lambda works: self._task(works, runner),
+            new_attempt=lambda: f"a{next(self._attempts)}",
+        )
+        return Folding(self.stream, runner, world)
+
+    def run(self, messages_max: int = 1_000_000, until: Until | None = None) -> Outcome:
+        """Fold until caught up."""
+        return self.folding().run(messages_max, until)
+
+    def _task(self, works: dict[Partition, Work], runner: Runner) -> Task:
+        kit = Kit(
+            runner=runner,
+            tier=self.stream.tier,
+            on_poison=self.stream.on_poison,
+            session_field=self.stream.session_field is not None,
+            records=self.files,
+            state=self.files,
+            digests=MemoryDigests,
+            peak_memory_bytes=lambda: 0,
+        )
+        return lambda partition, stretches: run_task(works[partition], stretches, kit)
+
+    def rows(self, partition: Partition | None = None) -> list[dict[str, Any]]:
+        """The committed records, in the order in which they were committed."""
+        rows = [row for file in self.ledger.active() for row in self.files.read(file).rows]
+        place = partition and (partition.topic, partition.number)
+        return [row for row in rows if place in (None, (row["topic"], row["partition"]))]
+
+    def accounts(self) -> dict[Partition, Account]:
+        """What the ledger knows of each partition."""
+        head = self.ledger.head(self.stream.name)
+        return {} if head is None else {Partition.parse(p): a for p, a in head.ledger.partitions.items()}
+
+    def sessions(self, partition: Partition) -> dict[str, Session]:
+        """The committed sessions of a partition, their state still as bytes."""
+        return self.files.everything(self.accounts()[partition].state)
+
+
+def _feed(world: MemoryStream, messages: Iterable[Any]) -> tuple[list[Finding], int]:
+    """Produce what comes before each crash and run; the findings, and how many were headless."""
+    world.kafka.create(TOPIC)
+    findings: list[Finding] = []
+    headless = 0
+    for part in _parts(messages):
+        for message in part:
+            session, value = message if isinstance(message, tuple) else (SESSION, message)
+            world.kafka.produce(TOPIC, session, _bytes(value))
+        outcome = world.run()
+        findings += outcome.findings
+        headless += outcome.headless
+    return findings, headless
+
+
+def _parts(messages: Iterable[Any]) -> list[list[Any]]:
+    parts: list[list[Any]] = [[]]
+    for message in messages:
+        if message is CRASH:
+            parts.append([])
+        else:
+            parts[-1].append(message)
+    return parts
+
+
+def _bytes(message: Any) -> bytes | None:
+    return message if message is None or isinstance(message, bytes) else msgspec.json.encode(message)
+
+
+def _saved(world: MemoryStream) -> dict[str, tuple[bytes, int]]:
+    return {
+        name: (session.saved, session.version)
+        for name, session in world.sessions(Partition(TOPIC, 0)).items()
+        if session.saved is not None
+    }
