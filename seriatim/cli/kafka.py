@@ -78,7 +78,7 @@ def status(json: Json = False) -> None:
 
 def _show(broker: msgspec.Struct, *, json: bool) -> None:
     if json:
-        typer.echo(msgspec.json.encode(broker))
+        typer.echo(msgspec.json.encode(broker, enc_hook=str))
         return
     for field, value in msgspec.structs.asdict(broker).items():
         typer.echo(f"{field:<17} {value}")

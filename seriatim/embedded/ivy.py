@@ -9,6 +9,7 @@ Next room: jars.py decides what is fetched and keeps it.
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -199,7 +200,7 @@ def _size(file: Path) -> int:
 def _failure(log: str) -> PlatformError:
     """Ivy says much; what matters is which JARs it did not get, and its first own error."""
     lines = [line.strip() for line in log.splitlines()]
-    missing = [line.removeprefix(":: ").removesuffix(": not found") for line in lines if "not found" in line]
+    missing = sorted(set(re.findall(r"^\s*:: (\S+#\S+;[^\s:!]+)", log, re.MULTILINE)))
     errors = [line for line in lines if line.startswith(("Server access error", "ERROR", "Exception"))]
     return PlatformError(
         f"JARs could not be fetched: {', '.join(missing[:3]) or 'Ivy failed'}"

@@ -1,0 +1,5 @@
+"""`python -m seriatim` is `seriatim`."""
+
+from seriatim.cli import main
+
+main()

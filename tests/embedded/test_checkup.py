@@ -1,0 +1,116 @@
+"""The check-up: it sees what is missing, and what is missing decides the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from aiosmtpd.controller import Controller
+
+from seriatim.config import Settings
+from seriatim.embedded import checkup, jars
+from seriatim.embedded.broker import BrokerInfo
+from seriatim.embedded.checkup import Check
+
+
+def _look(name: str, settings: Settings) -> Check:
+    return next(check for check in checkup.checks(settings) if check.name == name)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """An empty machine; Spark is not started, for that takes seconds and has its own test."""
+    monkeypatch.setitem(checkup.LOOKS, "Spark", lambda _: "not looked at")
+    return Settings(home=tmp_path / "home", streams=tmp_path / "streams")
+
+
+def test_missing_jars_are_told_with_the_command(settings: Settings) -> None:
+    """An empty home has no JARs, and the fix is a command."""
+    check = _look("JARs of Spark", settings)
+    assert (check.good, check.required, check.fix) == (False, True, "seriatim jars fetch --group spark")
+
+
+def test_a_damaged_jar_is_seen(settings: Settings) -> None:
+    """Every file is hashed, whatever was remembered of it."""
+    folder = settings.home / "jars"
+    folder.mkdir(parents=True)
+    for jar in jars.of_group("spark"):
+        (folder / jar.file_name).write_bytes(b"no JAR")
+    assert "is damaged and 3 more" in _look("JARs of Spark", settings).found
+
+
+def test_no_broker_is_optional_a_configured_one_is_not(settings: Settings) -> None:
+    """Nobody must run the embedded broker; a server that was named must answer."""
+    assert not _look("Kafka", settings).required
+    named = Settings(home=settings.home, streams=settings.streams, kafka_bootstrap_servers="127.0.0.1:1")
+    check = _look("Kafka", named)
+    assert (check.good, check.required) == (False, True)
+
+
+def test_a_broker_that_answers_is_good(settings: Settings, broker: BrokerInfo) -> None:
+    """The address is shown."""
+    named = Settings(
+        home=settings.home, streams=settings.streams, kafka_bootstrap_servers=broker.bootstrap_servers
+    )
+    assert _look("Kafka", named) == Check("Kafka", True, True, broker.bootstrap_servers)
+
+
+def test_a_home_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """A file stands where the home should be."""
+    (tmp_path / "home").write_text("a file")
+    check = _look("home", Settings(home=tmp_path / "home", streams=tmp_path))
+    assert "is not writable" in check.found
+    assert check.fix == "set SERIATIM_HOME to a folder you may write to"
+
+
+def test_outputs_of_streams_are_tried(settings: Settings, tmp_path: Path) -> None:
+    """A stream whose output would lie below a file is told; one below a folder is good."""
+    settings.streams.mkdir()
+    stream = 'topics = "a"\nmachine = "table"\n[table]\nkey = ["id"]\ncolumns = {{ id = "string" }}\n'
+    stream += '[output]\npath = "{path}"\n'
+    (settings.streams / "good.toml").write_text(stream.format(path=tmp_path / "lake" / "good"))
+    assert _look("outputs", settings).found == "1 of 1 streams write to this machine"
+    (tmp_path / "file").write_text("")
+    (settings.streams / "bad.toml").write_text(stream.format(path=tmp_path / "file" / "bad"))
+    assert "is not writable" in _look("outputs", settings).found
+
+
+def test_a_mail_server_is_talked_to(settings: Settings, tmp_path: Path) -> None:
+    """A server that answers is good, a silent port is told, none at all is no harm."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    named = Settings(home=tmp_path, streams=tmp_path, smtp=address)
+    assert not _look("mail", settings).required
+    assert "does not answer" in _look("mail", named).found
+    server = Controller(object(), hostname="127.0.0.1", port=int(address.split(":")[1]))
+    server.start()
+    try:
+        assert _look("mail", named).good
+    finally:
+        server.stop()
+
+
+def test_doctor_exits_by_what_is_required(tmp_path: Path) -> None:
+    """With an empty home the table has a cross, and the exit code is 2; every line is JSON if asked."""
+    command = [sys.executable, "-m", "seriatim", "doctor", "--json"]
+    environ = os.environ | {"SERIATIM_HOME": str(tmp_path), "SERIATIM_STREAMS": str(tmp_path)}
+    run = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    checks = {check["name"]: check for check in map(json.loads, run.stdout.splitlines())}
+    assert run.returncode == 2
+    assert checks["Python"]["good"]
+    assert not checks["JARs of Kafka"]["good"]
+
+
+def test_doctor_is_content_with_a_machine_that_has_everything(tmp_path: Path) -> None:
+    """After make setup: Spark starts, nothing required is missing, exit 0."""
+    command = [sys.executable, "-m", "seriatim", "doctor"]
+    environ = os.environ | {"SERIATIM_STREAMS": str(tmp_path), "SERIATIM_SPARK_MASTER": "local[1]"}
+    run = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout
+    assert "✓ Spark          4.2.0 on local[1]" in run.stdout
