@@ -115,6 +115,7 @@ class Fold:
         self.counts = Counts()
         self._by_kind: Counter[str] = Counter()
         self._timestamps: Sequence[int] = ()
+        self._contradictions = runner.contradictions
 
     def stretch(self, stretch: Stretch) -> Folded:
         """Fold messages in order until the end or a halt; `consumed` says how many."""
@@ -130,8 +131,8 @@ class Fold:
         self.counts.messages += out.consumed
         self.counts.records += len(out.rows)
         self.counts.findings = dict(self._by_kind)
-        if self.runner.contradictions:
-            self.counts.findings["precondition"] = self.runner.contradictions
+        if contradictions := self.runner.contradictions - self._contradictions:
+            self.counts.findings["precondition"] = contradictions
         return out
 
     def _walk(self, stretch: Stretch, messages: list[Any], names: list[str | None], out: Folded) -> None:

@@ -35,6 +35,10 @@ class File(Struct, frozen=True):
     rows: int
     digest: str
     """XXH3-128 of the whole file."""
+    first: int = -1
+    """Record files: the lowest offset of its rows."""
+    last: int = -1
+    """Record files: the highest offset of its rows."""
 
 
 class Halt(Struct, frozen=True):
@@ -214,8 +218,12 @@ def without_held(entry: Entry, ledger: Ledger) -> Entry:
         account = ledger.account(change.partition)
         return account is not None and account.hold is not None
 
+    if entry.kind != "slice":
+        return entry
+    dropped = {str(change.partition) for change in entry.changes if held(change)}
     kept = tuple(change for change in entry.changes if not held(change))
-    return replace(entry, changes=kept) if entry.kind == "slice" else entry
+    told = tuple(finding for finding in entry.findings if finding.place not in dropped)
+    return replace(entry, changes=kept, findings=told)
 
 
 def apply(entry: Entry, ledger: Ledger) -> Ledger:

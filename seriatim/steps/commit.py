@@ -21,7 +21,8 @@ TRIES_MAX = 5
 
 def read_head(store: LedgerStore, stream: str) -> Head | None:
     """The ledger, checked against its witness: a ledger that went back or vanished is refused."""
-    head, witness = store.head(stream), store.witness()
+    witness = store.witness()  # first: whoever commits in between moves the ledger ahead of it, which is fine
+    head = store.head(stream)
     if witness is None:
         return head
     sequence, sha256 = witness
@@ -50,7 +51,7 @@ def start(store: LedgerStore, clock: Clock, stream: str, attempt: str, changes: 
     """Make the ledger by its entry 0. Whoever comes second takes the first one's."""
     entry = Entry(kind="start", attempt=attempt, changes=changes)
     try:
-        return commit(store, clock, Head(Ledger(stream=stream)), entry)
+        return commit(store, clock, Head(Ledger(stream=stream)), entry)[0]
     except FencedError:
         head = read_head(store, stream)
         if head is None:
@@ -58,11 +59,10 @@ def start(store: LedgerStore, clock: Clock, stream: str, attempt: str, changes: 
         return head
 
 
-def commit(store: LedgerStore, clock: Clock, head: Head, entry: Entry) -> Head:
-    """Put an entry on the ledger, by the rule above. Returns the head that has it."""
+def commit(store: LedgerStore, clock: Clock, head: Head, entry: Entry) -> tuple[Head, Entry]:
+    """Put an entry on the ledger, by the rule above. The head that has it, and the entry as committed."""
     for attempt in range(TRIES_MAX):
-        entry = _buildable(entry, head.ledger)
-        after, manifest = build(entry, head.ledger)
+        after, manifest = build(_buildable(entry, head), head.ledger)
         path, sha256 = store.put_manifest(after.sequence, encode(manifest))
         crash_point("manifest-written")
         try:
@@ -70,13 +70,13 @@ def commit(store: LedgerStore, clock: Clock, head: Head, entry: Entry) -> Head:
         except Conflict as conflict:
             found = store.head(entry_stream(head))
             if store.has(sha256, head.ledger.sequence):
-                return _settled(store, found or head)
+                return _settled(store, found or head), manifest.entry
             if found is not None:
                 head = found
             clock.sleep(0.05 * 2**attempt)
             trouble = conflict
             continue
-        return _settled(store, store.head(entry_stream(head)) or head)
+        return _settled(store, store.head(entry_stream(head)) or head), manifest.entry
     raise PlatformError(
         f"{head.ledger.stream}: the commit was refused {TRIES_MAX} times and nobody else's is there",
         cause=str(trouble)[:400],
@@ -97,16 +97,18 @@ def _settled(store: LedgerStore, head: Head) -> Head:
     return head
 
 
-def _buildable(entry: Entry, ledger: Ledger) -> Entry:
-    entry = without_held(entry, ledger)
+def _buildable(wanted: Entry, head: Head) -> Entry:
+    """The entry as this head takes it: without what is held, and telling what others did to the data."""
+    ledger = head.ledger
+    entry = without_held(wanted, ledger)
     broken = unmet(entry, ledger)
-    if broken or (entry.kind == "slice" and not entry.changes):
+    if broken or (wanted.changes and not entry.changes):
         raise FencedError(
             f"{ledger.stream}: another run moved the frontier while this one was folding",
             found="; ".join(broken[:5]) or "all its partitions are held",
             next="nothing was written by this run; run again to go on from where the other one is",
         )
-    return entry
+    return replace(entry, findings=(*entry.findings, *head.foreign))
 
 
 def build(entry: Entry, ledger: Ledger) -> tuple[Ledger, Manifest]:

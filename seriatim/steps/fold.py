@@ -177,9 +177,9 @@ class Folding:
         crash_point("slice-folded")
         entry, findings = self._entry(ranges, results, attempt)
         if entry.changes:
-            self._commit(entry, findings)
-            self._sweep(entry)
-            self._count(entry)
+            done = self._commit(entry, findings)
+            self._sweep(done)
+            self._count(done)
         return not self.begin_again
 
     def _fold(self, ranges: Ranges, source: Source, attempt: str) -> dict[Partition, Result]:
@@ -207,13 +207,12 @@ class Folding:
 
     def _work(self, partition: Partition, whole: OffsetRange, attempt: str) -> Work:
         account = self._account(partition)
-        ensure(
-            whole.start == account.frontier,
-            "a slice begins at the frontier",
-            partition=str(partition),
-            start=whole.start,
-            frontier=account.frontier,
-        )
+        if account.frontier != whole.start:
+            raise FencedError(
+                f"{self.stream.name}: another run moved the frontier while this one was folding",
+                found=f"{partition} is at offset {account.frontier}, not {whole.start}",
+                next="run again to go on from where the other one is",
+            )
         return Work(
             partition=partition,
             start=whole.start,
@@ -259,9 +258,8 @@ class Folding:
         )
         return Result(certificate=certificate, halt=finding, findings=[finding] if finding else [])
 
-    def _commit(self, entry: Entry, findings: list[Finding]) -> None:
-        """Steps 6 to 8. Findings count as told with the entry that carries them."""
-        findings = [*findings, *self.head.foreign]
+    def _commit(self, entry: Entry, findings: list[Finding]) -> Entry:
+        """Steps 6 to 8. Findings count as told with the entry that carries them. Returns it as committed."""
         entry = replace(
             entry,
             run=self.run_id,
@@ -270,8 +268,9 @@ class Folding:
             state_version=self.runner.state_version,
             findings=tuple(findings),
         )
-        self.head = commit(self.world.ledger, self.world.clock, self.head, entry)
-        self.outcome.findings += findings
+        self.head, done = commit(self.world.ledger, self.world.clock, self.head, entry)
+        self.outcome.findings += done.findings
+        return done
 
     def _sweep(self, entry: Entry) -> None:
         """Step 8: files of the same partition, epoch and start by other attempts are dead now."""
