@@ -28,11 +28,12 @@ setup: $(STAMP) ## .venv with the locked packages, and the JARs; does only what 
 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on PATH: install one, or make setup PYTHON=/path/to/python"; exit 2; }
-	@$(PYTHON) -m seriatim.embedded.java
+	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; command -v "$$java" >/dev/null || \
+		{ echo "no Java ($$java): install Java 17 or 21 first, or set JAVA_HOME to one"; exit 2; }
 	@rm -f .venv/.ready-*
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --require-hashes -r requirements-uv.lock
-	.venv/bin/uv pip install --compile-bytecode --require-hashes -r requirements.lock
+	.venv/bin/uv pip sync --compile-bytecode --require-hashes requirements-uv.lock requirements.lock
 	.venv/bin/uv pip install --quiet --offline --no-deps --no-build-isolation --editable .
 	@touch $@
 

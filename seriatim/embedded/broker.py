@@ -240,9 +240,12 @@ def _comes_up(folder: Path, process: psutil.Process, say: Say) -> bool:
     )
 
 
-def cluster_id(bootstrap_servers: str, timeout_seconds: float = 1.0) -> str | None:
+def cluster_id(
+    bootstrap_servers: str, timeout_seconds: float = 1.0, client_settings: Mapping[str, str] | None = None
+) -> str | None:
     """The id of the cluster at this address, by a real metadata request; None if none answers."""
-    client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    fixed = {"bootstrap.servers": bootstrap_servers, "log_level": 0}
+    client = AdminClient({**(client_settings or {}), **fixed})
     try:
         answer: str | None = client.list_topics(timeout=timeout_seconds).cluster_id
     except KafkaException:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from seriatim import config, streams
+from seriatim import client, config, streams
 from seriatim.config import Settings
 from seriatim.core.errors import ConfigError, PlatformError, SeriatimError
 from seriatim.embedded import broker, jars, java, traps
@@ -124,7 +124,7 @@ def _kafka(settings: Settings) -> str:
         if running is None:
             raise NotUsed("no server configured, the embedded broker is not running", "seriatim kafka start")
         servers = running.bootstrap_servers
-    if broker.cluster_id(servers, ANSWER_SECONDS) is None:
+    if broker.cluster_id(servers, ANSWER_SECONDS, client.read(settings.kafka_config)) is None:
         raise PlatformError(
             f"{servers} does not answer",
             next="start it, or correct SERIATIM_KAFKA_BOOTSTRAP_SERVERS and SERIATIM_KAFKA_CONFIG",

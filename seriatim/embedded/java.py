@@ -58,15 +58,3 @@ def _version_by_asking(java: Path) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{java} cannot be run: {error}", next=ADVICE) from None
     return asked.stderr + asked.stdout
-
-
-if __name__ == "__main__":
-    # The first thing `make setup` does, when nothing is installed yet, config.py's needs included.
-    import os
-    import sys
-
-    try:
-        find(os.environ)  # noqa: TID251
-    except ConfigError as error:
-        sys.stderr.write(error.render() + "\n")
-        sys.exit(error.exit_code)

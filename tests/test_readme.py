@@ -1,0 +1,72 @@
+"""The documents speak of what exists: every command they show can be typed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from seriatim.cli import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "CONTRIBUTING.md")
+
+
+def _shown(program: str) -> Iterator[tuple[str, str]]:
+    """Every command line of a program in a code block or between backticks, with its page."""
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        blocks = re.findall(r"```(?:console|bash|sh)?\n(.*?)```", text, re.DOTALL)
+        lines = [
+            line.removeprefix("$ ").split("#")[0].strip() for block in blocks for line in block.splitlines()
+        ]
+        for line in (*lines, *re.findall(r"`([^`\n]+)`", text)):
+            if line.startswith(f"{program} "):
+                yield page, line
+
+
+def _unknown_options(line: str) -> list[str]:
+    """Walk the words of a command line as far as they name commands; the options must be the last one's."""
+    command, words = typer.main.get_command(app), line.split()[1:]
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
+    if hasattr(command, "commands") and words and not words[0].startswith("-"):
+        return [words[0]]
+    known = {option for parameter in command.params for option in parameter.opts} | {"--help", "-h"}
+    return [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
+
+
+@pytest.mark.parametrize(("page", "line"), sorted(set(_shown("seriatim"))))
+def test_every_command_shown_exists(page: str, line: str) -> None:
+    """A reader who copies a line gets no `No such command` and no `No such option`."""
+    assert _unknown_options(line) == [], f"{page}: {line}"
+
+
+@pytest.mark.parametrize(("page", "line"), sorted(set(_shown("make"))))
+def test_every_target_shown_exists(page: str, line: str) -> None:
+    """The same for make."""
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert line.split()[1] in targets, f"{page}: {line}"
+
+
+def test_the_search_finds_commands() -> None:
+    """The pages do show commands: an empty list would prove nothing."""
+    assert len(list(_shown("seriatim"))) >= 5
+    assert len(list(_shown("make"))) >= 5
+
+
+@pytest.mark.parametrize("line", ["seriatim kafka fly", "seriatim nonsense", "seriatim kafka start --prot 1"])
+def test_a_wrong_command_is_seen(line: str) -> None:
+    """The check itself can fail."""
+    assert _unknown_options(line)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "docs/ARCHITECTURE.md", "docs/GLOSSARY.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    """Every relative link in a page names a file that is there."""
+    text = (ROOT / page).read_text()
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
