@@ -6,12 +6,15 @@ Next room: streams.py reads what users write about their streams; this one is ab
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from seriatim.core import crash
 from seriatim.core.errors import ConfigError
 
 PREFIX = "SERIATIM_"
@@ -64,6 +67,11 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def use_this_python() -> None:
+    """Make Spark's workers run the very Python that runs us: any other lacks our packages."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+
+
 def _from_file(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
@@ -87,3 +95,19 @@ def _path(kind: type, value: Any) -> Any:
 def _default_home(environ: dict[str, str]) -> str:
     cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
     return f"{cache}/seriatim"
+
+
+def arm_crash_point(wanted: str, *victims: int) -> None:
+    """For tests: kill `victims` and this process at a named crash point, given as NAME or NAME:HIT."""
+    if not wanted:
+        return
+    name, _, hit = wanted.partition(":")
+    left = [int(hit or 1)]
+
+    def pass_by(point: str) -> None:
+        left[0] -= point == name
+        if left[0] == 0:
+            for process in (*victims, os.getpid()):
+                os.kill(process, signal.SIGKILL)
+
+    crash.arm(pass_by)

@@ -181,10 +181,9 @@ class FoldTask:
         done = stretch if folded.consumed == len(stretch) else stretch.until(folded.consumed)
         self.digests.update(done)
         if folded.consumed:
-            self.first_timestamp = (
-                stretch.timestamps[0] if self.first_timestamp is None else self.first_timestamp
-            )
-            self.last_timestamp = stretch.timestamps[folded.consumed - 1]
+            if self.first_timestamp is None:
+                self.first_timestamp = int(stretch.timestamps[0])
+            self.last_timestamp = int(stretch.timestamps[folded.consumed - 1])
         try:
             self.writer.write(done, folded)
         except UnfitRecords as unfit:

@@ -1,0 +1,287 @@
+"""Delta: the ledger as commits on the records table, by compare-and-set; manifests and the witness.
+
+A commit is made on the same loaded table object that was checked, never reloaded in between; it carries
+the stream's app id and no retries: delta-rs would otherwise rebase a zombie's append and accept it.
+
+Next room: steps/commit.py decides what a refused commit means.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction
+from msgspec import MsgspecError
+from msgspec.structs import replace
+
+from seriatim.core.errors import ConfigError, IntegrityError, ensure
+from seriatim.core.integrity import Finding
+from seriatim.core.ledger import Change, Entry, File, Ledger, Manifest, decode
+from seriatim.disk import write_file
+from seriatim.ports import Conflict, Head
+
+KEY = "seriatim"
+TABLE_SETTINGS = {
+    "delta.logRetentionDuration": "interval 3650 days",
+    "delta.enableExpiredLogCleanup": "false",
+}
+"""The log outlives any audit."""
+
+
+class DeltaLedger:
+    """The ledger of one stream, below its output path. Without a schema it can only be read."""
+
+    def __init__(
+        self, root: Path, schema: pa.Schema | None = None, partition_by: tuple[str, ...] = ()
+    ) -> None:
+        self.root, self.schema, self.partition_by = root, schema, partition_by
+        self.table_path = root / "records"
+
+    def head(self, stream: str) -> Head | None:
+        """The last entry, and what others committed after it."""
+        table = self._table(stream)
+        if table is None:
+            return None
+        mark, foreign = self._last_entry(stream, table)
+        manifest = self._manifest(stream, mark)
+        if manifest.ledger.stream != stream:
+            other = manifest.ledger.stream
+            raise ConfigError(
+                f"{stream}: its output path holds stream {other!r}", next="give each stream its own path"
+            )
+        self._refuse_other_schema(stream, table)
+        return Head(replace(manifest.ledger, sha256=mark["sha256"]), table, foreign)
+
+    def at(self, stream: str, sequence: int) -> Ledger:
+        """The ledger as of an earlier entry."""
+        return self._manifest(stream, self._mark_of(stream, sequence)).ledger
+
+    def delta_version(self, stream: str, sequence: int) -> int:
+        """The Delta version that entry `sequence` made."""
+        return int(self._mark_of(stream, sequence)["version"])
+
+    def put_manifest(self, sequence: int, content: bytes) -> tuple[str, str]:
+        """Store a manifest under its own hash."""
+        packed = pa.compress(content, codec="zstd", asbytes=True)
+        sha256 = hashlib.sha256(packed).hexdigest()
+        path = f"manifests/{sequence:010d}-{sha256}.json.zst"
+        write_file(self.root / path, packed)
+        return path, sha256
+
+    def compare_and_set(self, head: Head | None, entry: Entry, manifest: str, sha256: str) -> None:
+        """One Delta commit on exactly `head`'s table object, or `Conflict`."""
+        mark = {
+            "sequence": entry.sequence,
+            "previous": entry.previous,
+            "manifest": manifest,
+            "sha256": sha256,
+        }
+        properties = CommitProperties(
+            custom_metadata={KEY: mark},
+            max_commit_retries=0,
+            app_transactions=[Transaction("seriatim", entry.sequence)],
+        )
+        try:
+            if head is None:
+                self._create(properties)
+            else:
+                self._append(head.token, entry, properties)
+        except (DeltaError, OSError) as error:
+            raise Conflict(str(error)) from error
+
+    def has(self, sha256: str, after: int) -> bool:
+        """Whether an entry later than sequence `after` names this manifest."""
+        if not DeltaTable.is_deltatable(str(self.table_path)):
+            return False
+        for commit in DeltaTable(self.table_path).history():
+            mark = commit.get(KEY)
+            if mark and mark["sha256"] == sha256:
+                return True
+            if mark and mark["sequence"] <= after:
+                return False
+        return False
+
+    def witness(self) -> tuple[int, str] | None:
+        """The last entry that head.json has seen."""
+        try:
+            seen = json.loads((self.root / "head.json").read_bytes())
+            return int(seen["sequence"]), str(seen["sha256"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            raise IntegrityError(
+                f"{self.root.name}: head.json cannot be read",
+                cause="it was changed by somebody else: it is always replaced as a whole",
+                next=f"restore {self.root / 'head.json'} from a backup, or move it away after looking at the ledger",
+            ) from None
+
+    def put_witness(self, sequence: int, sha256: str) -> None:
+        """Note the last entry beside the table."""
+        write_file(self.root / "head.json", json.dumps({"sequence": sequence, "sha256": sha256}).encode())
+
+    def _create(self, properties: CommitProperties) -> None:
+        ensure(self.schema is not None, "a ledger is made with a schema")
+        assert self.schema is not None
+        DeltaTable.create(
+            self.table_path,
+            schema=self.schema,
+            mode="error",
+            partition_by=list(self.partition_by) or None,
+            configuration=TABLE_SETTINGS,
+            commit_properties=properties,
+        )
+
+    def _append(self, table: DeltaTable, entry: Entry, properties: CommitProperties) -> None:
+        ensure(not entry.removed, "this version replaces no record files", kind=entry.kind)
+        adds = [self._add(change, file) for change in entry.changes for file in change.records]
+        table.create_write_transaction(
+            adds,
+            "append",
+            table.schema(),
+            partition_by=list(self.partition_by) or None,
+            commit_properties=properties,
+        )
+
+    def _add(self, change: Change, file: File) -> AddAction:
+        full = self.root / file.path
+        ensure(
+            full.is_file() and full.stat().st_size == file.bytes,
+            "a file is there before it is named",
+            path=file.path,
+        )
+        partition = {"topic": change.partition.topic, "partition": str(change.partition.number)}
+        stats = {
+            "numRecords": file.rows,
+            "minValues": {"offset": file.first},
+            "maxValues": {"offset": file.last},
+        }
+        return AddAction(
+            path=file.path.removeprefix("records/"),
+            size=file.bytes,
+            partition_values={name: partition[name] for name in self.partition_by},
+            modification_time=int(time.time() * 1000),
+            data_change=True,
+            stats=json.dumps(stats),
+        )
+
+    def _table(self, stream: str) -> DeltaTable | None:
+        if not DeltaTable.is_deltatable(str(self.table_path)):
+            return None
+        try:
+            return DeltaTable(self.table_path)
+        except DeltaError as error:
+            raise _unreadable(stream, str(error)) from error
+
+    def _last_entry(self, stream: str, table: DeltaTable) -> tuple[dict[str, Any], list[Finding]]:
+        """The newest commit of ours, and findings for data changed by commits of others after it."""
+        foreign: list[Finding] = []
+        for commit in _history(table):
+            if KEY in commit:
+                return {**commit[KEY], "version": commit["version"]}, foreign
+            if self._changed_data(commit["version"]):
+                foreign.append(_foreign(commit))
+        raise ConfigError(
+            f"{stream}: {self.table_path} is a Delta table that Seriatim did not make",
+            next="give the stream an output path of its own",
+        )
+
+    def _changed_data(self, version: int) -> bool:
+        """Whether a commit added or removed rows; rewriting files alone (OPTIMIZE) does not count."""
+        log = self.table_path / "_delta_log" / f"{version:020d}.json"
+        actions = [json.loads(line) for line in log.read_text().splitlines() if line.strip()]
+        files = [action.get("add") or action.get("remove") for action in actions]
+        return any(file.get("dataChange") for file in files if file)
+
+    def _mark_of(self, stream: str, sequence: int) -> dict[str, Any]:
+        table = self._table(stream)
+        if table is not None and sequence >= 0:
+            for commit in _history(table):
+                mark = commit.get(KEY)
+                if mark and mark["sequence"] == sequence:
+                    return {**mark, "version": commit["version"]}
+                if mark and mark["sequence"] < sequence:
+                    break
+        raise ConfigError(
+            f"{stream}: there is no ledger entry {sequence}",
+            next=f"`seriatim status {stream}` shows the last",
+        )
+
+    def _manifest(self, stream: str, mark: dict[str, Any]) -> Manifest:
+        """A manifest, proved by its hash."""
+        path, sha256 = mark["manifest"], mark["sha256"]
+        try:
+            packed = (self.root / path).read_bytes()
+        except OSError as error:
+            raise _unreadable(stream, f"manifest {path}: {error.strerror}") from None
+        if hashlib.sha256(packed).hexdigest() != sha256:
+            raise _unreadable(
+                stream, f"manifest {path} is not what entry {mark['sequence']} names: its hash differs"
+            )
+        try:
+            manifest = decode(pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read())
+        except MsgspecError as error:
+            raise _unreadable(stream, f"manifest {path}: {error}") from error
+        if manifest.entry.sequence != mark["sequence"]:
+            raise _unreadable(
+                stream, f"manifest {path} is of entry {manifest.entry.sequence}, not {mark['sequence']}"
+            )
+        return manifest
+
+    def _refuse_other_schema(self, stream: str, table: DeltaTable) -> None:
+        if self.schema is None:
+            return
+        found = {column.name: str(column.type) for column in pa.schema(table.schema().to_arrow())}
+        wanted = {column.name: str(column.type) for column in self.schema}
+        if table.metadata().partition_columns != list(self.partition_by):
+            raise ConfigError(
+                f"{stream}: the records are partitioned by {table.metadata().partition_columns}, "
+                f"the stream file says {list(self.partition_by)}",
+                next="set output.partition_by back, or give the stream a new output path",
+            )
+        for name in dict.fromkeys([*wanted, *found]):
+            if _plain(found.get(name)) != _plain(wanted.get(name)):
+                raise ConfigError(
+                    f"{stream}: column {name!r} is {found.get(name, 'not there')} in the records table, "
+                    f"{wanted.get(name, 'not there')} by the stream file and its machine",
+                    next="set the columns back, or give the stream a new output path",
+                )
+
+
+def _plain(kind: str | None) -> str | None:
+    """Arrow types as Delta tells them: sizes of offsets and units of time aside."""
+    return (
+        None if kind is None else kind.replace("large_", "").replace("_view", "").replace("element", "item")
+    )
+
+
+def _history(table: DeltaTable) -> Iterable[dict[str, Any]]:
+    """Commits, newest first: a few, then all."""
+    first = table.history(16)
+    yield from first
+    if len(first) == 16:
+        yield from table.history()[16:]
+
+
+def _foreign(commit: dict[str, Any]) -> Finding:
+    return Finding(
+        finding="foreign",
+        found=f"Delta version {commit['version']}, {commit.get('operation', 'an operation')}",
+        expected="no commits but Seriatim's on the records table",
+        cause=f"made by {commit.get('engineInfo') or commit.get('clientVersion') or 'somebody else'}",
+    )
+
+
+def _unreadable(stream: str, what: str) -> IntegrityError:
+    return IntegrityError(
+        f"{stream}: the ledger cannot be read",
+        cause=what[:400],
+        next="restore records/_delta_log and manifests/ from a backup; nothing starts again from 0 by itself",
+    )

@@ -1,0 +1,93 @@
+"""`seriatim run` and `seriatim plan`: fold a stream until caught up, or see what that would do.
+
+Next room: steps/fold.py does it; cli/show.py tells what was done.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from seriatim import config
+from seriatim.cli import app, say
+from seriatim.core.errors import ConfigError
+from seriatim.core.offsets import Partition
+
+StreamName = Annotated[
+    str, typer.Argument(metavar="STREAM", help="A name in streams/, or a path to a TOML file.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+@app.command()
+def run(
+    stream: StreamName,
+    messages_max: Annotated[
+        int | None, typer.Option(min=1, help="Messages in one slice, at most. Default: the stream file's.")
+    ] = None,
+    until_offsets: Annotated[
+        str,
+        typer.Option(
+            metavar="JSON", help='Stop there: {"topic": {"0": 1200}}. Other partitions are not read.'
+        ),
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Fold a stream from its frontier to the log ends of now, slice by slice.
+
+    Can be killed anywhere and run again. Exit codes: 0 done, 2 bad configuration, 3 new integrity finding,
+    4 platform trouble (retry), 5 another run moved the frontier.
+
+    Example: seriatim run demo --messages-max 500000
+    """
+    from seriatim import streams, wiring
+    from seriatim.cli import show
+    from seriatim.steps.fold import Folding
+
+    settings = config.load()
+    file = streams.load(stream, settings.streams)
+    runner = streams.runner(file)
+    until = _until(until_offsets) if until_offsets else None
+    config.arm_crash_point(settings.crash_point)
+    spark, progress = wiring.LazySpark(file, settings, say), show.Progress(file.stream.name)
+    try:
+        folding = Folding(file.stream, runner, wiring.world(file, settings, spark), progress=progress)
+        outcome = folding.run(messages_max or file.stream.slice.messages_max, until)
+    finally:
+        progress.close()
+        spark.stop()
+    show.outcome(file.stream.name, outcome, json=json)
+
+
+@app.command()
+def plan(stream: StreamName, json: Json = False) -> None:
+    """Show what the next run would do: ranges per partition, new topics, what waits. Commits nothing.
+
+    Example: seriatim plan demo
+    """
+    from seriatim import streams, wiring
+    from seriatim.cli import show
+    from seriatim.steps.plan import plan as make
+
+    settings = config.load()
+    file = streams.load(stream, settings.streams)
+    ledger, made = make(file.stream, wiring.log(file, settings), wiring.ledger(file))
+    show.plan(file.stream, ledger, made, json=json)
+
+
+def _until(text: str) -> dict[Partition, int]:
+    """`{"topic": {"0": 1200}}` as a person writes it."""
+    import msgspec
+
+    try:
+        given = msgspec.json.decode(text.encode(), type=dict[str, dict[str, int]])
+        return {
+            Partition.parse(f"{topic}/{p}"): end for topic, ends in given.items() for p, end in ends.items()
+        }
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            f"--until-offsets: {error}",
+            allowed='{"topic": {"0": 1200}}',
+            next="give offsets by topic and partition",
+        ) from None

@@ -1,0 +1,95 @@
+"""Kafka client settings: one file of the user's, in the names of librdkafka, for both dialects we speak.
+
+`SERIATIM_KAFKA_CONFIG` names a file of KEY=VALUE lines. Only the keys below are taken: nothing that
+loads a class, runs a command or fetches an address may come in this way. Secrets stay out of command
+lines and logs: the file should be readable by its owner alone.
+
+Next room: adapters/kafka.py and adapters/spark.py use what is made here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+
+from seriatim.core.errors import ConfigError
+
+ALLOWED = (
+    "security.protocol",
+    "sasl.mechanism",
+    "sasl.username",
+    "sasl.password",
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.key.location",
+    "ssl.key.password",
+    "ssl.endpoint.identification.algorithm",
+    "client.id",
+)
+LOGIN_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+
+
+def read(path: Path | None) -> dict[str, str]:
+    """The user's client settings, checked; none if there is no file."""
+    if path is None:
+        return {}
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise ConfigError(
+            f"kafka_config: {path}: {error.strerror}", next="fix SERIATIM_KAFKA_CONFIG"
+        ) from None
+    settings: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if text and not text.startswith("#"):
+            key, equals, value = (part.strip() for part in text.partition("="))
+            if not equals or key not in ALLOWED:
+                raise _refused(path, number, key)
+            settings[key] = value
+    return settings
+
+
+def for_java(settings: Mapping[str, str]) -> dict[str, str]:
+    """The same settings as Java clients name them."""
+    same = ("bootstrap.servers", "security.protocol", "sasl.mechanism", "client.id", "isolation.level")
+    java = {key: settings[key] for key in (*same, "ssl.endpoint.identification.algorithm") if key in settings}
+    if "sasl.username" in settings:
+        java["sasl.jaas.config"] = _login(settings)
+    if "ssl.ca.location" in settings:
+        java |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": settings["ssl.ca.location"]}
+    if "ssl.certificate.location" in settings:
+        java["ssl.keystore.type"] = "PEM"
+        java["ssl.keystore.certificate.chain"] = Path(settings["ssl.certificate.location"]).read_text()
+        java["ssl.keystore.key"] = Path(settings["ssl.key.location"]).read_text()
+    if "ssl.key.password" in settings:
+        java["ssl.key.password"] = settings["ssl.key.password"]
+    return java
+
+
+def _login(settings: Mapping[str, str]) -> str:
+    mechanism = settings.get("sasl.mechanism", "PLAIN")
+    if mechanism not in LOGIN_MODULES:
+        raise ConfigError(f"sasl.mechanism {mechanism!r} is not supported", allowed=", ".join(LOGIN_MODULES))
+    user, password = (_quoted(settings.get(key, "")) for key in ("sasl.username", "sasl.password"))
+    return f"{LOGIN_MODULES[mechanism]} required username={user} password={password};"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _refused(path: Path, number: int, key: str) -> ConfigError:
+    close = difflib.get_close_matches(key, ALLOWED, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return ConfigError(
+        f"{path.name}:{number}: {key or 'an empty key'} is not a setting we take{hint}",
+        allowed=", ".join(ALLOWED),
+        next=f"fix {path}",
+    )

@@ -1,0 +1,188 @@
+"""Wiring: joins the steps to the real adapters. An edge, used by the command line and spark_apps.
+
+Heavy imports are inside the functions: `seriatim --help` and DAG files must not pay for them.
+
+Next room: cli/run.py.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from seriatim import client, config, streams
+from seriatim.config import Settings
+from seriatim.core.errors import ConfigError
+from seriatim.core.offsets import Partition
+from seriatim.streams import StreamFile
+
+Say = Callable[[str], None]
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from seriatim.adapters.delta import DeltaLedger
+    from seriatim.adapters.kafka import KafkaLog
+    from seriatim.adapters.spark import SparkReader
+    from seriatim.core.slice import Ranges
+    from seriatim.ports import OnSlice, Source
+    from seriatim.steps.fold import World
+    from seriatim.steps.task import Kit, Work
+
+
+class FoldTask(Struct):
+    """Step 4 where the messages are: pickled to the worker, where it loads the machine."""
+
+    file: StreamFile
+    works: dict[Partition, Any]
+    crash_point: str = ""
+    driver: int = 0
+    """The driver's process, which a crash point takes along."""
+
+    def __call__(self, partition: Partition, batches: Iterable[pa.RecordBatch]) -> bytes:
+        """Fold one partition's batches."""
+        import gc
+
+        from pyspark import TaskContext
+
+        from seriatim.adapters.parquet import stretches
+        from seriatim.steps.task import run_task
+
+        config.arm_crash_point(self.crash_point, self.driver)
+        context = TaskContext.get()
+        number = context.taskAttemptId() if context else 0
+        work: Work = self.works[partition]
+        work = replace(work, attempt=f"{work.attempt}-{number}")
+        gc.disable()
+        try:
+            return run_task(work, stretches(batches), kit(self.file))
+        finally:
+            gc.enable()
+
+
+def kit(file: StreamFile) -> Kit:
+    """What a task works with, for one stream."""
+    from seriatim.adapters.parquet import ArrowDigests, ParquetRecords, ParquetState
+    from seriatim.steps.task import Kit
+
+    stream, runner = file.stream, streams.runner(file)
+    root = Path(stream.output.path)
+    return Kit(
+        runner=runner,
+        tier=stream.tier,
+        on_poison=stream.on_poison,
+        session_field=stream.session_field is not None,
+        records=ParquetRecords(root, runner.columns, stream.output.compression, stream.output.partition_by),
+        state=ParquetState(root, stream.output.compression),
+        digests=ArrowDigests,
+        peak_memory_bytes=_peak_memory_bytes,
+    )
+
+
+class LazySpark:
+    """Kafka through Spark, started when there is something to read: an idle run costs no Spark."""
+
+    def __init__(self, file: StreamFile, settings: Settings, say: Say) -> None:
+        self.file, self.settings, self.say = file, settings, say
+        self.spark: Any = None
+
+    def _reader(self) -> SparkReader:
+        from seriatim.adapters.spark import SparkReader
+
+        stream = self.file.stream
+        kafka = {**kafka_client(self.settings), "isolation.level": stream.isolation}
+        if self.spark is None:
+            self.spark = spark_session(stream.name, self.settings, self.say)
+        return SparkReader(self.spark, client.for_java(kafka))
+
+    def follow(self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice) -> None:
+        """From `starts` to the log ends of now."""
+        self._reader().follow(starts, messages_max, on_slice)
+
+    def exactly(self, ranges: Ranges) -> Source:
+        """These ranges and no others."""
+        return self._reader().exactly(ranges)  # type: ignore[return-value]  # its tasks take Arrow
+
+    def stop(self) -> None:
+        """End Spark, if it was started."""
+        if self.spark is not None:
+            self.spark.stop()
+
+
+def world(file: StreamFile, settings: Settings, reader: LazySpark) -> World:
+    """Everything outside that a fold touches, for real."""
+    from seriatim.adapters.clock import WallClock
+    from seriatim.adapters.parquet import ParquetRecords
+    from seriatim.steps.fold import World
+
+    stream, runner = file.stream, streams.runner(file)
+    root = Path(stream.output.path)
+    return World(
+        log=log(file, settings),
+        reader=reader,
+        ledger=ledger(file, with_schema=True),
+        records=ParquetRecords(root, runner.columns, stream.output.compression, stream.output.partition_by),
+        clock=WallClock(),
+        task=lambda works: FoldTask(file, works, settings.crash_point, os.getpid()),  # type: ignore[arg-type, return-value]
+        new_attempt=lambda: uuid.uuid4().hex[:12],
+    )
+
+
+def log(file: StreamFile, settings: Settings) -> KafkaLog:
+    """Kafka, as discovery sees it."""
+    from seriatim.adapters.kafka import KafkaLog
+
+    return KafkaLog(kafka_client(settings), file.stream.isolation)
+
+
+def ledger(file: StreamFile, *, with_schema: bool = False) -> DeltaLedger:
+    """The stream's ledger; with the machine's schema where it may be written to."""
+    from seriatim.adapters.delta import DeltaLedger
+    from seriatim.adapters.parquet import record_schema
+
+    stream = file.stream
+    schema = record_schema(streams.runner(file).columns) if with_schema else None
+    return DeltaLedger(Path(stream.output.path), schema, stream.output.partition_by)
+
+
+def spark_session(name: str, settings: Settings, say: Say, more: Mapping[str, str] | None = None) -> Any:
+    """A Spark session with our JARs, after a look at the traps."""
+    from importlib.resources import files
+
+    from seriatim.adapters.spark import session
+    from seriatim.embedded import jars, traps
+
+    traps.refuse(config.environment())
+    config.use_this_python()
+    log_settings = Path(str(files("seriatim") / "log4j2.properties"))
+    found = jars.ensure("spark", settings, say)
+    return session(name, settings.spark_master, settings.spark_driver_memory, found, log_settings, more or {})
+
+
+def kafka_client(settings: Settings) -> dict[str, str]:
+    """Client settings: the servers given, or the embedded broker of this home."""
+    servers = settings.kafka_bootstrap_servers or _embedded_servers(settings)
+    return {**client.read(settings.kafka_config), "bootstrap.servers": servers}
+
+
+def _embedded_servers(settings: Settings) -> str:
+    from seriatim.embedded import broker
+
+    found = broker.status(settings.home)
+    if found is None:
+        raise ConfigError(
+            "no Kafka broker is named, and the embedded one does not run",
+            next="set SERIATIM_KAFKA_BOOTSTRAP_SERVERS, or `seriatim kafka start`",
+        )
+    return found.bootstrap_servers
+
+
+def _peak_memory_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
