@@ -1,0 +1,215 @@
+"""One seed's world: producers, topics that come and go, runs that crash, overlap and come back late.
+
+Everything is drawn from one `Random`. A disturbance happens at a point that the real steps pass: a named
+crash point, or a call of the ledger. It ends the process, lets another whole run in between (so that the
+first one becomes a zombie), loses the answer of a commit, or changes Kafka under the reader.
+
+Next room: test_sim.py compares the outcome with straight.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from seriatim.core.crash import arm
+from seriatim.core.errors import FencedError, PlatformError
+from seriatim.core.machine import Runner, UserMachine
+from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.slice import Ranges
+from seriatim.testing import MemoryStream
+from tests.sim.producer import Producer, Sent, TallyMachine, draw_stream
+
+
+class SimCrash(BaseException):
+    """The process ends here. No `except Exception` may save it."""
+
+
+class Chaos:
+    """The world of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.stream = draw_stream(self.random)
+        self.world = MemoryStream(self.stream, self.machine)
+        self.world.reader.slicing = self._slicing
+        self.world.reader.cuts = self._cuts
+        self.world.reader.tasks = lambda ranges: self.random.sample(sorted(ranges), len(ranges))
+        self.world.ledger.on_call = lambda name: self._passed(f"ledger: {name}")
+        self.producer = Producer(self.random, self.stream)
+        self.history: dict[tuple[str, Partition], list[Sent]] = {}
+        """What was ever sent, by topic id: outlives retention and deletion."""
+        self.closed: set[Partition] = set()
+        """Partitions to which nothing is sent any more."""
+        self.calm = True
+        self.depth = 0
+        self.crash_rate = self.random.choice((0.0, 0.02, 0.05))
+        self.visit_rate = self.random.choice((0.0, 0.01, 0.03))
+        self.change_rate = self.random.choice((0.0, 0.01, 0.03))
+        self.topic_faults = self.random.random() < 0.3
+        self.loses = self.random.random() < 0.15
+        self.runners: dict[int, Runner] = {}
+        self.points: set[str] = set()
+
+    def machine(self) -> Runner:
+        """A machine as a new process has it."""
+        if self.stream.machine == "table":
+            return self.stream.table_machine()
+        return UserMachine(self.stream.machine, TallyMachine, self.stream.sequence)
+
+    def live(self) -> None:
+        """A few rounds of sending and running, then calm, and runs until nothing is left."""
+        self._topic()
+        for _ in range(self.random.randrange(2, 6)):
+            self._send(self.random.randrange(60))
+            self._change_topics()
+            self._try()
+        arm(None)
+        self.calm = True
+        self.world.ledger.answers_lost = self.world.ledger.refusals = 0
+        self.world.reader.failures.clear()
+        for _ in range(3):
+            self.run()
+
+    def run(self) -> None:
+        """One process from start to end."""
+        runner = self.runners.get(self.depth) or self.runners.setdefault(self.depth, self.machine())
+        self.world.folding(runner).run(self.random.choice((3, 20, 1000)))
+
+    def _try(self) -> None:
+        """Run under disturbances, as a scheduler would: again after a crash, a few times."""
+        arm(self._passed)
+        self.calm = False
+        for _ in range(self.random.randrange(1, 5)):
+            try:
+                self.run()
+                break
+            except (SimCrash, FencedError):
+                continue
+            except PlatformError:
+                self.world.ledger.refusals = 0
+        self.calm = True
+        arm(None)
+
+    def _passed(self, point: str) -> None:
+        """A point of the real code: mostly nothing happens."""
+        self.points.add(point)
+        if self.calm:
+            return
+        drawn = self.random.random()
+        if drawn < self.crash_rate:
+            raise SimCrash(point)
+        if drawn < self.crash_rate + self.visit_rate and self.depth < 2:
+            self._visit()
+        elif drawn > 1 - self.change_rate:
+            self._disturb()
+
+    def _visit(self) -> None:
+        """Another whole run in the middle of this one; it may crash too, by itself."""
+        self.depth += 1
+        try:
+            self.run()
+        except (SimCrash, FencedError, PlatformError):
+            pass
+        finally:
+            self.depth -= 1
+
+    def _disturb(self) -> None:
+        """Something around the run changes."""
+        deeds: list[Callable[[], None]] = [
+            lambda: self._send(self.random.randrange(10)),
+            self._topic,
+            self._lose_answer,
+            self._refuse,
+            self._break_reading,
+            self._change_topics,
+            self._foreign,
+        ]
+        self.random.choice(deeds)()
+
+    def _lose_answer(self) -> None:
+        self.world.ledger.answers_lost += 1
+
+    def _refuse(self) -> None:
+        self.world.ledger.refusals += self.random.choice((1, 2, 9))
+
+    def _break_reading(self) -> None:
+        self.world.reader.failures.append("the broker went away")
+
+    def _foreign(self) -> None:
+        if self.world.ledger.commits:
+            self.world.ledger.foreign_commit(self.random.choice(("", "a row was deleted")))
+
+    def _topic(self) -> None:
+        """A new topic, sometimes one whose beginning has expired already; at most three."""
+        kafka = self.world.kafka
+        name = f"in-{len(kafka.topics)}"
+        if len(kafka.topics) < 3 and name not in kafka.topics:
+            kafka.create(name, self.random.randrange(1, 4))
+            if self.random.random() < 0.2:
+                self._send(20, [Partition(name, 0)])
+                kafka.delete_records(Partition(name, 0), self.random.randrange(20))
+
+    def _partitions(self) -> list[Partition]:
+        return [p for p in self.world.kafka.bounds(".*") if p not in self.closed]
+
+    def _send(self, count: int, partitions: list[Partition] | None = None) -> None:
+        partitions = partitions or self._partitions()
+        for _ in range(count if partitions else 0):
+            partition = self.random.choice(partitions)
+            key, value, sent = self.producer.draw(partition)
+            topic = self.world.kafka.topics[partition.topic]
+            _, offset = self.world.kafka.produce(partition.topic, key, value, partition=partition.number)
+            history = self.history.setdefault((topic.id, partition), [])
+            assert offset == len(history)
+            history.append(sent)
+            if self.loses and partition not in self.closed and self.random.random() < 0.01:
+                self.world.reader.lost.add((partition, offset))
+
+    def _change_topics(self) -> None:
+        """In some seeds: partitions added, messages expired, topics deleted, made again, truncated."""
+        partitions = self._partitions()
+        if not partitions or self.random.random() < 0.5:
+            return
+        partition = self.random.choice(partitions)
+        if self.random.random() < 0.3:
+            if len(self.world.kafka.topics[partition.topic].messages) < 4:
+                self.world.kafka.add_partitions(partition.topic, 1)
+        elif self.topic_faults:
+            self.random.choice((self._expire, self._truncate, self._make_again))(partition)
+
+    def _expire(self, partition: Partition) -> None:
+        end = len(self.world.kafka.topics[partition.topic].messages[partition.number])
+        self.world.kafka.delete_records(partition, self.random.randint(0, end))
+
+    def _truncate(self, partition: Partition) -> None:
+        """Nothing is sent there afterwards: what grows over a lost end cannot be told apart."""
+        end = len(self.world.kafka.topics[partition.topic].messages[partition.number])
+        self.world.kafka.truncate(partition, self.random.randint(0, end))
+        self.closed.add(partition)
+
+    def _make_again(self, partition: Partition) -> None:
+        """Delete a topic; mostly it comes back, with messages of its own."""
+        topic = self.world.kafka.topics[partition.topic]
+        self.world.kafka.delete(partition.topic)
+        self.closed |= {Partition(partition.topic, number) for number in range(len(topic.messages))}
+        if self.random.random() < 0.7 or not self.world.ledger.commits:
+            self.world.kafka.create(partition.topic, len(topic.messages))
+            self._send(self.random.randrange(60), [partition])
+
+    def _slicing(self, ranges: Ranges, messages_max: int) -> list[Ranges]:
+        """Slices of any size, with any of the partitions; all is read in the end."""
+        slices, left = [], {p: whole for p, whole in ranges.items() if len(whole)}
+        while left:
+            piece: Ranges = {}
+            for partition in self.random.sample(sorted(left), self.random.randint(1, len(left))):
+                whole = left.pop(partition)
+                middle = min(whole.end, whole.start + self.random.randint(0, messages_max))
+                piece[partition] = whole.until(middle)
+                if middle < whole.end:
+                    left[partition] = OffsetRange(middle, whole.end)
+            slices.append(piece)
+        return slices
+
+    def _cuts(self, count: int) -> list[int]:
+        return [self.random.randint(0, count) for _ in range(self.random.choice((0, 0, 1, 4)))]

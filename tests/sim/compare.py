@@ -1,0 +1,215 @@
+"""What must hold after a seed, whatever happened in it: the committed world against the straight fold.
+
+Next room: straight.py is the oracle, chaos.py made the world.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from seriatim.core import ledger as ledgers
+from seriatim.core.fold import Session
+from seriatim.core.ledger import Account, Entry, Ledger
+from seriatim.core.message import Stretch
+from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.testing import MemoryDigests
+from tests.sim.chaos import Chaos
+from tests.sim.producer import COLUMNS
+from tests.sim.straight import Straight
+
+OWN = ("offset", "index", "session", "sequence")
+
+
+def compare(chaos: Chaos) -> None:
+    """All laws, for every partition that the ledger knows."""
+    entries = check_chain(chaos)
+    accounts = chaos.world.accounts()
+    assert set(accounts) >= set(chaos.world.kafka.bounds(chaos.stream.topics)), "a partition was overlooked"
+    check_foreign(chaos, entries)
+    for partition, account in accounts.items():
+        check_partition(chaos, entries, partition, account)
+
+
+def check_chain(chaos: Chaos) -> list[Entry]:
+    """Every entry follows the one before, and applying them one after the other gives the ledger."""
+    commits = [commit for commit in chaos.world.ledger.commits if commit.entry is not None]
+    ledger, named = Ledger(stream="sim"), Counter[str]()
+    entries: list[Entry] = []
+    for commit in commits:
+        manifest = ledgers.decode(chaos.world.ledger.manifests[commit.manifest])
+        entry = manifest.entry
+        assert (entry.sequence, entry.previous) == (ledger.sequence + 1, ledger.sha256), "the chain is broken"
+        ledger = ledgers.apply(entry, ledger)
+        assert manifest.ledger == ledger, "a manifest tells another ledger"
+        ledger = chaos.world.ledger.at("sim", entry.sequence)
+        for change in entry.changes:
+            named.update(file.path for file in (*change.records, *change.kept))
+        entries.append(entry)
+    assert not [path for path, times in named.items() if times > 1], "a file is named twice"
+    witness = chaos.world.ledger.seen
+    assert witness is None or witness[0] <= ledger.sequence, "the witness is ahead"
+    return entries
+
+
+def check_foreign(chaos: Chaos, entries: list[Entry]) -> None:
+    """What others did to the data is told, once."""
+    done = sum(bool(commit.foreign) for commit in chaos.world.ledger.commits)
+    told = sum(finding.finding == "foreign" for entry in entries for finding in entry.findings)
+    assert told == done, "foreign commits are told once each"
+
+
+def check_partition(chaos: Chaos, entries: list[Entry], partition: Partition, account: Account) -> None:
+    """One partition's frontier, records, sessions and counts."""
+    sent = chaos.history.get((account.topic_id, partition), [])
+    passed = check_certificates(chaos, entries, partition, account)
+    straight = Straight(chaos.stream)
+    present = [o for o in range(account.born, len(sent)) if o not in passed]
+    end = _end(chaos, partition, account)
+    straight.fold((o, sent[o]) for o in present if o < end)
+    check_frontier(chaos, partition, account, straight)
+    check_records(chaos, partition, straight)
+    check_sessions(chaos, account, straight)
+    check_counts(entries, partition, account, straight)
+    kept = [
+        row for e in entries for c in e.changes if c.partition == partition for row in _rows(chaos, c.kept)
+    ]
+    assert [(row["offset"], row["session"]) for row in kept] == straight.kept, "other messages are kept"
+
+
+def _end(chaos: Chaos, partition: Partition, account: Account) -> int:
+    """How far the straight fold goes: to the log end, or to where a fault of the topic stopped us."""
+    if account.halt is not None:
+        return account.frontier + (account.halt.finding == "poison")
+    bounds = chaos.world.kafka.bounds(".*").get(partition)
+    return account.frontier if bounds is None else bounds.log_end
+
+
+def _rows(chaos: Chaos, files: Any) -> list[dict[str, Any]]:
+    return [row for file in files for row in chaos.world.files.read(file).rows]
+
+
+def check_certificates(
+    chaos: Chaos, entries: list[Entry], partition: Partition, account: Account
+) -> set[int]:
+    """Certificates tile the way from birth to frontier; the offsets passed over, which must be justified."""
+    at, passed = account.born, set()
+    for change in (c for e in entries for c in e.changes if c.partition == partition and c.certificate):
+        certificate = change.certificate
+        assert certificate.start == at, "ranges overlap or skip"
+        at = certificate.until
+        offsets = OffsetRange(certificate.start, certificate.until)
+        if "expired" in certificate.holes:
+            bounds = chaos.world.kafka.bounds(".*").get(partition)
+            assert bounds is None or bounds.topic_id != account.topic_id or at <= bounds.log_start
+            passed |= set(range(offsets.start, offsets.end))
+        else:
+            lost = {o for o in range(offsets.start, offsets.end) if (partition, o) in chaos.world.reader.lost}
+            assert certificate.holes == ({"unexplained": len(lost)} if lost else {}), "holes are counted"
+            passed |= lost
+    assert at == account.frontier, "the frontier is where the last certificate ends"
+    return passed
+
+
+def check_frontier(chaos: Chaos, partition: Partition, account: Account, straight: Straight) -> None:
+    """A partition is at its log end, or halted for a reason that is true."""
+    bounds, halt, frontier = chaos.world.kafka.bounds(".*").get(partition), account.halt, account.frontier
+    if straight.halted_at is not None:
+        assert halt is not None
+        assert (halt.finding, halt.offset, frontier) == ("poison", straight.halted_at, straight.halted_at)
+    elif halt is None:
+        same = bounds is None or (bounds.topic_id == account.topic_id and frontier == bounds.log_end)
+        assert same, "a partition that is not halted is caught up"
+    else:
+        assert halt.offset == frontier, "a halt is at the frontier"
+        assert _justified(chaos, halt.finding, partition, account), "a halt without a reason"
+
+
+def _justified(chaos: Chaos, finding: str, partition: Partition, account: Account) -> bool:
+    bounds, frontier = chaos.world.kafka.bounds(".*").get(partition), account.frontier
+    if finding == "gap":
+        return chaos.stream.tier == "strict" and (partition, frontier) in chaos.world.reader.lost
+    if bounds is None or bounds.topic_id != account.topic_id:
+        return chaos.topic_faults
+    if finding == "truncated":
+        return bounds.log_end < frontier
+    return finding == "expired" and chaos.stream.tier == "strict" and bounds.log_start > frontier
+
+
+def check_records(chaos: Chaos, partition: Partition, straight: Straight) -> None:
+    """The same records, in the same order."""
+    columns = (*OWN, *chaos.machine().columns)
+    rows = [tuple(row[name] for name in columns) for row in chaos.world.rows(partition)]
+    assert rows == straight.records, "records differ"
+    places = [row[:2] for row in rows]
+    assert len(set(places)) == len(places), "a record came twice"
+
+
+def check_sessions(chaos: Chaos, account: Account, straight: Straight) -> None:
+    """The same state for every session; for the table machine, what its records give."""
+    runner = chaos.machine()
+    found = chaos.world.files.everything(account.state)
+    meant = {name: session for name, session in straight.sessions.items() if session.touched}
+    assert set(found) == set(meant), "other sessions"
+    for name, session in meant.items():
+        state = _state(runner, found[name])
+        assert state == session.state, "state differs"
+        assert found[name].sequence == session.sequence, "sequence differs"
+        assert found[name].finding == session.finding, "quarantine differs"
+        if session.finding is not None:
+            assert found[name].finding_offset == session.finding_offset, "quarantined elsewhere"
+        if chaos.stream.machine == "table":
+            assert _folded(straight.records, name) == (state or {}), "records folded again give other rows"
+
+
+def _state(runner: Any, session: Session) -> Any:
+    if session.saved is None:
+        return None
+    state = runner.load(session.saved, session.version)
+    return state if isinstance(state, dict) else {"total": state.total}
+
+
+def _folded(records: list[tuple[Any, ...]], session: str) -> dict[str, tuple[Any, ...]]:
+    rows: dict[str, tuple[Any, ...]] = {}
+    for _, _, name, _, op, key, *rest in records:
+        if name == session and op == "delete":
+            del rows[key]
+        elif name == session:
+            rows[key] = (key, *rest[: len(COLUMNS) - 1])
+    return rows
+
+
+def check_counts(entries: list[Entry], partition: Partition, account: Account, straight: Straight) -> None:
+    """The account's numbers and the findings told, each once."""
+    assert account.messages == straight.messages, "messages miscounted"
+    assert account.records == len(straight.records), "records miscounted"
+    assert account.headless == straight.headless, "headless miscounted"
+    in_quarantine = sum(s.finding is not None for s in straight.sessions.values())
+    assert account.quarantined == in_quarantine, "quarantined sessions miscounted"
+    own = {k: v for k, v in account.counts.items() if not k.startswith("hole: ")}
+    assert own == dict(straight.counts), "findings miscounted"
+    told = [
+        (f.finding, f.offset, f.session)
+        for e in entries
+        for f in e.findings
+        if f.place == str(partition) and f.finding not in ("gap", "expired", "re-created", "truncated")
+    ]
+    assert told == straight.findings, "other findings are told"
+
+
+def check_digests(chaos: Chaos) -> None:
+    """Digests do not depend on how messages were cut: one over each certificate's whole range is the same."""
+    for commit in chaos.world.ledger.commits:
+        for change in commit.entry.changes if commit.entry else ():
+            topic = chaos.world.kafka.topics.get(change.partition.topic)
+            certificate = change.certificate
+            if not (certificate and certificate.digests) or certificate.holes or topic is None:
+                continue
+            log = topic.messages[change.partition.number][certificate.start : certificate.until]
+            if topic.id != change.topic_id or len(log) != certificate.until - certificate.start:
+                continue
+            digests = MemoryDigests()
+            digests.update(
+                Stretch(certificate.start, [0] * len(log), [m.key for m in log], [m.value for m in log])
+            )
+            assert digests.finish() == certificate.digests, "digests differ"

@@ -1,0 +1,211 @@
+"""What the simulated producers send, with its meaning beside the bytes: the oracle never parses.
+
+Next room: straight.py folds what was sent; chaos.py disturbs the real fold of the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+from msgspec import Struct, field
+
+from seriatim.core.machine import Machine
+from seriatim.core.offsets import Partition
+from seriatim.core.stream import Output, Stream, Table
+
+COLUMNS = {"id": "string", "v": "int64", "w": "float64"}
+IDS = "abcd"
+POISONS: tuple[bytes | None, ...] = (
+    None,
+    b"",
+    b"{",
+    b"\xff\xfe",
+    b'{"type":"nonsense"}',
+    b'{"type":"insert","id":7}',
+    b'{"type":"update","v":1}',
+    b"[" * 5000,
+    b"NaN",
+    b'{"type":"delete"}{"type":"delete"}',
+    b'{"kind":"boom","value":"\xc3(","seq":1}',
+)
+
+
+class Sent(Struct, frozen=True):
+    """One message: what it means. `kind` is poison, snapshot, insert, update, delete, or a tally's."""
+
+    kind: str
+    session: str | None
+    sequence: int | None = None
+    rows: tuple[tuple[Any, ...], ...] = ()
+    """Of a table; an update's row has `...` where a column is left out."""
+    value: int = 0
+
+
+class Tally(Struct):
+    """The state of the user machine in the simulation."""
+
+    total: int = 0
+    notes: list[str] = []
+
+
+class Add(Struct):
+    """Its message."""
+
+    kind: str
+    value: int
+    seq: int = 0
+
+
+class Total(Struct):
+    """Its record."""
+
+    total: int
+    step: int
+
+
+class TallyMachine(Machine[Tally, Add, Total]):
+    """Adds up. Asked to, it raises with its state half changed, gives unfit records, or spoils its state."""
+
+    def start(self, session: str) -> Tally:
+        """Zero."""
+        return Tally(0, [session])
+
+    def apply(self, state: Tally, message: Add) -> list[Total]:
+        """One record per add; two for a snapshot."""
+        state.total = message.value if message.kind == "snapshot" else state.total + message.value
+        if message.kind == "boom":
+            raise ValueError("boom")
+        if message.kind == "spoil":
+            state.notes = "spoilt"  # type: ignore[assignment]
+        step: Any = "unfit" if message.kind == "unfit" else message.value
+        records = [Total(state.total, step)]
+        return records * 2 if message.kind == "snapshot" else records
+
+    def is_snapshot(self, message: Add) -> bool:
+        """A snapshot sets the total."""
+        return message.kind == "snapshot"
+
+
+class Life(Struct):
+    """A session as its producer sees it."""
+
+    sequence: int = 0
+    rows: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+class Producer:
+    """Draws messages for one stream."""
+
+    def __init__(self, random: Random, stream: Stream) -> None:
+        self.random, self.stream = random, stream
+        self.lives: dict[tuple[Partition, str], Life] = {}
+        self.hurt = random.choice((0.0, 0.0, 0.02, 0.1))
+        """The share of messages that are wrong in some way."""
+        self.nobody = random.choice((0.0, 0.0, 0.01)) if self.hurt else 0.0
+        """The share of messages without a readable session: they halt a partition."""
+
+    def draw(self, partition: Partition) -> tuple[bytes | None, bytes | None, Sent]:
+        """A message for a partition: key, value, meaning."""
+        session = f"s{self.random.randrange(4)}"
+        if self.random.random() < self.nobody:
+            return self._nobody(session)
+        if self.random.random() < self.hurt / 4:
+            unknown = self.stream.session_field is not None
+            poison = Sent("poison", None if unknown else session)
+            return session.encode(), self.random.choice(POISONS), poison
+        life = self.lives.setdefault((partition, session), Life())
+        sent = self._table(session, life) if self.stream.machine == "table" else self._tally(session, life)
+        return session.encode(), self._encode(sent), sent
+
+    def _nobody(self, session: str) -> tuple[bytes | None, bytes | None, Sent]:
+        """Poison that belongs to no session."""
+        if self.stream.session_field is not None:
+            return session.encode(), b'{"type":"snapshot","rows":[]}', Sent("poison", None)
+        value = self._encode(Sent("snapshot", session, 1, ()))
+        return self.random.choice((None, b"\xff")), value, Sent("poison", None)
+
+    def _number(self, life: Life, snapshot: bool) -> int | None:
+        if self.stream.sequence is None:
+            return None
+        life.sequence += 1
+        if snapshot and self.random.random() < 0.2:
+            life.sequence = self.random.randrange(1, 50)
+        if self.random.random() < self.hurt:
+            life.sequence = max(0, life.sequence + self.random.choice((-3, -1, 1, 4)))
+        return life.sequence
+
+    def _table(self, session: str, life: Life) -> Sent:
+        kind = self.random.choice(("insert", "update", "update", "update", "delete"))
+        if not life.rows or self.random.random() < 0.08:
+            kind = "snapshot"
+        number = self._number(life, kind == "snapshot")
+        if kind == "snapshot":
+            chosen = [i for i in IDS if self.random.random() < 0.6]
+            if chosen and self.random.random() < self.hurt:
+                chosen.append(chosen[0])
+            rows = tuple(self._row(i) for i in chosen)
+            life.rows = {row[0]: row for row in rows}
+            return Sent("snapshot", session, number, rows)
+        right = [i for i in IDS if (i in life.rows) == (kind != "insert")]
+        wrong = self.random.random() < self.hurt or not right
+        row = self._row(self.random.choice(IDS if wrong else right), partial=kind == "update")
+        if kind == "delete":
+            life.rows.pop(row[0], None)
+        else:
+            life.rows[row[0]] = row
+        return Sent(kind, session, number, (row,))
+
+    def _row(self, key: str, *, partial: bool = False) -> tuple[Any, ...]:
+        v = self.random.choice((None, self.random.randrange(100)))
+        w = self.random.choice((None, self.random.randrange(100) / 4))
+        left_out = partial and self.random.random() < 0.5
+        return (key, ... if left_out else v, ... if left_out and self.random.random() < 0.5 else w)
+
+    def _tally(self, session: str, life: Life) -> Sent:
+        kind = "snapshot" if not life.sequence or self.random.random() < 0.1 else "add"
+        if self.random.random() < self.hurt:
+            kind = self.random.choice(("boom", "unfit", "spoil"))
+        number = self._number(life, kind == "snapshot")
+        life.sequence = life.sequence or 1
+        return Sent(kind, session, number, value=self.random.randrange(1, 9))
+
+    def _encode(self, sent: Sent) -> bytes:
+        if self.stream.machine != "table":
+            return json.dumps({"kind": sent.kind, "value": sent.value, "seq": sent.sequence or 0}).encode()
+        body: dict[str, Any] = {"type": sent.kind}
+        if sent.sequence is not None:
+            body["seq"] = sent.sequence
+        if self.stream.session_field is not None:
+            body["who"] = sent.session
+        rows = [_told(row, self.random) for row in sent.rows]
+        body |= {"rows": rows} if sent.kind == "snapshot" else {"rows": "ignored", **rows[0]}
+        text = json.dumps(body, indent=self.random.choice((None, None, None, 1)))
+        return text.encode()
+
+
+def _told(row: tuple[Any, ...], random: Random) -> dict[str, Any]:
+    shown = {name: value for name, value in zip(COLUMNS, row, strict=True) if value is not ...}
+    if random.random() < 0.1:
+        shown["extra"] = {"unknown": [1, 2]}
+    return shown
+
+
+def draw_stream(random: Random) -> Stream:
+    """A stream file of this seed."""
+    machine = random.choice(("table", "table", "table", "tally:TallyMachine"))
+    tier = random.choice(("strict", "strict", "none"))
+    poison = ("quarantine", "quarantine", "halt") if tier == "strict" else ("quarantine", "skip", "halt")
+    field_name = "field:who" if machine == "table" and random.random() < 0.2 else "key"
+    return Stream(
+        name="sim",
+        topics="in-.*",
+        machine=machine,
+        tier=tier,
+        on_poison=random.choice(poison),
+        session=field_name,
+        sequence=random.choice((None, "seq")),
+        table=Table(key=("id",), columns=COLUMNS, before=random.random() < 0.7),
+        output=Output(path="memory"),
+    )
