@@ -16,9 +16,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 # The standard library's parts that touch nothing outside the process.
-PURE = set(
-    ["__future__", "abc", "base64", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "difflib", "enum", "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "string", "struct", "textwrap", "traceback", "types", "typing", "uuid", "zlib"]
-)
+PURE = {
+    "__future__", "abc", "base64", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal",
+    "difflib", "enum", "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator",
+    "re", "string", "struct", "textwrap", "traceback", "types", "typing", "uuid", "zlib",
+}  # fmt: skip
 ALLOWED = {
     "seriatim/core": PURE | {"msgspec", "seriatim.core"},
     "seriatim/ports.py": PURE | {"msgspec", "seriatim.core"},
