@@ -1,4 +1,4 @@
-"""The disk: files that are really there before anybody is told their names.
+"""The disk: files that are really there, and proved by a digest, before anybody is told their names.
 
 Used by the adapters that write files; nothing here knows what is inside them.
 """
@@ -9,8 +9,14 @@ import os
 import uuid
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import xxhash
 
+from seriatim.core.crash import crash_point
+from seriatim.core.ledger import File
+
+ROWS_PER_GROUP = 131_072
 BLOCK_BYTES = 1 << 20
 
 
@@ -49,6 +55,47 @@ def file_digest(path: Path) -> str:
 def file_names(folder: Path) -> list[str]:
     """The names in a folder; none if there is no such folder."""
     try:
-        return sorted(os.listdir(folder))
+        return sorted(path.name for path in folder.iterdir())
     except FileNotFoundError:
         return []
+
+
+class ParquetFileWriter:
+    """A Parquet file being written: opened with the first rows, row groups gathered to a good size."""
+
+    def __init__(self, root: Path, path: str, schema: pa.Schema, compression: str) -> None:
+        self.root, self.path, self.schema = root, path, schema
+        self.compression = "NONE" if compression == "none" else compression
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+        self._writer: pq.ParquetWriter | None = None
+        self.rows = 0
+
+    def add(self, batch: pa.RecordBatch, rows_per_group: int = ROWS_PER_GROUP) -> None:
+        self._waiting.append(batch)
+        self._waiting_rows += batch.num_rows
+        self.rows += batch.num_rows
+        if self._waiting_rows >= rows_per_group:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._writer is None:
+            full = self.root / self.path
+            full.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(
+                full, self.schema, compression=self.compression, write_page_checksum=True
+            )
+            crash_point("record-file-open")
+        self._writer.write_table(pa.Table.from_batches(self._waiting, self.schema))
+        crash_point("record-file-half")
+        self._waiting, self._waiting_rows = [], 0
+
+    def finish(self) -> File | None:
+        if self._waiting_rows:
+            self._flush()
+        if self._writer is None:
+            return None
+        self._writer.close()
+        full = self.root / self.path
+        sync(full)
+        return File(path=self.path, bytes=full.stat().st_size, rows=self.rows, digest=file_digest(full))

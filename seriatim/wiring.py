@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from seriatim.adapters.delta import DeltaLedger
     from seriatim.adapters.kafka import KafkaLog
     from seriatim.adapters.spark import SparkReader
+    from seriatim.adapters.state import ParquetState
     from seriatim.core.slice import Ranges
     from seriatim.ports import OnSlice, Source
     from seriatim.steps.fold import World
@@ -52,7 +53,7 @@ class FoldTask(Struct):
 
         from pyspark import TaskContext
 
-        from seriatim.adapters.parquet import stretches
+        from seriatim.adapters.arrow import stretches
         from seriatim.steps.task import run_task
 
         config.arm_crash_point(self.crash_point, self.driver)
@@ -69,7 +70,9 @@ class FoldTask(Struct):
 
 def kit(file: StreamFile) -> Kit:
     """What a task works with, for one stream."""
-    from seriatim.adapters.parquet import ArrowDigests, ParquetRecords, ParquetState
+    from seriatim.adapters.arrow import ArrowDigests
+    from seriatim.adapters.parquet import ParquetRecords
+    from seriatim.adapters.state import ParquetState
     from seriatim.steps.task import Kit
 
     stream, runner = file.stream, streams.runner(file)
@@ -108,7 +111,7 @@ class LazySpark:
 
     def exactly(self, ranges: Ranges) -> Source:
         """These ranges and no others."""
-        return self._reader().exactly(ranges)  # type: ignore[return-value]  # its tasks take Arrow
+        return self._reader().exactly(ranges)
 
     def stop(self) -> None:
         """End Spark, if it was started."""
@@ -130,7 +133,7 @@ def world(file: StreamFile, settings: Settings, reader: LazySpark) -> World:
         ledger=ledger(file, with_schema=True),
         records=ParquetRecords(root, runner.columns, stream.output.compression, stream.output.partition_by),
         clock=WallClock(),
-        task=lambda works: FoldTask(file, works, settings.crash_point, os.getpid()),  # type: ignore[arg-type, return-value]
+        task=lambda works: FoldTask(file, works, settings.crash_point, os.getpid()),
         new_attempt=lambda: uuid.uuid4().hex[:12],
     )
 
@@ -150,6 +153,13 @@ def ledger(file: StreamFile, *, with_schema: bool = False) -> DeltaLedger:
     stream = file.stream
     schema = record_schema(streams.runner(file).columns) if with_schema else None
     return DeltaLedger(Path(stream.output.path), schema, stream.output.partition_by)
+
+
+def state(file: StreamFile) -> ParquetState:
+    """The stream's state files."""
+    from seriatim.adapters.state import ParquetState
+
+    return ParquetState(Path(file.stream.output.path), file.stream.output.compression)
 
 
 def spark_session(name: str, settings: Settings, say: Say, more: Mapping[str, str] | None = None) -> Any:

@@ -14,7 +14,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -128,7 +127,7 @@ class SparkSource:
     def plan(self, task: ArrowTask) -> DataFrame:
         """Sorted explicitly, then through the task; nothing is exchanged between partitions."""
         ordered = self.frame.select(*COLUMNS).sortWithinPartitions("topic", "partition", "offset")
-        return ordered.mapInArrow(_Mapped(task), RESULT)  # type: ignore[arg-type]
+        return ordered.mapInArrow(_Mapped(task), RESULT)
 
     def map(self, task: ArrowTask) -> list[bytes]:
         """Run the task on every partition; its answers."""
@@ -237,7 +236,7 @@ def _offsets(offsets: Mapping[Partition, int]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What a JVM's hundred lines really say: a worker's own exception, else the last cause, else the first line."""
+    """What a JVM's hundred lines really say: a worker's own exception, the last cause, or the first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if "Traceback (most recent call last):" in lines:
         after = lines[lines.index("Traceback (most recent call last):") + 1 :]

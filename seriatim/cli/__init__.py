@@ -66,4 +66,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 # Each module adds its commands to `app`, so they come after it.
-from seriatim.cli import doctor, jars, kafka, run  # noqa: E402, F401
+from seriatim.cli import doctor, jars, kafka, look, produce, run  # noqa: E402, F401

@@ -58,8 +58,8 @@ def outcome(stream: str, outcome: Outcome, *, json: bool) -> None:
     """What a run did; new findings raise, so that the run fails."""
     findings(stream, outcome.findings, json=json)
     for partition, halt in outcome.waiting:
-        text = f"{stream} {partition}: waits at offset {halt.offset} since entry {halt.sequence}: {halt.finding}, {halt.cause}"
-        typer.echo(text, err=True)
+        since = f"waits at offset {halt.offset} since entry {halt.sequence}"
+        typer.echo(f"{stream} {partition}: {since}: {halt.finding}, {halt.cause}", err=True)
     if json:
         _print_json(_outcome_values(stream, outcome))
     else:

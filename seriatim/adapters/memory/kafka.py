@@ -131,7 +131,7 @@ class MemoryReader:
         *,
         slicing: Callable[[Ranges, int], Iterable[Ranges]] = cut,
         cuts: Callable[[int], list[int]] = one_stretch,
-        tasks: Callable[[Ranges], list[Partition]] = in_order,
+        tasks: Callable[[Ranges], Iterable[Partition]] = in_order,
     ) -> None:
         self.kafka = kafka
         self.slicing, self.cuts, self.tasks = slicing, cuts, tasks

@@ -1,0 +1,122 @@
+"""Arrow: batches from Spark as stretches of messages, and the digests that prove what was read.
+
+Next room: steps/task.py folds the stretches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from seriatim.core.errors import ensure
+from seriatim.core.message import Header, Stretch, session_name
+
+
+class ArrowStretch(Stretch):
+    """Messages as they came from Spark, columns taken out when they are needed."""
+
+    def __init__(self, batch: pa.RecordBatch, start: int) -> None:
+        self.batch, self.start = batch, start
+
+    def __len__(self) -> int:
+        return self.batch.num_rows
+
+    def until(self, count: int) -> ArrowStretch:
+        """The first `count` messages."""
+        return ArrowStretch(self.batch.slice(0, count), self.start)
+
+    def names(self) -> list[str | None]:
+        """Sessions by Kafka key, each name made once."""
+        keys = self.batch.column("key").dictionary_encode()
+        known = [session_name(key) for key in keys.dictionary.to_pylist()]
+        if keys.null_count == 0:
+            return [known[i] for i in keys.indices.to_numpy().tolist()]
+        return [None if i is None else known[i] for i in keys.indices.to_pylist()]
+
+    @cached_property
+    def timestamps(self) -> Sequence[int]:  # type: ignore[override]
+        """Milliseconds since 1970."""
+        return self.microseconds // 1000
+
+    @cached_property
+    def microseconds(self) -> Any:
+        """As Spark gives them."""
+        return self.batch.column("timestamp").cast(pa.int64()).to_numpy(zero_copy_only=False)
+
+    @cached_property
+    def keys(self) -> Sequence[bytes | None]:  # type: ignore[override]
+        """Kafka's keys."""
+        return self.batch.column("key").to_pylist()
+
+    @cached_property
+    def values(self) -> Sequence[bytes | None]:  # type: ignore[override]
+        """Kafka's values."""
+        return self.batch.column("value").to_pylist()
+
+    @cached_property
+    def headers(self) -> Sequence[Sequence[Header]] | None:  # type: ignore[override]
+        """Kafka's headers, if they were asked for."""
+        if "headers" not in self.batch.schema.names:
+            return None
+        rows = self.batch.column("headers").to_pylist()
+        return [[(header["key"], header["value"]) for header in row or ()] for row in rows]
+
+
+def stretches(batches: Iterable[pa.RecordBatch]) -> Iterator[Stretch]:
+    """Batches of one partition in order, cut wherever an offset is missing."""
+    for batch in batches:
+        offsets = batch.column("offset").to_numpy(zero_copy_only=False)
+        if len(offsets) == 0:
+            continue
+        steps = np.diff(offsets)
+        ensure(bool((steps > 0).all()), "offsets rise", first=int(offsets[0]), last=int(offsets[-1]))
+        edges = [0, *(np.flatnonzero(steps != 1) + 1).tolist(), len(offsets)]
+        for begin, end in zip(edges, edges[1:], strict=False):
+            yield ArrowStretch(batch.slice(begin, end - begin), int(offsets[begin]))
+
+
+class ArrowDigests:
+    """Digests over whole Arrow buffers, so that they do not depend on how batches were cut."""
+
+    def __init__(self) -> None:
+        self._offsets = xxhash.xxh3_128()
+        self._columns = {name: (xxhash.xxh3_128(), xxhash.xxh3_128()) for name in ("key", "value")}
+
+    def update(self, stretch: Stretch) -> None:
+        """Take in the messages of a stretch."""
+        ensure(isinstance(stretch, ArrowStretch), "an Arrow digest is made of Arrow stretches")
+        assert isinstance(stretch, ArrowStretch)
+        offsets = np.arange(stretch.start, stretch.start + len(stretch), dtype="<i8")
+        self._offsets.update(offsets.data)
+        for name, (content, lengths) in self._columns.items():
+            data, sizes = _buffers(stretch.batch.column(name))
+            content.update(data)
+            lengths.update(sizes)
+
+    def finish(self) -> dict[str, str]:
+        """The digests as hexadecimal text."""
+        both = {
+            f"{name}s": xxhash.xxh3_128_hexdigest(content.digest() + lengths.digest())
+            for name, (content, lengths) in self._columns.items()
+        }
+        return {"offsets": self._offsets.hexdigest(), **both}
+
+
+def _buffers(column: pa.Array) -> tuple[Any, Any]:
+    """A binary column's bytes and its lengths, -1 for null."""
+    count = len(column)
+    if count == 0:
+        return b"", b""
+    wide = pa.types.is_large_binary(column.type)
+    _, starts, data = column.buffers()
+    edges = np.frombuffer(starts, dtype="<i8" if wide else "<i4")[column.offset : column.offset + count + 1]
+    sizes = np.diff(edges).astype("<i4")
+    if column.null_count:
+        sizes[column.is_null().to_numpy(zero_copy_only=False)] = -1
+    content = memoryview(data)[int(edges[0]) : int(edges[-1])] if data is not None else b""
+    return content, sizes

@@ -1,0 +1,135 @@
+"""`seriatim status`, `state` and `version`: looking at a stream without changing it.
+
+Next room: steps/status.py gathers what is shown.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from seriatim import config
+from seriatim.cli import app
+from seriatim.cli.run import Json, StreamName
+from seriatim.core.errors import ConfigError
+
+PARTITION_COLUMNS = ["topic", "partition", "frontier", "log_end", "lag", "headless", "topic_state", "waits"]
+
+
+@app.command()
+def status(
+    stream: Annotated[
+        str | None, typer.Argument(metavar="[STREAM]", help="A name in streams/, or a path. Default: all.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show partitions, frontier, lag, what waits and who is in quarantine.
+
+    Example: seriatim status demo --json
+    """
+    from seriatim import streams, wiring
+    from seriatim.steps.status import status as gather
+
+    settings = config.load()
+    names = [stream] if stream else streams.names(settings.streams)
+    if not names:
+        raise ConfigError(
+            f"there are no stream files in {settings.streams}", next="make one, or set SERIATIM_STREAMS"
+        )
+    for name in names:
+        file = streams.load(name, settings.streams)
+        found = gather(file.stream, wiring.log(file, settings), wiring.ledger(file), wiring.state(file))
+        _print(found) if json else _show_status(found)
+
+
+@app.command()
+def state(
+    stream: StreamName,
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="The session's name: its Kafka key.")],
+    topic: Annotated[str | None, typer.Option(help="Where a key lives in several topics.")] = None,
+    version: Annotated[
+        int | None, typer.Option(min=0, help="As of this ledger entry. Default: the last.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show what the machine holds for a session, now or as of an earlier ledger entry.
+
+    Example: seriatim state demo session-00007
+    """
+    from seriatim import streams, wiring
+    from seriatim.steps.commit import read_head
+    from seriatim.steps.status import session_state
+
+    settings = config.load()
+    file = streams.load(stream, settings.streams)
+    name, store = file.stream.name, wiring.ledger(file)
+    head = read_head(store, name)
+    if head is None:
+        raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
+    ledger = head.ledger if version is None else store.at(name, version)
+    found = session_state(file.stream, streams.runner(file), ledger, wiring.state(file), session, topic)
+    if len(found) > 1:
+        places = ", ".join(f"{one['topic']}/{one['partition']}" for one in found)
+        raise ConfigError(f"{name}: session {session!r} lives in {places}", next="choose one with --topic")
+    _print(found[0]) if json else _show_state(found[0])
+
+
+@app.command()
+def version(
+    stream: StreamName,
+    sequence: Annotated[int | None, typer.Option(min=0, help="A ledger entry. Default: the last.")] = None,
+    json: Json = False,
+) -> None:
+    """Print the Delta version of the records table that a ledger entry made, to read the table as of it.
+
+    Example: seriatim version demo --sequence 12
+    """
+    from seriatim import streams, wiring
+    from seriatim.steps.commit import read_head
+
+    file = streams.load(stream, config.load().streams)
+    name, store = file.stream.name, wiring.ledger(file)
+    head = read_head(store, name)
+    if head is None:
+        raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
+    entry = head.ledger.sequence if sequence is None else sequence
+    found = store.delta_version(name, entry)
+    _print({"stream": name, "sequence": entry, "version": found}) if json else typer.echo(found)
+
+
+def _show_status(found: dict[str, Any]) -> None:
+    from seriatim.cli import show
+
+    typer.secho(
+        f"{found['stream']}: {found['verdict']}, tier {found['tier']}, entry {found['sequence']}", bold=True
+    )
+    rows = [{**part, "waits": _waits(part)} for part in found["partitions"]]
+    show.table(PARTITION_COLUMNS, rows)
+    if found["quarantined"]:
+        typer.echo("In quarantine until their next snapshot:")
+        show.table(["session", "topic", "partition", "offset", "finding"], found["quarantined"])
+
+
+def _waits(part: dict[str, Any]) -> str:
+    halt = part["halted"]
+    if halt is None:
+        return f"held by {part['held']}" if part["held"] else ""
+    return f"{halt['finding']} at {halt['offset']}: {halt['cause']}"
+
+
+def _show_state(found: dict[str, Any]) -> None:
+    from seriatim.cli import show
+
+    place = f"{found['topic']}/{found['partition']}"
+    typer.echo(f"{found['session']} in {place}, {found['status']}, as of offset {found['offset']}")
+    state = found["state"]
+    if isinstance(state, dict) and list(state) == ["rows"] and state["rows"]:
+        show.table(list(state["rows"][0]), state["rows"])
+    else:
+        typer.echo(msgspec.json.format(msgspec.json.encode(state)).decode())
+
+
+def _print(value: dict[str, Any]) -> None:
+    typer.echo(msgspec.json.encode(value).decode())

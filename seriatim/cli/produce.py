@@ -1,0 +1,52 @@
+"""`seriatim produce demo`: sample data on a real broker, at a rate, with faults on request.
+
+Next room: seriatim/demo.py makes the messages.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from seriatim import config
+from seriatim.cli import app, say
+
+produce = typer.Typer(help="Sample data.", no_args_is_help=True)
+app.add_typer(produce, name="produce")
+
+
+@produce.command()
+def demo(
+    messages: Annotated[int, typer.Option(min=0, help="How many to send; 0: until stopped.")] = 100_000,
+    rate: Annotated[float, typer.Option(min=0, help="Messages per second; 0: as fast as it goes.")] = 0,
+    prefix: Annotated[str, typer.Option(help="Topics are PREFIX-a, PREFIX-b, …")] = "demo",
+    topics: Annotated[int, typer.Option(min=1, max=26, help="How many topics.")] = 3,
+    partitions: Annotated[int, typer.Option(min=1, help="Partitions per topic, where it must be made.")] = 4,
+    sessions: Annotated[int, typer.Option(min=1, help="How many tables are captured.")] = 200,
+    seed: Annotated[int, typer.Option(help="The same seed sends the same messages.")] = 1,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND[:MESSAGE]", help="drop, swap, repeat, poison or contradict; may be repeated."
+        ),
+    ] = None,
+) -> None:
+    """Send tables as snapshot, then updates: the messages that streams/demo.toml folds.
+
+    Topics are made if they are not there. Faults happen at the given message of this run.
+
+    Example: seriatim produce demo --messages 50000 --fault drop:1000 --fault poison:2000
+    """
+    from seriatim import wiring
+    from seriatim.adapters.producer import send
+    from seriatim.demo import CollectionPoints, Fault, hurt
+
+    names = [f"{prefix}-{chr(ord('a') + i)}" for i in range(topics)]
+    faults = [Fault.parse(text) for text in fault or []]
+    stream = hurt(CollectionPoints(names, sessions, seed).messages(), faults)
+    wanted = islice(stream, messages) if messages else stream
+    client = wiring.kafka_client(config.load())
+    sent = send(client, {name: partitions for name in names}, wanted, rate, messages or None, say)
+    typer.echo(f"{sent} messages sent to {', '.join(names)}")

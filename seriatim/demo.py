@@ -1,0 +1,130 @@
+"""Demo data: collection points that publish tables as snapshot, then updates, with faults on request.
+
+Pure and seeded: the same arguments give the same messages. `seriatim produce demo` sends them.
+
+Next room: cli/produce.py.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from seriatim.core.errors import ConfigError
+
+FAULTS = ("drop", "swap", "repeat", "poison", "contradict")
+RESTART_SHARE = 0.002
+INSERT_SHARE = 0.1
+DELETE_SHARE = 0.1
+
+
+class Sent(Struct, frozen=True):
+    """One message on its way to Kafka."""
+
+    topic: str
+    key: str
+    value: bytes
+
+
+class Fault(Struct, frozen=True):
+    """What goes wrong on the way in, and at which message of the run."""
+
+    kind: str
+    at: int
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """`drop:1000` as a person types it; without a number, at the 1,000th message."""
+        kind, _, at = text.partition(":")
+        if kind not in FAULTS or (at and not at.isdecimal()):
+            allowed = f"KIND or KIND:MESSAGE, kinds {', '.join(FAULTS)}"
+            raise ConfigError(f"--fault {text!r}", allowed=allowed, next="write it like drop:1000")
+        return cls(kind, int(at or 1000))
+
+
+class Table(Struct):
+    """One session as its collection point knows it."""
+
+    topic: str
+    name: str
+    sequence: int = 0
+    rows: dict[str, tuple[float, int]] = field(default_factory=dict)
+    begun: bool = False
+
+
+class CollectionPoints:
+    """Sessions spread over topics, each sending a snapshot first and updates after."""
+
+    def __init__(self, topics: list[str], sessions: int, seed: int = 1) -> None:
+        self._random = random.Random(seed)  # noqa: S311  # demo data, not secrets
+        self._tables = [Table(topics[i % len(topics)], f"session-{i:05d}") for i in range(sessions)]
+
+    def messages(self) -> Iterator[Sent]:
+        """Without end."""
+        while True:
+            table = self._random.choice(self._tables)
+            yield Sent(table.topic, table.name, msgspec.json.encode(self._next(table)))
+
+    def _next(self, table: Table) -> dict[str, Any]:
+        table.sequence += 1
+        chance = self._random.random()
+        if not table.begun or chance < RESTART_SHARE:
+            return self._snapshot(table)
+        if not table.rows or chance < INSERT_SHARE:
+            return self._insert(table)
+        row = self._random.choice(list(table.rows))
+        if chance < INSERT_SHARE + DELETE_SHARE:
+            del table.rows[row]
+            return {"type": "delete", "seq": table.sequence, "id": row}
+        price = self._price()
+        table.rows[row] = (price, table.rows[row][1])
+        return {"type": "update", "seq": table.sequence, "id": row, "price": price}
+
+    def _snapshot(self, table: Table) -> dict[str, Any]:
+        table.begun = True
+        count = self._random.randrange(5, 25)
+        table.rows = {f"row-{i}": (self._price(), self._random.randrange(1000)) for i in range(count)}
+        rows = [{"id": row, "price": price, "size": size} for row, (price, size) in table.rows.items()]
+        return {"type": "snapshot", "seq": table.sequence, "rows": rows}
+
+    def _insert(self, table: Table) -> dict[str, Any]:
+        row, price, size = f"new-{table.sequence}", self._price(), self._random.randrange(1000)
+        table.rows[row] = (price, size)
+        return {"type": "insert", "seq": table.sequence, "id": row, "price": price, "size": size}
+
+    def _price(self) -> float:
+        return round(self._random.uniform(1, 100), 2)
+
+
+def hurt(messages: Iterator[Sent], faults: list[Fault]) -> Iterator[Sent]:
+    """The same messages, with what goes wrong on the way in."""
+    due = {fault.at: fault.kind for fault in faults}
+    held: list[Sent] = []
+    for number, message in enumerate(messages, 1):
+        kind = due.get(number)
+        if kind == "swap":
+            held.append(message)
+            continue
+        yield from _with_fault(kind, message)
+        if held and held[0].key == message.key:
+            yield held.pop()
+
+
+def _with_fault(kind: str | None, message: Sent) -> Iterator[Sent]:
+    if kind == "drop":
+        return
+    if kind == "poison":
+        yield Sent(message.topic, message.key, b'{"type": "update", "seq": ')
+        return
+    if kind == "contradict":
+        value = msgspec.json.decode(message.value)
+        changed = {"type": "update", "seq": value["seq"], "id": "never-inserted", "price": 1.0}
+        yield Sent(message.topic, message.key, msgspec.json.encode(changed))
+        return
+    yield message
+    if kind == "repeat":
+        yield message
