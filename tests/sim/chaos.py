@@ -9,7 +9,7 @@ Next room: test_sim.py compares the outcome with straight.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 
 from seriatim.core.crash import arm
@@ -34,11 +34,13 @@ class Chaos:
         self.world = MemoryStream(self.stream, self.machine)
         self.world.reader.slicing = self._slicing
         self.world.reader.cuts = self._cuts
-        self.world.reader.tasks = lambda ranges: self.random.sample(sorted(ranges), len(ranges))
+        self.world.reader.tasks = self._tasks
         self.world.ledger.on_call = lambda name: self._passed(f"ledger: {name}")
         self.producer = Producer(self.random, self.stream)
         self.history: dict[tuple[str, Partition], list[Sent]] = {}
         """What was ever sent, by topic id: outlives retention and deletion."""
+        self.expired: dict[Partition, int] = {}
+        """Up to which offset messages were let expire."""
         self.closed: set[Partition] = set()
         """Partitions to which nothing is sent any more."""
         self.calm = True
@@ -125,6 +127,8 @@ class Chaos:
             self._change_topics,
             self._foreign,
         ]
+        if self.topic_faults:
+            deeds += [self._hurt_topic] * 4
         self.random.choice(deeds)()
 
     def _lose_answer(self) -> None:
@@ -169,18 +173,23 @@ class Chaos:
     def _change_topics(self) -> None:
         """In some seeds: partitions added, messages expired, topics deleted, made again, truncated."""
         partitions = self._partitions()
-        if not partitions or self.random.random() < 0.5:
-            return
-        partition = self.random.choice(partitions)
-        if self.random.random() < 0.3:
-            if len(self.world.kafka.topics[partition.topic].messages) < 4:
-                self.world.kafka.add_partitions(partition.topic, 1)
-        elif self.topic_faults:
-            self.random.choice((self._expire, self._truncate, self._make_again))(partition)
+        if partitions and self.random.random() < 0.2:
+            topic = self.random.choice(partitions).topic
+            if len(self.world.kafka.topics[topic].messages) < 4:
+                self.world.kafka.add_partitions(topic, 1)
+        elif self.topic_faults and self.random.random() < 0.5:
+            self._hurt_topic()
+
+    def _hurt_topic(self) -> None:
+        if partitions := self._partitions():
+            deed = self.random.choice((self._expire, self._truncate, self._make_again))
+            deed(self.random.choice(partitions))
 
     def _expire(self, partition: Partition) -> None:
         end = len(self.world.kafka.topics[partition.topic].messages[partition.number])
-        self.world.kafka.delete_records(partition, self.random.randint(0, end))
+        before = self.random.randint(0, end)
+        self.world.kafka.delete_records(partition, before)
+        self.expired[partition] = max(before, self.expired.get(partition, 0))
 
     def _truncate(self, partition: Partition) -> None:
         """Nothing is sent there afterwards: what grows over a lost end cannot be told apart."""
@@ -189,13 +198,15 @@ class Chaos:
         self.closed.add(partition)
 
     def _make_again(self, partition: Partition) -> None:
-        """Delete a topic; mostly it comes back, with messages of its own."""
+        """Delete a topic; mostly it comes back, often with more messages than it had."""
         topic = self.world.kafka.topics[partition.topic]
         self.world.kafka.delete(partition.topic)
         self.closed |= {Partition(partition.topic, number) for number in range(len(topic.messages))}
         if self.random.random() < 0.7 or not self.world.ledger.commits:
             self.world.kafka.create(partition.topic, len(topic.messages))
-            self._send(self.random.randrange(60), [partition])
+            for number, old in enumerate(topic.messages):
+                more = self.random.choice((0, len(old) + 5))
+                self._send(more, [Partition(partition.topic, number)])
 
     def _slicing(self, ranges: Ranges, messages_max: int) -> list[Ranges]:
         """Slices of any size, with any of the partitions; all is read in the end."""
@@ -210,6 +221,12 @@ class Chaos:
                     left[partition] = OffsetRange(middle, whole.end)
             slices.append(piece)
         return slices
+
+    def _tasks(self, ranges: Ranges) -> Iterator[Partition]:
+        """Tasks in any order; anything may happen before each."""
+        for partition in self.random.sample(sorted(ranges), len(ranges)):
+            self._passed("reading")
+            yield partition
 
     def _cuts(self, count: int) -> list[int]:
         return [self.random.randint(0, count) for _ in range(self.random.choice((0, 0, 1, 4)))]
