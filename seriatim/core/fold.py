@@ -212,7 +212,7 @@ class Fold:
         """Bring a sleeping session to life, if this message may: by its saved state or a snapshot."""
         try:
             begins = not self.runner.has_snapshots or self.runner.is_snapshot(message)
-        except Exception as error:  # the user's own
+        except (Exception, SystemExit) as error:  # the user's own
             self._quarantine(session, name, "raised", offset, i, out, cause=told(error))
             return False
         if session.finding is not None and not (self.runner.has_snapshots and begins):
@@ -222,11 +222,8 @@ class Fold:
             self.counts.headless += 1
             return False
         try:
-            if session.saved is not None:
-                session.state, session.saved = self.runner.load(session.saved, session.version), None
-            elif session.state is None:
-                session.state = self.runner.start(name)
-        except Exception as error:  # the user's own upgrade or start
+            self._awaken(session, name)
+        except (Exception, SystemExit) as error:  # the user's own upgrade or start
             self._quarantine(session, name, "raised", offset, i, out, cause=told(error))
             return False
         if session.finding is not None:
@@ -237,6 +234,16 @@ class Fold:
         if session.first_offset < 0:
             session.first_offset = offset
         return True
+
+    def _awaken(self, session: Session, name: str) -> None:
+        """Decode or begin the state. A careful session's must be fit to be saved before anything is applied."""
+        if session.saved is not None:
+            state = self.runner.load(session.saved, session.version)
+        else:
+            state = self.runner.start(name) if session.state is None else session.state
+        if session.careful:
+            self.runner.dump(state)
+        session.state, session.saved = state, None
 
     def _anchor(self, session: Session, sequence: int | None, offset: int) -> None:
         """A snapshot begins the session's sequence anew."""
