@@ -1,0 +1,85 @@
+"""Findings: the tier table of the design, and how a finding reads."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from seriatim.core.errors import BrokenPromiseError
+from seriatim.core.integrity import ACTIONS, NEXT, TIERS, TITLES, Finding, action, failure, shortened
+
+DESIGN = """
+    re-created    halt  halt halt  halt halt
+    truncated     halt  halt halt  halt halt
+    gap           count halt count halt halt
+    expired       count halt count halt halt
+    sequence gap  count halt count wait halt
+    repeat        count drop drop  drop halt
+    disorder      count count drop heal halt
+    moved session count halt count halt halt
+    precondition  count halt count halt halt
+    raised        halt  halt halt  halt halt
+"""
+
+
+def test_the_tier_table_is_the_designs() -> None:
+    """What each tier does about each finding, word for word."""
+    for line in DESIGN.strip().splitlines():
+        *kind, none, once, order, window, strict = line.split()
+        row = dict(zip(TIERS, (none, once, order, window, strict), strict=True))
+        assert ACTIONS[" ".join(kind)] == row
+    assert action("gap", "none") == "count"
+
+
+@pytest.mark.parametrize("kind", sorted(TITLES))
+def test_every_finding_has_a_title_and_a_next_deed(kind: str) -> None:
+    """One screen, with stream, place, offset and what to do; no finding leaves a person alone."""
+    finding = Finding(
+        finding=kind, topic="orders-a", partition=3, offset=41337, expected="x" * 9999, cause="tab\there"
+    )
+    shown = finding.render("orders")
+    assert shown.startswith(f"{TITLES[kind]}: orders orders-a/3: {kind} at offset 41337")
+    assert "next " in shown
+    assert "\t" not in shown
+    assert len(shown.splitlines()) <= 24
+    assert "{" not in finding.next("orders")
+
+
+def test_scope_is_as_narrow_as_what_is_known() -> None:
+    """A session, else a partition, else the stream."""
+    assert Finding(finding="raised", topic="a", partition=0, session="s").scope == "session"
+    assert Finding(finding="gap", topic="a", partition=0).scope == "partition"
+    assert Finding(finding="foreign").scope == "stream"
+    assert Finding(finding="poison", topic="a", partition=0, session="").scope == "session"
+
+
+def test_scripts_get_every_field() -> None:
+    """The JSON object has the documented keys, with null for what is not known."""
+    told = Finding(finding="gap", topic="a", partition=0, offset=0, expected="offset 0").told("orders")
+    assert list(told) == [
+        *("finding", "level", "stream", "topic", "partition", "offset", "session"),
+        *("expected", "found", "cause", "next"),
+    ]
+    assert (told["offset"], told["partition"], told["session"], told["found"]) == (0, 0, None, None)
+
+
+def test_findings_outside_the_table_are_our_bug() -> None:
+    """A kind nobody knows could be neither judged nor told."""
+    with pytest.raises(BrokenPromiseError, match="unknown finding"):
+        Finding(finding="oddity")
+    assert set(NEXT) >= set(TITLES)
+
+
+def test_the_failure_counts_and_names_places() -> None:
+    """However many partitions are hurt, the headline stays one line."""
+    findings = [Finding(finding="gap", topic="a", partition=number, offset=1) for number in range(8)]
+    error = pickle.loads(pickle.dumps(failure("orders", findings)))
+    assert error.message == "orders: 8 new findings in a/0, a/1, a/2, a/3, a/4 and 3 more"
+    assert error.exit_code == 3
+
+
+def test_long_and_odd_text_is_shown_safely() -> None:
+    """A ten megabyte key or a terminal escape does not reach the screen."""
+    assert shortened("\x1b[31mred") == "\\x1b[31mred"
+    assert len(shortened("x" * 10_000_000)) < 450

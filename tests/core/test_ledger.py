@@ -1,0 +1,264 @@
+"""The ledger: one value, moved by entries; each kind insists on what the design says."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from seriatim.core.errors import BrokenPromiseError, ConfigError
+from seriatim.core.fold import Counts
+from seriatim.core.integrity import Finding
+from seriatim.core.ledger import (
+    Account,
+    Certificate,
+    Change,
+    Entry,
+    File,
+    Halt,
+    Kind,
+    Ledger,
+    Manifest,
+    apply,
+    decode,
+    encode,
+    refuse_code,
+    unmet,
+    without_held,
+)
+from seriatim.core.offsets import Partition
+
+P, Q = Partition("a", 0), Partition("a", 1)
+HALT = Halt("gap", 5, "4 missing")
+
+
+def ledger(account: Account | None = None) -> Ledger:
+    """A ledger that knows a/0 at offset 5."""
+    account = account or Account(topic_id="id", frontier=5, born=0)
+    return Ledger(stream="s", sequence=3, sha256="sha", partitions={"a/0": account})
+
+
+def change(**fields: object) -> Change:
+    """What an entry does to a/0 at offset 5."""
+    base = Change(partition=P, epoch=0, frontier=5, until=5, topic_id="id", born=0)
+    return replace(base, **fields)
+
+
+def entry(kind: Kind, *changes: Change, **fields: object) -> Entry:
+    """An entry of a kind."""
+    return replace(Entry(kind=kind, attempt="a1", changes=changes), **fields)
+
+
+def folded(start: int, until: int, **counts: object) -> Change:
+    """A slice of a/0."""
+    certificate = Certificate(
+        partition=P, epoch=0, start=start, until=until, counts=Counts(messages=until - start, **counts)
+    )
+    return change(frontier=start, until=until, certificate=certificate)
+
+
+def test_a_ledger_begins_with_its_start_and_only_once() -> None:
+    """The start entry needs an empty ledger; every other kind needs one that began."""
+    begun = apply(entry("start", change(frontier=0, until=0)), Ledger(stream="s"))
+    assert (begun.sequence, begun.partitions["a/0"].frontier) == (0, 0)
+    assert unmet(entry("start"), begun) == ["there is a ledger already"]
+    with pytest.raises(BrokenPromiseError, match="begins with"):
+        unmet(entry("slice"), Ledger(stream="s"))
+
+
+MOVING: list[Kind] = ["slice", "repair", "accept", "retire"]
+KNOWING: list[Kind] = ["hold", "release", "repair", "compact", "accept", "retire"]
+EPOCHAL: list[Kind] = ["slice", "hold", "repair", "compact", "accept", "retire"]
+
+
+@pytest.mark.parametrize("kind", MOVING)
+def test_a_moved_frontier_is_refused(kind: Kind) -> None:
+    """What was folded or decided from offset 4 does not hold at 5."""
+    assert unmet(entry(kind, change(frontier=4)), ledger()) == ["a/0 is at offset 5, not 4"]
+    assert not unmet(entry(kind, change()), ledger())
+
+
+@pytest.mark.parametrize("kind", EPOCHAL)
+def test_a_raised_epoch_is_refused(kind: Kind) -> None:
+    """After a repair, what was folded before it is void."""
+    raised = ledger(Account(topic_id="id", frontier=5, born=0, epoch=1))
+    assert "a/0 is at epoch 1, not 0" in unmet(entry(kind, change()), raised)
+
+
+@pytest.mark.parametrize("kind", ["slice", "hold", "compact", "accept", "retire"])
+def test_a_held_partition_takes_nothing_else(kind: Kind) -> None:
+    """While a repair works there, nobody else does."""
+    held = ledger(Account(topic_id="id", frontier=5, born=0, hold="h1"))
+    assert unmet(entry(kind, change()), held) == ["a/0 is held by h1"]
+
+
+@pytest.mark.parametrize("kind", ["repair", "release"])
+def test_only_its_own_hold_counts(kind: Kind) -> None:
+    """A repair whose hold was abandoned or taken over commits nothing."""
+    held = ledger(Account(topic_id="id", frontier=5, born=0, hold="h2"))
+    assert unmet(entry(kind, change(), held="h1"), held) == ["a/0 is held by h2, not by h1"]
+    assert unmet(entry(kind, change(), held="h1"), ledger()) == ["a/0 is held by None, not by h1"]
+    assert not unmet(entry(kind, change(), held="h2"), held)
+
+
+@pytest.mark.parametrize("kind", KNOWING)
+def test_only_a_slice_may_meet_a_partition_first(kind: Kind) -> None:
+    """Everything else is about partitions that are known."""
+    assert unmet(entry(kind, change(partition=Q)), ledger()) == ["a/1 is not known"]
+    assert not unmet(entry("slice", change(partition=Q)), ledger())
+
+
+def test_a_halted_partition_takes_no_slice() -> None:
+    """It waits for a person."""
+    assert unmet(entry("slice", change()), ledger(Account(topic_id="id", frontier=5, born=0, halt=HALT))) == [
+        "a/0 is halted at 5"
+    ]
+
+
+def test_an_accept_is_of_the_finding_shown() -> None:
+    """If the halt became another one meanwhile, the person decided about something else."""
+    halted = ledger(Account(topic_id="id", frontier=5, born=0, halt=HALT))
+    assert not unmet(entry("accept", change(halt=HALT)), halted)
+    assert unmet(entry("accept", change()), halted) == ["a/0 has another finding than the one shown"]
+
+
+def test_a_verdict_requires_nothing() -> None:
+    """Judging moves no frontier."""
+    assert not unmet(entry("verdict", verdict={"a/0": "good"}, judged=2), ledger())
+
+
+def test_an_unmet_entry_cannot_be_applied() -> None:
+    """The adapter's word is not enough: the pure ledger refuses too."""
+    with pytest.raises(BrokenPromiseError, match="requirements hold"):
+        apply(entry("slice", change(frontier=4)), ledger())
+
+
+def test_a_slice_never_goes_back() -> None:
+    """Only repair and accept may move a frontier to an earlier offset."""
+    with pytest.raises(BrokenPromiseError, match="never goes back"):
+        apply(entry("slice", change(until=4)), ledger())
+    assert apply(entry("repair", change(until=4)), ledger()).partitions["a/0"].frontier == 4
+
+
+@given(st.integers(1, 40), st.sets(st.integers(1, 39)))
+def test_a_ledger_is_the_same_however_its_entries_were_cut(end: int, cuts: set[int]) -> None:
+    """One slice or many: frontier, counts and findings come to the same account."""
+    begun = apply(entry("start", change(frontier=0, until=0)), Ledger(stream="s"))
+    edges = [0, *sorted(cut for cut in cuts if cut < end), end]
+    many = begun
+    for start, until in itertools.pairwise(edges):
+        count = until - start
+        counts = {
+            "records": 2 * count,
+            "headless": count,
+            "quarantined": count,
+            "findings": {"repeat": count},
+        }
+        many = apply(entry("slice", folded(start, until, **counts)), many)
+    counts = {"records": 2 * end, "headless": end, "quarantined": end, "findings": {"repeat": end}}
+    once = apply(entry("slice", folded(0, end, **counts)), begun)
+    assert many.partitions == once.partitions
+    assert many.sequence == len(edges) - 1
+
+
+def test_a_slice_changes_its_account() -> None:
+    """Files, halts, counts: what the entry did, and nothing else moves."""
+    file = File("state/x", 1, 1, "d")
+    made = replace(folded(5, 9, quarantined=2, released=1), state=(file,), halt=HALT)
+    account = apply(entry("slice", made, sequence=4), ledger()).partitions["a/0"]
+    assert (account.frontier, account.messages, account.quarantined) == (9, 4, 1)
+    assert account.state == (file,)
+    assert account.halt == replace(HALT, sequence=4)
+    untouched = apply(
+        entry("slice", folded(5, 9)), ledger(Account(topic_id="id", frontier=5, born=0, state=(file,)))
+    )
+    assert untouched.partitions["a/0"].state == (file,)
+
+
+def test_repair_and_accept_raise_the_epoch_and_end_the_halt() -> None:
+    """What was folded under the old epoch is fenced from then on."""
+    for kind in ("repair", "accept"):
+        hold = "h" if kind == "repair" else None
+        before = ledger(Account(topic_id="id", frontier=5, born=0, halt=HALT, hold=hold))
+        made = entry(kind, change(topic_id="id2", born=2, until=2, halt=HALT), held=hold)
+        account = apply(made, before).partitions["a/0"]
+        assert (account.epoch, account.halt, account.hold) == (1, None, None)
+        assert (account.topic_id, account.born, account.frontier) == ("id2", 2, 2)
+
+
+def test_hold_release_retire_and_compact_change_one_thing_each() -> None:
+    """The rest of the account stays byte for byte."""
+    base = Account(topic_id="id", frontier=5, born=0, messages=7)
+    held = apply(entry("hold", change(), held="h1"), ledger(base))
+    assert held.partitions["a/0"] == replace(base, hold="h1")
+    assert apply(entry("release", change(), held="h1"), held).partitions["a/0"] == base
+    assert apply(entry("retire", change()), ledger(base)).partitions["a/0"] == replace(base, retired=True)
+    file = File("state/x", 1, 1, "d")
+    compacted = apply(entry("compact", change(state=(file,))), ledger(base))
+    assert compacted.partitions["a/0"] == replace(base, state=(file,))
+
+
+def test_the_circuit_opens_by_a_bad_verdict_and_closes_by_repair_or_accept() -> None:
+    """Checked is the highest sequence with everything up to it good or accepted."""
+    bad = apply(entry("verdict", verdict={"a/0": "bad"}, judged=2), ledger())
+    assert (bad.circuit, bad.failed, bad.checked) == ("open", ("a/0",), 0)
+    assert apply(entry("repair", change()), bad).circuit == "closed"
+    accepted = apply(entry("accept", judged=2), bad)
+    assert (accepted.circuit, accepted.checked) == ("closed", 2)
+    good = apply(entry("verdict", verdict={"a/0": "good"}, judged=2), ledger())
+    assert (good.circuit, good.checked) == ("closed", 2)
+
+
+def test_newly_held_partitions_leave_a_slice_with_all_that_is_theirs() -> None:
+    """The rest still commits; a finding of a dropped partition is found again when it is folded again."""
+    held = ledger(Account(topic_id="id", frontier=5, born=0, hold="h1"))
+    findings = tuple(Finding(finding="gap", topic="a", partition=number, offset=1) for number in (0, 1))
+    other = change(partition=Q)
+    kept = without_held(entry("slice", change(), other, findings=findings), held)
+    assert (kept.changes, kept.findings) == ((other,), findings[1:])
+    release = entry("release", change(), held="h1")
+    assert without_held(release, held) == release
+
+
+def test_a_certificate_accounts_for_every_offset() -> None:
+    """Messages and holes make up the range, or there is no certificate."""
+    Certificate(partition=P, epoch=0, start=0, until=5, counts=Counts(messages=3), holes={"unexplained": 2})
+    with pytest.raises(BrokenPromiseError, match="every offset"):
+        Certificate(partition=P, epoch=0, start=0, until=5, counts=Counts(messages=3))
+
+
+def test_code_that_would_misread_the_state_is_refused() -> None:
+    """Another machine, older code, or a newer version without a way up: each says what to do."""
+    written = Ledger(stream="s", machine="table", state_version=2)
+    refuse_code(written, "table", 2, can_upgrade=False)
+    refuse_code(written, "table", 3, can_upgrade=True)
+    refuse_code(Ledger(stream="s"), "anything", 7, can_upgrade=False)
+    for machine, version, said in (
+        ("book:Book", 2, "book:Book"),
+        ("table", 1, "knows only 1"),
+        ("table", 3, "no `upgrade`"),
+    ):
+        with pytest.raises(ConfigError, match=said) as refused:
+            refuse_code(written, machine, version, can_upgrade=False)
+        assert refused.value.next
+
+
+def test_machine_and_version_are_remembered() -> None:
+    """The first name stays, the highest version counts."""
+    one = apply(entry("slice", machine="table", state_version=3), ledger())
+    two = apply(entry("slice", machine="table", state_version=2), one)
+    assert (two.machine, two.state_version) == ("table", 3)
+
+
+def test_manifests_are_the_same_bytes_for_the_same_value() -> None:
+    """Their hash is the chain; a newer format is refused, not guessed at."""
+    manifest = Manifest(entry=entry("slice", folded(5, 9)), ledger=ledger())
+    assert decode(encode(manifest)) == manifest
+    assert encode(decode(encode(manifest))) == encode(manifest)
+    newer = msgspec.json.encode({**msgspec.to_builtins(manifest), "format": 2})
+    with pytest.raises(ConfigError, match="format 2"):
+        decode(newer)

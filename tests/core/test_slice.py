@@ -1,0 +1,124 @@
+"""Slices: discovery against the ledger, and ranges cut so that nothing overlaps or is skipped."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from seriatim.core.errors import BrokenPromiseError
+from seriatim.core.integrity import TIERS, Tier
+from seriatim.core.ledger import Account, Halt, Ledger
+from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.slice import Bounds, Plan, cut, plan
+
+A0, A1, B0 = Partition("a", 0), Partition("a", 1), Partition("b", 0)
+KNOWN = Account(topic_id="id", frontier=10, born=0)
+ranges_drawn = st.dictionaries(
+    st.builds(Partition, st.sampled_from(["a", "b"]), st.integers(0, 5)),
+    st.builds(
+        lambda start, count: OffsetRange(start, start + count), st.integers(0, 100), st.integers(0, 60)
+    ),
+    max_size=8,
+)
+
+
+def planned(account: Account, seen: Bounds, tier: Tier = "strict") -> Plan:
+    """The plan for one known partition."""
+    return plan(Ledger(stream="s", sequence=0, partitions={"a/0": account}), {A0: seen}, tier)
+
+
+@given(ranges_drawn, st.integers(1, 70))
+def test_slices_tile_their_ranges(ranges: dict[Partition, OffsetRange], messages_max: int) -> None:
+    """Cut however small, the slices of a partition touch end to end and none is too large."""
+    slices = cut(ranges, messages_max)
+    for piece in slices:
+        assert 0 < sum(map(len, piece.values())) <= messages_max
+    for partition, whole in ranges.items():
+        at = whole.start
+        for piece in slices:
+            if partition in piece:
+                assert piece[partition].start == at
+                at = piece[partition].end
+        assert at == whole.end
+
+
+def test_a_slice_holds_something() -> None:
+    """No progress would be made in slices of nothing."""
+    with pytest.raises(BrokenPromiseError, match="at least one"):
+        cut({A0: OffsetRange(0, 3)}, 0)
+
+
+def test_a_known_partition_is_read_from_its_frontier() -> None:
+    """From where the last commit ended to where the log ends now."""
+    made = planned(KNOWN, Bounds("id", 0, 25))
+    assert made.ranges == {A0: OffsetRange(10, 25)}
+    assert made.backlog == 15
+    assert not (made.findings)
+    assert not (made.born)
+    assert not (made.skipped)
+
+
+def test_a_new_topic_begins_at_its_first_offset() -> None:
+    """What expired before we ever looked was never ours."""
+    made = plan(Ledger(stream="s"), {B0: Bounds("new", 7, 9)}, "strict")
+    assert made.born[B0] == Account(topic_id="new", frontier=7, born=7)
+    assert made.ranges == {B0: OffsetRange(7, 9)}
+
+
+def test_a_partition_added_to_a_known_topic_begins_at_0() -> None:
+    """If its beginning is gone already, that is a loss and is said."""
+    ledger = Ledger(stream="s", sequence=0, partitions={"a/0": KNOWN})
+    made = plan(ledger, {A0: Bounds("id", 0, 10), A1: Bounds("id", 0, 4)}, "strict")
+    assert made.ranges[A1] == OffsetRange(0, 4)
+    made = plan(ledger, {A0: Bounds("id", 0, 10), A1: Bounds("id", 2, 4)}, "strict")
+    assert [(f.finding, f.place) for f in made.findings] == [("expired", "a/1")]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("seen", [Bounds("other", 0, 99), Bounds("id", 0, 9)])
+def test_re_created_and_truncated_topics_halt_in_every_tier(tier: Tier, seen: Bounds) -> None:
+    """Another topic id, or a log that ends before the frontier, is never read on."""
+    made = planned(KNOWN, seen, tier)
+    (finding,) = made.findings
+    assert finding.finding == ("re-created" if seen.topic_id == "other" else "truncated")
+    assert (finding.place, finding.offset) == ("a/0", 10)
+    assert not made.ranges
+    if seen.topic_id == "other":
+        assert (finding.expected, finding.found) == ("topic id id", "topic id other")
+
+
+def test_expired_messages_halt_a_strict_stream() -> None:
+    """The lost range is named to the offset."""
+    made = planned(KNOWN, Bounds("id", 14, 25))
+    assert "4 messages [10, 14)" in made.findings[0].cause
+    assert not made.ranges
+
+
+def test_expired_messages_are_counted_without_a_tier() -> None:
+    """Reading goes on at the log start, and what was passed over is a range too."""
+    made = planned(KNOWN, Bounds("id", 14, 25), "none")
+    assert made.skipped == {A0: OffsetRange(10, 14)}
+    assert made.ranges == {A0: OffsetRange(14, 25)}
+    assert not made.findings
+
+
+@pytest.mark.parametrize(
+    "account",
+    [replace(KNOWN, halt=Halt("gap", 10, "")), replace(KNOWN, hold="h1")],
+    ids=["halted", "held"],
+)
+def test_halted_and_held_partitions_wait(account: Account) -> None:
+    """They are neither read nor found anew."""
+    made = planned(account, Bounds("other", 50, 60))
+    assert made.waiting == [A0]
+    assert not (made.ranges)
+    assert not (made.findings)
+
+
+def test_topics_that_went_are_named() -> None:
+    """A known partition that Kafka no longer has is no range."""
+    made = plan(Ledger(stream="s", sequence=0, partitions={"a/0": KNOWN}), {}, "strict")
+    assert made.gone == [A0]
+    assert not made.ranges
