@@ -1,0 +1,188 @@
+"""Users' machines: their types become decoders, columns and bytes; what cannot work is refused at once."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from typing import Annotated, Any, Literal
+
+import pytest
+from msgspec import Meta, Struct
+from msgspec import field as renamed
+
+from seriatim.core.errors import ConfigError
+from seriatim.core.machine import Machine, UserMachine, fits
+from seriatim.core.message import Poison
+
+
+class State(Struct):
+    """A state."""
+
+    total: int = 0
+
+
+class Said(Struct, tag="said"):
+    """A message."""
+
+    n: int
+    seq: int | None = None
+    who: str | int | None = None
+
+
+class Other(Struct, tag="other"):
+    """Another message."""
+
+    seq: int = 0
+    who: str = ""
+
+
+class Record(Struct):
+    """A record with every type there is."""
+
+    text: str
+    number: int | None = renamed(name="count", default=None)
+    ratio: float = 0.0
+    flag: bool = False
+    raw: bytes = b""
+    at: datetime | None = None
+    day: date | None = None
+    parts: list[int] = []
+    side: Literal["buy", "sell"] = "buy"
+    small: Annotated[int, Meta(ge=0)] = 0
+
+
+class Good(Machine[State, Said | Other, Record]):
+    """Adds up."""
+
+    def start(self, _session: str) -> State:
+        """Zero."""
+        return State()
+
+    def apply(self, state: State, _message: Said | Other) -> Any:
+        """A generator is fine."""
+        state.total += 1
+        yield Record(str(state.total))
+
+
+def test_columns_come_from_the_record_struct() -> None:
+    """By their encoded names, with optional and annotated types seen through."""
+    assert UserMachine("m:Good", Good).columns == {
+        "text": "string",
+        "count": "int64",
+        "ratio": "float64",
+        "flag": "bool",
+        "raw": "binary",
+        "at": "timestamp",
+        "day": "date",
+        "parts": "list<int64>",
+        "side": "string",
+        "small": "int64",
+    }
+
+
+def test_a_machine_applies_typed_messages() -> None:
+    """Bytes in, tuples out, state through bytes and back."""
+    made = UserMachine("m:Good", Good)
+    state = made.start("s")
+    (message,) = made.decode([b'{"type":"said","n":1}'])
+    (record,) = made.apply(state, message)
+    assert record[:2] == ("1", None)
+    made.check([record])
+    assert made.load(made.dump(state), 1) == state
+    assert made.show(state) == {"total": 1}
+    assert (made.has_snapshots, made.can_upgrade) == (False, False)
+
+
+def test_sequence_and_session_must_be_usable() -> None:
+    """A message without them is poison, not an exception in the fold."""
+    made = UserMachine("m:Good", Good, sequence="seq", session="who")
+    good, *bad = made.decode(
+        [
+            b'{"type":"said","n":1,"seq":4,"who":"me"}',
+            b'{"type":"said","n":1,"who":"me"}',
+            b'{"type":"said","n":1,"seq":9223372036854775808,"who":"me"}',
+            b'{"type":"said","n":1,"seq":4}',
+            b"?",
+        ]
+    )
+    assert (made.sequence(good), made.session(good)) == (4, "me")
+    assert [type(message) for message in bad] == [Poison] * 4
+
+
+def test_a_field_the_stream_needs_must_be_in_every_message() -> None:
+    """Said before anything is read."""
+    with pytest.raises(ConfigError, match="Other has none"):
+        UserMachine("m:Good", Good, sequence="n")
+
+
+def test_what_apply_gives_must_be_its_record() -> None:
+    """A dict, or another Struct, is refused by name."""
+
+    class Wrong(Good):
+        def apply(self, _state: State, _message: Said | Other) -> Any:
+            return [{"text": "x"}]
+
+    kind: Any = type("Wrong", (Wrong,), {"__orig_bases__": (Machine[State, Said, Record],)})
+    with pytest.raises(TypeError, match="must yield Record, it gave dict"):
+        UserMachine("m:Wrong", kind).apply(State(), Said(1))
+
+
+def test_state_that_cannot_be_read_again_is_not_saved() -> None:
+    """Found when it is written, not in the next run."""
+    spoilt: Any = State("text")  # type: ignore[arg-type]
+    with pytest.raises(Exception, match="Expected `int`"):
+        UserMachine("m:Good", Good).dump(spoilt)
+
+
+def test_a_class_without_types_is_refused() -> None:
+    """Decoder, columns and state cannot be guessed."""
+
+    class Bare(Machine):  # type: ignore[type-arg]
+        pass
+
+    with pytest.raises(ConfigError, match="does not say its types"):
+        UserMachine("m:Bare", Bare)
+
+
+@pytest.mark.parametrize("record", [dict, int, "text"])
+def test_records_must_be_structs(record: Any) -> None:
+    """Their fields are the columns."""
+    kind: Any = type("Odd", (Machine,), {"__orig_bases__": (Machine[State, Said, record],)})
+    with pytest.raises(ConfigError, match="must be a msgspec Struct"):
+        UserMachine("m:Odd", kind)
+
+
+def test_a_record_field_without_a_column_type_is_refused() -> None:
+    """With the field and what is allowed."""
+
+    class Odd(Struct):
+        bag: dict[str, int]
+
+    kind: Any = type("Odd", (Machine,), {"__orig_bases__": (Machine[State, Said, Odd],)})
+    with pytest.raises(ConfigError, match="'bag'") as refused:
+        UserMachine("m:Odd", kind)
+    assert "str" in refused.value.fields["allowed"]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "good"),
+    [
+        (None, "int64", True),
+        (1, "int64", True),
+        (True, "int64", False),
+        (2**63, "int64", False),
+        (1, "float64", True),
+        ("1", "float64", False),
+        (True, "bool", True),
+        (1, "bool", False),
+        (datetime(2024, 1, 1), "date", False),  # noqa: DTZ001  # naive on purpose
+        (date(2024, 1, 1), "date", True),
+        (date(2024, 1, 1), "timestamp", False),
+        ([1, None], "list<int64>", True),
+        ([1, "x"], "list<int64>", False),
+        ("x", "list<int64>", False),
+        (b"x", "string", False),
+    ],
+)
+def test_values_fit_their_columns_or_not(value: Any, kind: str, good: bool) -> None:
+    """The same rule that the record file would enforce."""
+    assert fits(value, kind) is good
