@@ -11,16 +11,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from seriatim.core.errors import ConfigError
+
 
 @contextmanager
 def alone(path: Path, say: Callable[[str], None], waiting: str) -> Iterator[None]:
     """Hold the lock at `path`; say `waiting` once if somebody else has it. The file itself stays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    with _opened(path) as file:
         if not _taken_at_once(file):
             say(waiting)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _opened(path: Path) -> IO[str]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("a")
+    except OSError as error:
+        raise ConfigError(
+            f"{path.parent} is not writable: {error.strerror}",
+            next="set SERIATIM_HOME to a folder you may write to",
+        ) from None
 
 
 def _taken_at_once(file: IO[str]) -> bool:

@@ -115,7 +115,12 @@ def log_file(home: Path) -> Path:
 
 
 def _folder(home: Path) -> Path:
-    return (home / "kafka").resolve()
+    folder = (home / "kafka").resolve()
+    if "," in str(folder) or ":" in str(folder):
+        raise ConfigError(
+            f"Kafka cannot live in {folder}: a comma or colon", next="choose another SERIATIM_HOME"
+        )
+    return folder
 
 
 def _info(folder: Path, process: psutil.Process) -> BrokerInfo:
@@ -171,7 +176,7 @@ def _launch(
     for _ in range(PORT_TRIES):
         _write_settings(folder, port, overrides)
         process = _spawn(folder, program)
-        if _comes_up(folder, process, say):
+        if _comes_up_or_is_unwanted(folder, process, say):
             _refuse_unknown_settings(folder, process, overrides, say)
             return process
         if port is not None or "Address already in use" not in _log(folder):
@@ -219,6 +224,15 @@ def _spawn(folder: Path, program: Program) -> psutil.Process:
     ]
     pid = os.posix_spawn(command[0], command, config.environment(), file_actions=opened, setsid=True)
     return psutil.Process(pid)
+
+
+def _comes_up_or_is_unwanted(folder: Path, process: psutil.Process, say: Say) -> bool:
+    """Whoever presses Ctrl-C while it starts does not want it."""
+    try:
+        return _comes_up(folder, process, say)
+    except KeyboardInterrupt:
+        _end(process, say)
+        raise
 
 
 def _comes_up(folder: Path, process: psutil.Process, say: Say) -> bool:

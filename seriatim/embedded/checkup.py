@@ -14,7 +14,7 @@ import smtplib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -24,16 +24,14 @@ from seriatim.config import Settings
 from seriatim.core.errors import ConfigError, PlatformError, SeriatimError
 from seriatim.embedded import broker, jars, java, traps
 
-# What each kind of environment is made of; the lock says which versions.
-PACKAGES = (
+# What every environment has; the lock says which versions.
+PACKAGES = ("confluent-kafka", "deltalake", "kafka-python", "msgspec", "numpy", "pyarrow", "xxhash")
+# What one that schedules has besides.
+AIRFLOW_PACKAGES = (
     "apache-airflow",
     "apache-airflow-providers-apache-spark",
-    "confluent-kafka",
-    "deltalake",
+    "apache-airflow-providers-smtp",
     "great-expectations",
-    "kafka-python",
-    "pyarrow",
-    "pyspark",
 )
 SPARK_SECONDS = 180
 ANSWER_SECONDS = 5.0
@@ -96,15 +94,34 @@ def _java(_: Settings) -> str:
 
 
 def _packages(_: Settings) -> str:
-    missing = [name for name in PACKAGES if traps.installed(name) is None]
+    _require(PACKAGES)
+    traps.check_packages(traps.installed)
+    return f"all {len(PACKAGES)}"
+
+
+def _airflow(_: Settings) -> str:
+    if traps.installed("apache-airflow") is None:
+        raise NotUsed("not installed: this environment does not schedule", "pip install 'seriatim[airflow]'")
+    _require(AIRFLOW_PACKAGES)
+    return f"{traps.installed('apache-airflow')}"
+
+
+def _require(packages: Iterable[str]) -> None:
+    missing = [name for name in packages if traps.installed(name) is None]
     if missing:
         raise ConfigError(f"not installed: {', '.join(missing)}", next=traps.REPAIR)
-    traps.check_packages(traps.installed)
-    return f"all {len(PACKAGES)}, pyspark {traps.installed('pyspark')}"
+
+
+def _require_spark() -> None:
+    if traps.installed("pyspark") is None:
+        raise NotUsed(
+            "pyspark is not installed: this environment does not fold", "pip install 'seriatim[spark]'"
+        )
 
 
 def _jars(group: str) -> Callable[[Settings], str]:
     def look(settings: Settings) -> str:
+        _require_spark()
         conditions = jars.conditions(jars.of_group(group), settings.home / "jars")
         bad = {jar.file_name: how for jar, how in conditions.items() if how != "good"}
         if bad:
@@ -133,6 +150,7 @@ def _kafka(settings: Settings) -> str:
 
 
 def _spark(settings: Settings) -> str:
+    _require_spark()
     traps.refuse(config.environment())
     _jars("spark")(settings)
     files = ",".join(str(settings.home / "jars" / jar.file_name) for jar in jars.of_group("spark"))
@@ -201,6 +219,7 @@ LOOKS: dict[str, Callable[[Settings], str]] = {
     "Python": _python,
     "Java": _java,
     "packages": _packages,
+    "Airflow": _airflow,
     "home": _home,
     "JARs of Spark": _jars("spark"),
     "JARs of Kafka": _jars("kafka"),

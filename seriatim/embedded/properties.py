@@ -68,7 +68,7 @@ def parse_overrides(texts: list[str]) -> dict[str, str]:
 
 def write(path: Path, properties: Mapping[str, str]) -> None:
     """As a Java properties file, in one step."""
-    lines = [f"{key}={value}" for key, value in sorted(properties.items())]
+    lines = [f"{key}={_escaped(value)}" for key, value in sorted(properties.items())]
     scratch = path.with_suffix(".new")
     scratch.write_text("\n".join(lines) + "\n")
     scratch.replace(path)
@@ -106,8 +106,21 @@ def free_port() -> int:
     return port
 
 
+def _is_plain(value: str) -> bool:
+    return value.isascii() and value.isprintable() and "\\" not in value
+
+
+def _escaped(value: str) -> str:
+    r"""Java reads these files as Latin-1: anything else is written as \uXXXX."""
+    units = value.encode("utf-16-be")
+    codes = [int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2)]
+    return "".join(
+        chr(code) if 32 <= code < 127 and code != ord("\\") else f"\\u{code:04x}" for code in codes
+    )
+
+
 def _check_override(key: str, value: str, ours: Mapping[str, str]) -> None:
-    if not re.fullmatch(r"[a-z0-9][A-Za-z0-9._-]*", key) or not value.isprintable() or "\\" in value:
+    if not re.fullmatch(r"[a-z0-9][A-Za-z0-9._-]*", key) or not _is_plain(value):
         raise ConfigError(f"--set {key}={value!r} is not a Kafka setting", next="write KEY=VALUE, one line")
     if key in ours:
         advice = "use --port" if "listeners" in key else "leave it out"

@@ -45,8 +45,8 @@ class Home:
 
 @pytest.fixture
 def home(tmp_path: Path, broker_program: Program) -> Iterator[Home]:
-    """An empty home; what still runs in it at the end is stopped."""
-    made = Home(tmp_path / "home", broker_program)
+    """An empty home with a name that Java could misread; what still runs in it at the end is stopped."""
+    made = Home(tmp_path / "ein Heim für 家 🏠", broker_program)
     yield made
     made.stop()
 
@@ -255,6 +255,35 @@ def test_a_data_folder_that_cannot_be_made_is_told(home: Home) -> None:
     with pytest.raises(PlatformError, match="data folder could not be made") as caught:
         embedded.start(home.path, program=broken, say=home.said.append)
     assert "ClassNotFound" in str(caught.value.fields["cause"])
+
+
+@pytest.mark.parametrize("name", ["a,b", "a:b"])
+def test_a_home_that_kafka_would_misread_is_refused(tmp_path: Path, name: str) -> None:
+    """Kafka divides a list of folders at commas, and Java a list of JARs at colons."""
+    with pytest.raises(ConfigError, match="a comma or colon"):
+        embedded.status(tmp_path / name)
+
+
+def test_a_home_that_cannot_be_written_is_named(tmp_path: Path, broker_program: Program) -> None:
+    """A file stands where the home should be: one sentence, no stack trace."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is not writable"):
+        embedded.start(tmp_path / "file", program=broker_program, say=print)
+
+
+def test_ctrl_c_while_it_starts_leaves_nothing_running(home: Home) -> None:
+    """Whoever interrupts a start does not want the broker."""
+    program = home.program
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(home.path), str(program.java), *map(str, program.jars)],
+        stderr=subprocess.DEVNULL,
+    )
+    while not (home.path / "kafka" / "broker.log").exists():
+        time.sleep(0.05)
+    time.sleep(0.3)
+    starter.send_signal(signal.SIGINT)
+    assert starter.wait(60) != 0
+    assert embedded.status(home.path) is None
 
 
 def test_nothing_answers_at_a_dead_address() -> None:

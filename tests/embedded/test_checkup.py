@@ -60,6 +60,31 @@ def test_a_broker_that_answers_is_good(settings: Settings, broker: BrokerInfo) -
     assert _look("Kafka", named) == Check("Kafka", True, True, broker.bootstrap_servers)
 
 
+def test_an_environment_that_only_folds_needs_no_airflow(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark and Airflow may live apart: what is not installed at all is not missing, half of it is."""
+    there = {*checkup.PACKAGES, "pyspark"}
+    monkeypatch.setattr(checkup.traps, "installed", lambda name: "1.0" if name in there else None)
+    assert not _look("Airflow", settings).required
+    there.add("apache-airflow")
+    assert "great-expectations" in _look("Airflow", settings).found
+
+
+def test_an_environment_that_only_schedules_needs_no_jars(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without pyspark nothing is folded here, so no JAR is missing."""
+    monkeypatch.setattr(checkup.traps, "installed", lambda name: None if name == "pyspark" else "1.0")
+    assert not _look("JARs of Spark", settings).required
+
+
+def test_a_missing_package_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every environment needs is required everywhere."""
+    monkeypatch.setattr(checkup.traps, "installed", lambda name: None if name == "deltalake" else "1.0")
+    assert _look("packages", settings).found == "not installed: deltalake"
+
+
 def test_a_home_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     """A file stands where the home should be."""
     (tmp_path / "home").write_text("a file")

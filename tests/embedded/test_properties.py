@@ -26,6 +26,13 @@ def test_it_listens_on_this_machine_only(tmp_path: Path) -> None:
     assert settings["listeners"] == "BROKER://127.0.0.1:9092,CONTROLLER://127.0.0.1:9093"
 
 
+def test_what_java_would_misread_is_escaped(tmp_path: Path) -> None:
+    """Java reads the file as Latin-1, so other characters are written as their codes."""
+    path = tmp_path / "server.properties"
+    properties.write(path, {"log.dirs": "/für/家/🏠/a\\b"})
+    assert path.read_text() == "log.dirs=/f\\u00fcr/\\u5bb6/\\ud83c\\udfe0/a\\u005cb\n"
+
+
 def test_no_file_is_no_settings(tmp_path: Path) -> None:
     """A broker that was never started has no port."""
     assert properties.port_of(properties.read(tmp_path / "server.properties")) is None
