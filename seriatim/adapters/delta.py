@@ -62,7 +62,11 @@ class DeltaLedger:
 
     def at(self, stream: str, sequence: int) -> Ledger:
         """The ledger as of an earlier entry."""
-        return self._manifest(stream, self._mark_of(stream, sequence)).ledger
+        return self.manifest(stream, sequence).ledger
+
+    def manifest(self, stream: str, sequence: int) -> Manifest:
+        """An entry and the whole ledger after it."""
+        return self._manifest(stream, self._mark_of(stream, sequence))
 
     def delta_version(self, stream: str, sequence: int) -> int:
         """The Delta version that entry `sequence` made."""
@@ -152,11 +156,8 @@ class DeltaLedger:
 
     def _add(self, change: Change, file: File) -> AddAction:
         full = self.root / file.path
-        ensure(
-            full.is_file() and full.stat().st_size == file.bytes,
-            "a file is there before it is named",
-            path=file.path,
-        )
+        if not full.is_file() or full.stat().st_size != file.bytes:
+            raise Conflict(f"{file.path} is not there: another run has swept it, or the disk lost it")
         partition = {"topic": change.partition.topic, "partition": str(change.partition.number)}
         stats = {
             "numRecords": file.rows,

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from seriatim import __version__
 from seriatim.core.crash import crash_point
-from seriatim.core.errors import ConfigError, FencedError, PlatformError, broken, ensure
+from seriatim.core.errors import BrokenPromiseError, ConfigError, FencedError, PlatformError, broken, ensure
 from seriatim.core.fold import Counts
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Account, Certificate, Change, Entry, Halt, Ledger, refuse_code
@@ -172,6 +172,15 @@ class Folding:
         ranges = {partition: whole for partition, whole in ranges.items() if len(whole)}
         if not ranges:
             return True
+        try:
+            self._fold_and_commit(ranges, source)
+        except (PlatformError, BrokenPromiseError) as error:
+            if self._overtaken(ranges):  # whoever was first has swept our files: that is all it was
+                raise FencedError(error.message) from error
+            raise
+        return not self.begin_again
+
+    def _fold_and_commit(self, ranges: Ranges, source: Source) -> None:
         attempt = self.world.new_attempt()
         results = self._fold(ranges, source, attempt)
         crash_point("slice-folded")
@@ -180,7 +189,12 @@ class Folding:
             done = self._commit(entry, findings)
             self._sweep(done)
             self._count(done)
-        return not self.begin_again
+
+    def _overtaken(self, ranges: Ranges) -> bool:
+        """Whether another run moved the frontier of a partition of this slice."""
+        ledger = self._head().ledger
+        accounts = {partition: ledger.account(partition) for partition in ranges}
+        return any(account and account.frontier > ranges[p].start for p, account in accounts.items())
 
     def _fold(self, ranges: Ranges, source: Source, attempt: str) -> dict[Partition, Result]:
         """Step 4; once more, with care, where the machine raised and may have left a state half changed."""

@@ -1,0 +1,163 @@
+"""Contenders, each run in a process of its own: `python -m bench.contenders NAME FOLDER`.
+
+Start-up and a small warm-up are left out; what is measured is the work, in CPU seconds of the whole
+process tree, wall seconds and peak memory (PSS). Each prints its figures as one JSON line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.data import PARTITIONS, TOPIC
+from seriatim import config, streams, wiring
+from seriatim.adapters.spark import SparkReader
+from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.steps.fold import Folding
+
+TABLE = """
+topics = "bench-[a-z]+"
+machine = "table"
+sequence = "seq"
+[table]
+key = ["id"]
+columns = { id = "string", price = "float64", size = "int64" }
+[output]
+path = "out/table"
+"""
+MACHINE = """
+topics = "bench-[a-z]+"
+machine = "bench.machine:Rows"
+sequence = "seq"
+[output]
+path = "out/machine"
+"""
+
+
+def floor(folder: Path) -> Callable[[], Any]:
+    """Spark reads the same ranges with the same fetch settings and writes them to Parquet untouched."""
+    reader, ends = _reader(folder, "floor")
+
+    def work() -> Any:
+        frame = reader.exactly(ends).frame.select("topic", "partition", "offset", "timestamp", "key", "value")
+        frame.write.option("compression", "zstd").parquet(str(folder / "out" / "floor"))
+        return sum(map(len, ends.values()))
+
+    _warm(reader, ends)
+    return work
+
+
+def ours(folder: Path, name: str, text: str) -> Callable[[], Any]:
+    """Seriatim, all integrity checks on, from discovery to the commit."""
+    (folder / "streams").mkdir(exist_ok=True)
+    (folder / "streams" / f"{name}.toml").write_text(text)
+    file, settings = _load(folder, name)
+    spark = wiring.LazySpark(file, settings, lambda said: None)
+    ends = {
+        p: OffsetRange(0, seen.log_end)
+        for p, seen in wiring.log(file, settings).bounds(file.stream.topics).items()
+    }
+
+    def work() -> Any:
+        world = wiring.world(file, settings, spark)
+        outcome = Folding(file.stream, streams.runner(file), world).run(file.stream.slice.messages_max)
+        return {"messages": outcome.messages, "records": outcome.records}
+
+    _warm(spark._reader(), ends)
+    return work
+
+
+CONTENDERS: dict[str, Callable[[Path], Callable[[], Any]]] = {
+    "floor": floor,
+    "table": lambda folder: ours(folder, "table", TABLE),
+    "machine": lambda folder: ours(folder, "machine", MACHINE),
+}
+
+
+def _load(folder: Path, name: str) -> tuple[streams.StreamFile, config.Settings]:
+    settings = config.load({**config.environment(), "SERIATIM_STREAMS": str(folder / "streams")})
+    return streams.load(name, settings.streams), settings
+
+
+def _reader(folder: Path, name: str) -> tuple[SparkReader, dict[Partition, OffsetRange]]:
+    settings = config.load()
+    spark = wiring.spark_session(name, settings, lambda said: None)
+    client = wiring.kafka_client(settings)
+    from seriatim.adapters.kafka import KafkaLog
+
+    bounds = KafkaLog(client).bounds(TOPIC)
+    ends = {
+        Partition(TOPIC, p): OffsetRange(0, bounds[Partition(TOPIC, p)].log_end) for p in range(PARTITIONS)
+    }
+    return SparkReader(spark, {**client, "isolation.level": "read_committed"}), ends
+
+
+def _warm(reader: SparkReader, ends: dict[Partition, OffsetRange]) -> None:
+    few = {partition: OffsetRange(0, min(2000, len(whole))) for partition, whole in ends.items()}
+    frame = reader.exactly(few).frame
+    frame.selectExpr("sum(length(value))").collect()
+    frame.select("value").mapInArrow(_through, "value binary").count()
+
+
+def _through(batches: Any) -> Any:
+    yield from batches
+
+
+class Meter:
+    """CPU and memory of this process and everything below it."""
+
+    def __init__(self) -> None:
+        self.me = psutil.Process()
+        self.peak = 0
+        self._over = threading.Event()
+
+    def cpu_seconds(self) -> float:
+        total = 0.0
+        for process in [self.me, *self.me.children(recursive=True)]:
+            try:
+                times = process.cpu_times()
+                total += times.user + times.system + times.children_user + times.children_system
+            except psutil.Error:
+                continue
+        return total
+
+    def watch(self) -> None:
+        while not self._over.wait(0.5):
+            total = 0
+            for process in [self.me, *self.me.children(recursive=True)]:
+                try:
+                    total += process.memory_full_info().pss
+                except psutil.Error:
+                    continue
+            self.peak = max(self.peak, total)
+
+    def measure(self, work: Callable[[], Any]) -> dict[str, Any]:
+        watcher = threading.Thread(target=self.watch)
+        watcher.start()
+        cpu, began = self.cpu_seconds(), time.monotonic()
+        try:
+            answer = work()
+            wall = time.monotonic() - began
+            spent = self.cpu_seconds() - cpu
+        finally:
+            self._over.set()
+            watcher.join()
+        return {
+            "cpu_seconds": spent,
+            "wall_seconds": wall,
+            "peak_memory_mb": round(self.peak / 1e6),
+            "answer": answer,
+        }
+
+
+if __name__ == "__main__":
+    contender, where = sys.argv[1], Path(sys.argv[2])
+    ready = CONTENDERS[contender](where)
+    print(json.dumps(Meter().measure(ready)), flush=True)

@@ -1,0 +1,244 @@
+"""A laboratory: a folder with stream files, a real broker, Spark, and ways to look at what came out.
+
+`fold` runs in this process with a Spark session shared by all tests of a worker; `command` runs the
+real command line in a process of its own, which can be killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+from deltalake import DeltaTable
+
+from seriatim import config, streams, wiring
+from seriatim.core.ledger import Ledger, Manifest
+from seriatim.core.offsets import Partition
+from seriatim.embedded.broker import BrokerInfo
+from seriatim.steps.commit import read_head
+from seriatim.steps.fold import Folding, Outcome
+
+TABLE = {
+    "machine": "table",
+    "sequence": "seq",
+    "table": {"key": ["id"], "columns": {"id": "string", "price": "float64", "size": "int64"}},
+}
+Sent = tuple[str, int, str | bytes | None, Any]
+"""Topic, partition, key, value: a dict is sent as JSON."""
+
+
+class Lab:
+    """One test's streams and their output."""
+
+    def __init__(self, folder: Path, broker: BrokerInfo, spark: Any) -> None:
+        self.folder, self.servers, self.spark = folder, broker.bootstrap_servers, spark
+        self.settings = config.load(
+            {
+                **os.environ,
+                "SERIATIM_KAFKA_BOOTSTRAP_SERVERS": self.servers,
+                "SERIATIM_STREAMS": str(folder / "streams"),
+                "SERIATIM_SPARK_MASTER": "local[2]",
+            }
+        )
+        (folder / "streams").mkdir()
+        self.admin = AdminClient({"bootstrap.servers": self.servers})
+
+    def stream(self, name: str, topics: str, given: Mapping[str, Any] | None = None, **more: Any) -> str:
+        """Write a stream file; what is not said is that of the stock table."""
+        values = {
+            **(TABLE if given is None else given),
+            "topics": topics,
+            "output": {"path": f"lake/{name}"},
+            **more,
+        }
+        lines = [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
+        (self.folder / "streams" / f"{name}.toml").write_text("\n".join(lines) + "\n")
+        return name
+
+    def send(self, messages: Iterable[Sent], headers: list[tuple[str, bytes]] | None = None) -> None:
+        """Put messages on the broker, in order."""
+        producer = Producer(
+            {
+                "bootstrap.servers": self.servers,
+                "linger.ms": 20,
+                "message.max.bytes": 20_000_000,
+                "log_level": 0,
+            }
+        )
+        failed: list[str] = []
+        for topic, partition, key, value in messages:
+            content = json.dumps(value).encode() if isinstance(value, dict) else value
+            while True:
+                try:
+                    producer.produce(
+                        topic,
+                        content,
+                        key,
+                        partition,
+                        headers=headers,
+                        on_delivery=lambda error, _: failed.append(str(error)) if error else None,
+                    )
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        assert producer.flush(60) == 0
+        assert not failed, failed[0]
+
+    def fold(
+        self, name: str, messages_max: int | None = None, until: dict[str, int] | None = None
+    ) -> Outcome:
+        """Run a stream in this process."""
+        file = streams.load(name, self.settings.streams)
+        reader = wiring.LazySpark(file, self.settings, lambda text: None)
+        reader.spark = self.spark()
+        folding = Folding(file.stream, streams.runner(file), wiring.world(file, self.settings, reader))
+        ends = {Partition.parse(place): end for place, end in until.items()} if until else None
+        return folding.run(messages_max or file.stream.slice.messages_max, ends)
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """Start the real command line."""
+        given = {
+            **os.environ,
+            "SERIATIM_KAFKA_BOOTSTRAP_SERVERS": self.servers,
+            "SERIATIM_STREAMS": str(self.folder / "streams"),
+            "SERIATIM_SPARK_MASTER": "local[2]",
+            "SERIATIM_SPARK_DRIVER_MEMORY": "1g",
+            **environment,
+        }
+        command = [sys.executable, "-m", "seriatim", *arguments]
+        return subprocess.Popen(
+            command, env=given, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def command(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run the real command line to its end."""
+        process = self.start(*arguments, **environment)
+        output, errors = process.communicate(timeout=300)
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+    def root(self, name: str) -> Path:
+        """The stream's output folder."""
+        return self.folder / "lake" / name
+
+    def records(self, name: str) -> list[dict[str, Any]]:
+        """All records, in order, as any Delta reader sees them."""
+        table = DeltaTable(self.root(name) / "records")
+        rows = table.to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
+        return sorted(rows, key=lambda row: (row["topic"], row["partition"], row["offset"], row["index"]))
+
+    def ledger(self, name: str) -> Ledger:
+        """The ledger as it is."""
+        file = streams.load(name, self.settings.streams)
+        head = read_head(wiring.ledger(file), name)
+        assert head is not None
+        return head.ledger
+
+    def manifest(self, name: str, sequence: int) -> Manifest:
+        """An entry and the ledger after it."""
+        return wiring.ledger(streams.load(name, self.settings.streams)).manifest(name, sequence)
+
+    def sessions(self, name: str) -> dict[tuple[str, str], dict[str, Any]]:
+        """Every session's saved state, decoded."""
+        file = streams.load(name, self.settings.streams)
+        runner, store, found = streams.runner(file), wiring.state(file), {}
+        for place, account in self.ledger(name).partitions.items():
+            for session, saved in store.everything(account.state):
+                state = None if saved.saved is None else runner.show(runner.load(saved.saved, saved.version))
+                found[Partition.parse(place).topic, session] = {
+                    "state": state,
+                    "finding": saved.finding,
+                    "sequence": saved.sequence,
+                    "last_offset": saved.last_offset,
+                    "snapshot_offset": saved.snapshot_offset,
+                }
+        return found
+
+    def digest(self, name: str) -> tuple[str, str]:
+        """One digest of all records and one of all state: the same for the same outcome."""
+        table = DeltaTable(self.root(name) / "records").to_pyarrow_dataset().to_table(use_threads=False)
+        order = [(column, "ascending") for column in ("topic", "partition", "offset", "index")]
+        ordered = table.sort_by(order).combine_chunks()
+        records = xxhash.xxh3_128()
+        for column in ordered.column_names:
+            records.update(json.dumps(ordered.column(column).to_pylist(), default=str).encode())
+        sessions = sorted(
+            (*key, json.dumps(value, default=str)) for key, value in self.sessions(name).items()
+        )
+        return records.hexdigest(), xxhash.xxh3_128_hexdigest(json.dumps(sessions).encode())
+
+    def kafka(self, topic: str, partitions: int) -> list[tuple[int, int, bytes | None, bytes | None]]:
+        """What the broker holds: partition, offset, key, value."""
+        consumer = Consumer(
+            {"bootstrap.servers": self.servers, "group.id": "lab", "auto.offset.reset": "earliest"}
+        )
+        ends = {
+            p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=20) for p in range(partitions)
+        }
+        consumer.assign([TopicPartition(topic, p, low) for p, (low, _) in ends.items()])
+        wanted, found = sum(high - low for low, high in ends.values()), []
+        until = time.monotonic() + 120
+        while len(found) < wanted and time.monotonic() < until:
+            for message in consumer.consume(10_000, 1.0):
+                assert message.error() is None
+                found.append((message.partition(), message.offset(), message.key(), message.value()))
+        consumer.close()
+        assert len(found) == wanted
+        return sorted(found, key=lambda message: message[:2])
+
+    def add_partitions(self, topic: str, total: int) -> None:
+        """Give a topic more partitions."""
+        self.admin.create_partitions([NewPartitions(topic, total)])[topic].result(30)
+
+    def delete_records(self, topic: str, before: dict[int, int]) -> None:
+        """Let a topic's oldest messages go."""
+        places = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
+        for answer in self.admin.delete_records(places).values():
+            answer.result(30)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_toml(part)}" for key, part in value.items()) + " }"
+    return json.dumps(value)
+
+
+def straight(messages: Iterable[tuple[int, int, bytes | None, bytes | None]]) -> dict[str, dict[str, Any]]:
+    """Tables by session, folded the plainest way there is."""
+    tables: dict[str, dict[str, Any]] = {}
+    for _, _, key, value in messages:
+        assert key is not None
+        assert value is not None
+        session, message = key.decode(), json.loads(value)
+        if message["type"] == "snapshot":
+            tables[session] = {row["id"]: row for row in message["rows"]}
+        elif session not in tables:
+            continue
+        elif message["type"] == "delete":
+            del tables[session][message["id"]]
+        else:
+            row = tables[session].setdefault(
+                message["id"], {"id": message["id"], "price": None, "size": None}
+            )
+            row.update({name: message[name] for name in ("price", "size") if name in message})
+    return tables
+
+
+def folded(records: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Tables by topic and session, folded from the records alone."""
+    tables: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in records:
+        table = tables.setdefault((record["topic"], record["session"]), {})
+        if record["op"] == "delete":
+            del table[record["id"]]
+        else:
+            table[record["id"]] = {name: record[name] for name in ("id", "price", "size")}
+    return tables

@@ -1,0 +1,93 @@
+"""The founding bug, red and green: when a shuffle spills, Spark's own stateful operator loses order; we do not.
+
+The red half must stay red: if Spark ever stops failing here, we want to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.integration.lab import Lab, folded
+from tests.integration.test_slices import snapshot, update
+
+MESSAGES = 200_000
+SPILL = "spark.shuffle.spill.numElementsForceSpillThreshold"
+
+
+def test_spark_loses_order_when_it_spills_and_we_do_not(
+    lab: Lab, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """The same 200,000 messages under forced spills: Spark delivers inversions and a stuck row, we deliver none."""
+    spark = lab.spark()
+    before = spark.sparkContext.getConf().get(SPILL)
+    assert before == "20000", "the laboratory's Spark is made to spill"
+
+    inversions, last_price = spark_operator(spark, tmp_path)
+
+    name = topic(1)
+    lab.send([(name, 0, "s", snapshot(1, ("x", 0.0, 0)))])
+    lab.send((name, 0, "s", update(i + 1, "x", float(i))) for i in range(1, MESSAGES))
+    stream = lab.stream("ours", name)
+    outcome = lab.fold(stream)
+    records = lab.records(stream)
+
+    assert inversions > 0, "Spark's own operator kept order: has the founding bug been fixed?"
+    assert last_price != MESSAGES - 1, "no stuck row: has the founding bug been fixed?"
+    assert outcome.messages == MESSAGES
+    assert [row["offset"] for row in records] == list(range(MESSAGES))
+    assert [row["sequence"] for row in records] == list(range(1, MESSAGES + 1))
+    assert folded(records)[name, "s"]["x"]["price"] == MESSAGES - 1
+
+
+def spark_operator(spark: Any, folder: Path) -> tuple[int, float]:
+    """ApplyInPandasWithState over the same messages: steps backward it delivered, and the price it ended with."""
+    source, sink = folder / "in", folder / "out"
+    source.mkdir()
+    offsets = pa.array(range(MESSAGES), pa.int64())
+    pq.write_table(pa.table({"key": pa.repeat("s", MESSAGES), "offset": offsets}), source / "0.parquet")
+
+    def fold(_: tuple[str], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        last, backward = state.get if state.exists else (-1, 0)
+        for frame in frames:
+            for offset in frame["offset"]:
+                backward += int(offset < last)
+                last = int(offset)
+        state.update((last, backward))
+        yield pd.DataFrame({"last": [last], "backward": [backward]})
+
+    read = spark.readStream.schema("key string, offset long").parquet(str(source))
+    out = read.groupBy("key").applyInPandasWithState(
+        fold, "last long, backward long", "last long, backward long", "append", "NoTimeout"
+    )
+    query = out.writeStream.format("parquet").option("path", str(sink))
+    query = query.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+    query.awaitTermination()
+    (row,) = pq.read_table(sink).to_pylist()
+    return row["backward"], float(row["last"])
+
+
+def test_no_shuffle_in_our_plan(lab: Lab, topic: Callable[..., str]) -> None:
+    """The physical plan sorts within partitions and exchanges nothing."""
+    from seriatim import streams, wiring
+    from seriatim.core.offsets import OffsetRange, Partition
+
+    name = topic(2)
+    lab.send([(name, p, "s", snapshot(1, ("x", 0.0, 0))) for p in range(2)])
+    file = streams.load(lab.stream("plan", name), lab.settings.streams)
+    reader = wiring.LazySpark(file, lab.settings, lambda text: None)
+    reader.spark = lab.spark()
+    ranges = {Partition(name, p): OffsetRange(0, 1) for p in range(2)}
+
+    frame = reader.exactly(ranges).plan(wiring.FoldTask(file, {}))
+    plan = frame._jdf.queryExecution().executedPlan().toString()
+
+    assert "Sort [topic" in plan
+    assert "MapInArrow" in plan
+    assert "Exchange" not in plan
+    assert frame.rdd.getNumPartitions() == 2
