@@ -186,6 +186,10 @@ SCALARS: dict[Any, str] = {
 }
 
 
+FLOAT64_WHOLE_MAX = 2**53
+"""Beyond it a float64 cannot hold every whole number."""
+
+
 def record_columns(name: str, record: Any) -> dict[str, str]:
     """Columns of a record Struct: names to type names."""
     if not (isinstance(record, type) and issubclass(record, msgspec.Struct)):
@@ -197,7 +201,7 @@ def record_columns(name: str, record: Any) -> dict[str, str]:
 
 
 def fits(value: Any, kind: str) -> bool:
-    """Whether a value may stand in a column of this type."""
+    """Whether a value may stand in a column of this type. Never laxer than what writes the column."""
     if value is None:
         return True
     if kind.startswith("list<"):
@@ -205,9 +209,15 @@ def fits(value: Any, kind: str) -> bool:
     if kind == "int64":
         return _is_int64(value)
     if kind == "float64":
-        return isinstance(value, float) or _is_int64(value)
+        return isinstance(value, float) or (_is_int64(value) and abs(value) <= FLOAT64_WHOLE_MAX)
     wanted = next(python for python, name in SCALARS.items() if name == kind)
-    return isinstance(value, wanted) and not (kind == "date" and isinstance(value, datetime))
+    if not isinstance(value, wanted) or (kind == "date" and isinstance(value, datetime)):
+        return False
+    try:
+        _ = value.encode() if kind == "string" else kind != "timestamp" or value.utctimetuple()
+    except (UnicodeEncodeError, OverflowError):
+        return False
+    return True
 
 
 def _column_type(name: str, field: str, kind: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime
+from datetime import date, datetime, timedelta, timezone
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -172,6 +172,9 @@ def test_a_record_field_without_a_column_type_is_refused() -> None:
         (2**63, "int64", False),
         (1, "float64", True),
         ("1", "float64", False),
+        (2**53 + 1, "float64", False),
+        ("\ud800", "string", False),
+        (datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=12))), "timestamp", False),
         (True, "bool", True),
         (1, "bool", False),
         (datetime(2024, 1, 1), "date", False),  # noqa: DTZ001  # naive on purpose

@@ -126,7 +126,9 @@ class MemoryFiles:
         self.files[path] = MemoryFile()
 
     def close(self, path: str, content: bytes, rows: list[dict[str, Any]]) -> File:
-        """Finish a file; its description for the ledger."""
+        """Finish a file; its description for the ledger. Whoever swept it meanwhile was first."""
+        if path not in self.files:
+            raise FileNotFoundError(path)
         self.files[path] = MemoryFile(content, rows)
         offsets = [row["offset"] for row in rows if "offset" in row] or [-1]
         digest = xxh3_128(content).hexdigest()
