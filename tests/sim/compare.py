@@ -202,10 +202,12 @@ def check_digests(chaos: Chaos) -> None:
         for change in commit.entry.changes if commit.entry else ():
             topic = chaos.world.kafka.topics.get(change.partition.topic)
             certificate = change.certificate
-            if not (certificate and certificate.digests) or certificate.holes or topic is None:
+            if not (certificate and certificate.digests) or certificate.holes:
+                continue
+            if topic is None or topic.id != change.topic_id:
                 continue
             log = topic.messages[change.partition.number][certificate.start : certificate.until]
-            if topic.id != change.topic_id or len(log) != certificate.until - certificate.start:
+            if len(log) != certificate.until - certificate.start:
                 continue
             digests = MemoryDigests()
             digests.update(
