@@ -6,7 +6,8 @@ Next room: spark.py reads the messages.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -18,6 +19,8 @@ from seriatim.core.slice import Bounds
 
 T = TypeVar("T")
 GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+MOVING = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
+"""A partition just made, or just given to another broker: it answers in a moment."""
 OWN_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 """Kafka's own: a stream never means these."""
 
@@ -67,20 +70,25 @@ class KafkaLog:
         return found
 
     def _offsets(self, partitions: Mapping[Partition, str], which: OffsetSpec) -> dict[Partition, int]:
-        if not partitions:
-            return {}
+        found: dict[Partition, int] = {}
+        left, until = set(partitions), time.monotonic() + self.timeout_seconds
+        while left:
+            for partition, answer in self._ask_offsets(left, which).items():
+                if not (_is_moving(answer) and time.monotonic() < until):
+                    left.discard(partition)
+                    offset = self._unless_gone(answer)
+                    found |= {} if offset is None else {partition: offset.offset}
+            time.sleep(0.1 if left else 0)
+        return found
+
+    def _ask_offsets(self, partitions: Iterable[Partition], which: OffsetSpec) -> dict[Partition, Any]:
         asked = {TopicPartition(p.topic, p.number): which for p in partitions}
         answers = self._asked(
             lambda: self._admin.list_offsets(
                 asked, isolation_level=self._isolation, request_timeout=self.timeout_seconds
             )
         )
-        found = {}
-        for place, answer in answers.items():
-            offset = self._unless_gone(answer)
-            if offset is not None:
-                found[Partition(place.topic, place.partition)] = offset.offset
-        return found
+        return {Partition(place.topic, place.partition): answer for place, answer in answers.items()}
 
     def _asked(self, ask: Callable[[], T]) -> T:
         try:
@@ -100,9 +108,14 @@ class KafkaLog:
     def _unreachable(self, error: KafkaException) -> PlatformError:
         return PlatformError(
             f"Kafka at {self.servers} does not answer: {error.args[0].str()}",
-            next="check SERIATIM_KAFKA_BOOTSTRAP_SERVERS and the broker (`seriatim kafka status` for the embedded one),\n"
-            "then run again",
+            next="check SERIATIM_KAFKA_BOOTSTRAP_SERVERS and the broker\n"
+            "(`seriatim kafka status` for the embedded one), then run again",
         )
+
+
+def _is_moving(answer: Any) -> bool:
+    error = answer.exception()
+    return isinstance(error, KafkaException) and error.args[0].code() in MOVING
 
 
 class _Quiet:
