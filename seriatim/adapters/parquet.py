@@ -5,16 +5,21 @@ Next room: delta.py commits what was written here; state.py has the sessions' st
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime
+from itertools import chain
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from seriatim.core.fold import Folded, Kept
 from seriatim.core.ledger import File
+from seriatim.core.machine import fits
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import Partition
 from seriatim.core.table import DECIMAL
@@ -31,6 +36,20 @@ ARROW_TYPES = {
     "date": pa.date32(),
     "binary": pa.binary(),
 }
+PLAIN: dict[str, set[type]] = {
+    "string": {str, NoneType},
+    "int64": {int, NoneType},
+    "float64": {float, int, NoneType},
+    "bool": {bool, NoneType},
+    "timestamp": {datetime, NoneType},
+    "date": {date, NoneType},
+    "binary": {bytes, NoneType},
+}
+"""Python types that a column takes as they are; of others each value is looked at."""
+YEARS = tuple(
+    pa.scalar(f"{edge}+00:00").cast(UTC_MICROSECONDS).value
+    for edge in ("0001-01-01 00:00:00", "9999-12-31 23:59:59.999999")
+)
 OWN_FIELDS = [
     pa.field("topic", pa.string()),
     pa.field("topic_id", pa.string()),
@@ -42,6 +61,8 @@ OWN_FIELDS = [
     pa.field("session", pa.string()),
     pa.field("sequence", pa.int64()),
 ]
+UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
+"""What a value raises that does not fit its column."""
 KEPT_SCHEMA = pa.schema(
     [
         pa.field("topic", pa.string()),
@@ -79,7 +100,7 @@ class ParquetRecords:
     def __init__(
         self, root: Path, columns: Mapping[str, str], compression: str, leave_out: Sequence[str]
     ) -> None:
-        self.root, self.compression = root, compression
+        self.root, self.compression, self.kinds = root, compression, list(columns.values())
         whole = record_schema(columns)
         self.schema = pa.schema([column for column in whole if column.name not in leave_out])
         self.own = [column.name for column in OWN_FIELDS if column.name not in leave_out]
@@ -124,14 +145,10 @@ class _Records:
         if not folded.rows:
             return
         own = self._own_columns(stretch, folded)
-        kinds = [column.type for column in self.store.schema][len(own) :]
         try:
-            columns = [
-                pa.array(values, kind)
-                for values, kind in zip(zip(*folded.rows, strict=True), kinds, strict=True)
-            ]
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            if rows := _unfit_rows(folded.rows, kinds):
+            columns = list(map(_column, zip(*folded.rows, strict=True), self.store.kinds))
+        except UNFIT:
+            if rows := _unfit_rows(folded.rows, self.store.kinds):
                 raise UnfitRecords(rows) from None
             raise
         self.file.add(pa.RecordBatch.from_arrays([*own, *columns], schema=self.store.schema))
@@ -163,13 +180,41 @@ class _Records:
         return None if file is None else replace(file, first=self.first, last=self.last)
 
 
-def _unfit_rows(rows: Sequence[tuple[Any, ...]], kinds: Sequence[pa.DataType]) -> list[int]:
+def _column(values: Sequence[Any], kind: str) -> pa.Array:
+    """Values as a column, none of them bent: pyarrow by itself writes 1.5 into int64 as 1."""
+    if not _is_plain(values, kind):
+        raise TypeError(f"a value does not fit {kind}")
+    column = pa.array(values, arrow_type(kind))
+    if kind.endswith(("timestamp", "timestamp>")) and not _has_years(column):
+        raise OverflowError("a time in UTC is before year 1 or after 9999")
+    return column
+
+
+def _is_plain(values: Iterable[Any], kind: str) -> bool:
+    """Whether each value is of its column's kind."""
+    if kind.startswith("list<"):
+        inside = list(chain.from_iterable(value for value in values if isinstance(value, list)))
+        return set(map(type, values)) <= {list, NoneType} and _is_plain(inside, kind[5:-1])
+    if kind not in PLAIN:  # a decimal: pyarrow takes none that does not fit
+        return True
+    return set(map(type, values)) <= PLAIN[kind] or all(fits(value, kind) for value in values)
+
+
+def _has_years(column: pa.Array) -> bool:
+    while pa.types.is_list(column.type):
+        column = column.flatten()
+    ends = pc.min_max(column)
+    first, last = ends["min"].value, ends["max"].value
+    return first is None or (YEARS[0] <= first and last <= YEARS[1])
+
+
+def _unfit_rows(rows: Sequence[tuple[Any, ...]], kinds: Sequence[str]) -> list[int]:
     unfit = []
     for number, row in enumerate(rows):
         try:
             for value, kind in zip(row, kinds, strict=True):
-                pa.array([value], kind)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+                _column([value], kind)
+        except UNFIT:
             unfit.append(number)
     return unfit
 
