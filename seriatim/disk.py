@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from seriatim.core.crash import crash_point
+from seriatim.core.errors import ensure
 from seriatim.core.ledger import File
 
 ROWS_PER_GROUP = 131_072
@@ -61,7 +62,10 @@ def file_names(folder: Path) -> list[str]:
 
 
 class ParquetFileWriter:
-    """A Parquet file being written: opened with the first rows, row groups gathered to a good size."""
+    """A Parquet file being written: opened with the first rows, row groups gathered to a good size.
+
+    Names are unique: nothing is ever overwritten.
+    """
 
     def __init__(self, root: Path, path: str, schema: pa.Schema, compression: str) -> None:
         self.root, self.path, self.schema = root, path, schema
@@ -81,6 +85,7 @@ class ParquetFileWriter:
     def _flush(self) -> None:
         if self._writer is None:
             full = self.root / self.path
+            ensure(not full.exists(), "the file is there already", path=self.path)
             full.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(
                 full, self.schema, compression=self.compression, write_page_checksum=True
