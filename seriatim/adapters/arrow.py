@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def stretches(batches: Iterable[pa.RecordBatch]) -> Iterator[Stretch]:
         steps = np.diff(offsets)
         ensure(bool((steps > 0).all()), "offsets rise", first=int(offsets[0]), last=int(offsets[-1]))
         edges = [0, *(np.flatnonzero(steps != 1) + 1).tolist(), len(offsets)]
-        for begin, end in zip(edges, edges[1:], strict=False):
+        for begin, end in pairwise(edges):
             yield ArrowStretch(batch.slice(begin, end - begin), int(offsets[begin]))
 
 
@@ -117,6 +118,9 @@ def _buffers(column: pa.Array) -> tuple[Any, Any]:
     edges = np.frombuffer(starts, dtype="<i8" if wide else "<i4")[column.offset : column.offset + count + 1]
     sizes = np.diff(edges).astype("<i4")
     if column.null_count:
-        sizes[column.is_null().to_numpy(zero_copy_only=False)] = -1
+        nulls = column.is_null().to_numpy(zero_copy_only=False)
+        if sizes[nulls].any():  # Arrow allows bytes behind a null: they are no part of a message
+            return _buffers(pa.array(column.to_pylist(), column.type))
+        sizes[nulls] = -1
     content = memoryview(data)[int(edges[0]) : int(edges[-1])] if data is not None else b""
     return content, sizes
