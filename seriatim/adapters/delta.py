@@ -51,14 +51,9 @@ class DeltaLedger:
         if table is None:
             return None
         mark, foreign = self._last_entry(stream, table)
-        manifest = self._manifest(stream, mark)
-        if manifest.ledger.stream != stream:
-            other = manifest.ledger.stream
-            raise ConfigError(
-                f"{stream}: its output path holds stream {other!r}", next="give each stream its own path"
-            )
+        ledger = self._manifest(stream, mark).ledger
         self._refuse_other_schema(stream, table)
-        return Head(replace(manifest.ledger, sha256=mark["sha256"]), table, foreign)
+        return Head(ledger, table, foreign)
 
     def at(self, stream: str, sequence: int) -> Ledger:
         """The ledger as of an earlier entry."""
@@ -107,10 +102,10 @@ class DeltaLedger:
             return False
         for commit in DeltaTable(self.table_path).history():
             mark = commit.get(KEY)
-            if mark and mark["sha256"] == sha256:
-                return True
             if mark and mark["sequence"] <= after:
                 return False
+            if mark and mark["sha256"] == sha256:
+                return True
         return False
 
     def witness(self) -> tuple[int, str] | None:
@@ -124,7 +119,8 @@ class DeltaLedger:
             raise IntegrityError(
                 f"{self.root.name}: head.json cannot be read",
                 cause="it was changed by somebody else: it is always replaced as a whole",
-                next=f"restore {self.root / 'head.json'} from a backup, or move it away after looking at the ledger",
+                next=f"restore {self.root / 'head.json'} from a backup,\n"
+                "or move it away after looking at the ledger",
             ) from None
 
     def put_witness(self, sequence: int, sha256: str) -> None:
@@ -216,7 +212,7 @@ class DeltaLedger:
         )
 
     def _manifest(self, stream: str, mark: dict[str, Any]) -> Manifest:
-        """A manifest, proved by its hash."""
+        """A manifest, proved by its hash, which its ledger then knows."""
         path, sha256 = mark["manifest"], mark["sha256"]
         try:
             packed = (self.root / path).read_bytes()
@@ -234,7 +230,12 @@ class DeltaLedger:
             raise _unreadable(
                 stream, f"manifest {path} is of entry {manifest.entry.sequence}, not {mark['sequence']}"
             )
-        return manifest
+        if manifest.ledger.stream != stream:
+            other = manifest.ledger.stream
+            raise ConfigError(
+                f"{stream}: its output path holds stream {other!r}", next="give each stream its own path"
+            )
+        return replace(manifest, ledger=replace(manifest.ledger, sha256=sha256))
 
     def _refuse_other_schema(self, stream: str, table: DeltaTable) -> None:
         if self.schema is None:
