@@ -97,6 +97,7 @@ class MemoryFiles:
         path = f"state/{partition}/{stem}"
         self.open(path)
         everyone = {**self.everything(merge), **bare}
+        ensure(bool(everyone), "state is saved only where there is some", path=path)
         return self.close(path, msgspec.msgpack.encode(everyone), [{"session": name} for name in everyone])
 
     def quarantined(self, files: Iterable[File]) -> dict[str, Session]:
@@ -130,7 +131,7 @@ class MemoryFiles:
         if path not in self.files:
             raise FileNotFoundError(path)
         self.files[path] = MemoryFile(content, rows)
-        offsets = [row["offset"] for row in rows if "offset" in row] or [-1]
+        offsets = [row["offset"] for row in rows if "index" in row] or [-1]  # of records alone
         digest = xxh3_128(content).hexdigest()
         return File(path, len(content), len(rows), digest, offsets[0], offsets[-1])
 
@@ -200,7 +201,7 @@ def _kept_row(stretch: Stretch, kept: Kept) -> dict[str, Any]:
         "session": kept.session,
         "key": stretch.keys[i],
         "value": stretch.values[i],
-        "headers": stretch.headers[i] if stretch.headers else (),
+        "headers": None if stretch.headers is None else stretch.headers[i],
         "finding": kept.finding,
         "cause": kept.cause,
     }

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from seriatim.core import ledger as ledgers
-from seriatim.core.errors import IntegrityError, ensure
+from seriatim.core.errors import ConfigError, IntegrityError, ensure
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Entry, File, Ledger
 from seriatim.ports import Conflict, Head
@@ -33,7 +33,7 @@ class MemoryLedger:
 
     def __init__(self, read: Callable[[File], object] | None = None) -> None:
         self.read = read
-        """Raises for a file that is not there: no commit may name one."""
+        """Raises IntegrityError for a file that is not there: no commit may name one."""
         self.commits: list[MemoryCommit] = []
         self.manifests: dict[str, bytes] = {}
         self.seen: tuple[int, str] | None = None
@@ -57,7 +57,8 @@ class MemoryLedger:
     def at(self, stream: str, sequence: int) -> Ledger:
         """The ledger as of an earlier entry."""
         ours = [commit for commit in self.commits if commit.entry is not None]
-        ensure(0 <= sequence < len(ours), "no such entry", sequence=sequence)
+        if not 0 <= sequence < len(ours):
+            raise ConfigError(f"{stream}: there is no ledger entry {sequence}")
         return self._ledger(ours[sequence], stream)
 
     def _ledger(self, commit: MemoryCommit, stream: str) -> Ledger:
@@ -65,7 +66,8 @@ class MemoryLedger:
         if sha256_of(content).hexdigest() != commit.sha256:
             raise IntegrityError(f"{commit.manifest} is corrupt or missing", next="restore it from a backup")
         ledger = ledgers.decode(content).ledger
-        ensure(ledger.stream == stream, "the ledger is another stream's", stream=ledger.stream)
+        if ledger.stream != stream:
+            raise ConfigError(f"{stream}: its output path holds stream {ledger.stream!r}")
         return replace(ledger, sha256=commit.sha256)
 
     def put_manifest(self, sequence: int, content: bytes) -> tuple[str, str]:
@@ -96,8 +98,11 @@ class MemoryLedger:
         ensure(active >= set(entry.removed), "a file to remove is in the table")
         for file in [file for change in entry.changes for file in change.records]:
             ensure(file.path not in active, "a file is named once", path=file.path)
-            if self.read is not None:
-                self.read(file)
+            try:
+                if self.read is not None:
+                    self.read(file)
+            except IntegrityError as missing:
+                raise Conflict(missing.message) from missing
 
     def active(self) -> list[File]:
         """The record files of the table now, oldest first."""
