@@ -1,4 +1,4 @@
-"""What tests share: one broker for a whole run, topics of their own for each test, and `--full`.
+"""What tests share: one broker for a whole run, one Spark per worker, topics of their own, and `--full`.
 
 The broker is started by the first test that asks for it. With xdist every worker asks; they find the
 one that runs, since its home is handed down to them. The process that began the run stops it.
@@ -12,12 +12,13 @@ import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from seriatim import config
+from seriatim import config, wiring
 from seriatim.embedded import broker as embedded
 from seriatim.embedded.broker import BrokerInfo
 
@@ -103,6 +104,23 @@ def topic(broker: BrokerInfo, topic_name: Callable[[], str]) -> Callable[..., st
         return name
 
     return create
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Callable[[], Any]]:
+    """A Spark session for all tests of this worker, started when first asked for."""
+    started: list[Any] = []
+
+    def get() -> Any:
+        if not started:
+            settings = config.load()
+            more = {"spark.master": "local[2]", "spark.shuffle.spill.numElementsForceSpillThreshold": "20000"}
+            started.append(wiring.spark_session("tests", settings, _silent, more))
+        return started[0]
+
+    yield get
+    for session in started:
+        session.stop()
 
 
 def _silent(_: str) -> None:
