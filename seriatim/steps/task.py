@@ -151,11 +151,12 @@ class FoldTask:
 
     def fold(self, stretches: Iterable[Stretch]) -> Result:
         """All messages in order, until the end, a hole or a halt."""
-        for number, stretch in enumerate(stretches):
-            crash_point("first-fetch" if number == 0 else "mid-fetch")
+        for stretch in stretches:
+            crash_point("first-fetch")
             if not self._joins(stretch.start):
                 break
             self._stretch(stretch)
+            crash_point("mid-fetch")
             if self.halt:
                 break
         if not self.halt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
@@ -84,6 +85,7 @@ def test_a_killed_worker_is_platform_trouble(lab: Lab, topic: Callable[..., str]
         if len(workers) > 1:
             workers[-1].kill()
             break
+        time.sleep(0.05)
     _, errors = process.communicate(timeout=200)
 
     assert process.returncode == 4, errors
