@@ -43,7 +43,7 @@ path = "out/machine"
 
 def floor(folder: Path) -> Callable[[], Any]:
     """Spark reads the same ranges with the same fetch settings and writes them to Parquet untouched."""
-    reader, ends = _reader(folder, "floor")
+    reader, ends = _reader("floor")
 
     def work() -> Any:
         frame = reader.exactly(ends).frame.select("topic", "partition", "offset", "timestamp", "key", "value")
@@ -59,10 +59,9 @@ def ours(folder: Path, name: str, text: str) -> Callable[[], Any]:
     (folder / "streams").mkdir(exist_ok=True)
     (folder / "streams" / f"{name}.toml").write_text(text)
     file, settings = _load(folder, name)
-    spark = wiring.LazySpark(file, settings, lambda said: None)
+    spark = wiring.LazySpark(file, settings, silent)
     ends = {
-        p: OffsetRange(0, seen.log_end)
-        for p, seen in wiring.log(file, settings).bounds(file.stream.topics).items()
+        p: OffsetRange(0, seen.log_end) for p, seen in wiring.log(file, settings).bounds(file.stream.topics).items()
     }
 
     def work() -> Any:
@@ -86,16 +85,14 @@ def _load(folder: Path, name: str) -> tuple[streams.StreamFile, config.Settings]
     return streams.load(name, settings.streams), settings
 
 
-def _reader(folder: Path, name: str) -> tuple[SparkReader, dict[Partition, OffsetRange]]:
+def _reader(name: str) -> tuple[SparkReader, dict[Partition, OffsetRange]]:
     settings = config.load()
-    spark = wiring.spark_session(name, settings, lambda said: None)
+    spark = wiring.spark_session(name, settings, silent)
     client = wiring.kafka_client(settings)
     from seriatim.adapters.kafka import KafkaLog
 
     bounds = KafkaLog(client).bounds(TOPIC)
-    ends = {
-        Partition(TOPIC, p): OffsetRange(0, bounds[Partition(TOPIC, p)].log_end) for p in range(PARTITIONS)
-    }
+    ends = {Partition(TOPIC, p): OffsetRange(0, bounds[Partition(TOPIC, p)].log_end) for p in range(PARTITIONS)}
     return SparkReader(spark, {**client, "isolation.level": "read_committed"}), ends
 
 
@@ -108,6 +105,10 @@ def _warm(reader: SparkReader, ends: dict[Partition, OffsetRange]) -> None:
 
 def _through(batches: Any) -> Any:
     yield from batches
+
+
+def silent(_: str) -> None:
+    """Nobody listens."""
 
 
 class Meter:

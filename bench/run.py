@@ -40,9 +40,7 @@ def main() -> None:
         for number in range(chosen.rounds):
             for name in names:
                 runs[name].append(run(name, home / "work", info.bootstrap_servers))
-                say(
-                    f"round {number + 1} {name}: {runs[name][-1]['cpu_seconds'] / count * 1e6:.2f} µs CPU a message"
-                )
+                say(f"round {number + 1} {name}: {runs[name][-1]['cpu_seconds'] / count * 1e6:.2f} µs CPU a message")
         keep(summary(runs, count))
     finally:
         broker.stop(home, say)

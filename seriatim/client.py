@@ -41,9 +41,7 @@ def read(path: Path | None) -> dict[str, str]:
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
-        raise ConfigError(
-            f"kafka_config: {path}: {error.strerror}", next="fix SERIATIM_KAFKA_CONFIG"
-        ) from None
+        raise ConfigError(f"kafka_config: {path}: {error.strerror}", next="fix SERIATIM_KAFKA_CONFIG") from None
     settings: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()

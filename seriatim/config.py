@@ -46,11 +46,7 @@ def load(environ: dict[str, str] | None = None, folder: Path | None = None) -> S
     environ = dict(os.environ) if environ is None else environ
     given = _from_file((folder or Path.cwd()) / "seriatim.toml")
     fields = set(Settings.__struct_fields__)
-    given |= {
-        field: environ[f"{PREFIX}{field.upper()}"]
-        for field in fields
-        if environ.get(f"{PREFIX}{field.upper()}")
-    }
+    given |= {field: environ[f"{PREFIX}{field.upper()}"] for field in fields if environ.get(f"{PREFIX}{field.upper()}")}
     given.setdefault("home", _default_home(environ))
     given.setdefault("streams", "streams")
     try:

@@ -87,9 +87,7 @@ class ParquetFileWriter:
             full = self.root / self.path
             ensure(not full.exists(), "the file is there already", path=self.path)
             full.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(
-                full, self.schema, compression=self.compression, write_page_checksum=True
-            )
+            self._writer = pq.ParquetWriter(full, self.schema, compression=self.compression, write_page_checksum=True)
             crash_point("record-file-open")
         self._writer.write_table(pa.Table.from_batches(self._waiting, self.schema))
         crash_point("record-file-half")

@@ -98,9 +98,7 @@ class StateStore(Protocol):
     """Where sessions' state is. Files are checked against their digest before use."""
 
     def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]: ...
-    def save(
-        self, partition: Partition, stem: str, sessions: Mapping[str, Session], merge: Iterable[File]
-    ) -> File:
+    def save(self, partition: Partition, stem: str, sessions: Mapping[str, Session], merge: Iterable[File]) -> File:
         """Write sessions, over those of the files to be merged (oldest first)."""
         ...
 

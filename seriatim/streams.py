@@ -57,9 +57,7 @@ def runner(file: StreamFile) -> Runner:
     stream = file.stream
     if stream.machine == "table":
         return stream.table_machine()
-    machine = UserMachine(
-        stream.machine, _machine_class(stream, file.folder), stream.sequence, stream.session_field
-    )
+    machine = UserMachine(stream.machine, _machine_class(stream, file.folder), stream.sequence, stream.session_field)
     taken = sorted(set(machine.columns) & set(OWN_COLUMNS))
     if taken:
         raise ConfigError(

@@ -24,8 +24,7 @@ PURE = {
 ALLOWED = {
     "seriatim/core": PURE | {"msgspec", "seriatim.core"},
     "seriatim/ports.py": PURE | {"msgspec", "seriatim.core"},
-    "seriatim/steps": PURE
-    | {"msgspec", "seriatim.__version__", "seriatim.core", "seriatim.ports", "seriatim.steps"},
+    "seriatim/steps": PURE | {"msgspec", "seriatim.__version__", "seriatim.core", "seriatim.ports", "seriatim.steps"},
 }
 
 

@@ -20,9 +20,7 @@ def _shown(program: str) -> Iterator[tuple[str, str]]:
     for page in PAGES:
         text = (ROOT / page).read_text()
         blocks = re.findall(r"```(?:console|bash|sh)?\n(.*?)```", text, re.DOTALL)
-        lines = [
-            line.removeprefix("$ ").split("#")[0].strip() for block in blocks for line in block.splitlines()
-        ]
+        lines = [line.removeprefix("$ ").split("#")[0].strip() for block in blocks for line in block.splitlines()]
         for line in (*lines, *re.findall(r"`([^`\n]+)`", text)):
             if line.startswith(f"{program} "):
                 yield page, line

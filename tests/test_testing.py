@@ -299,9 +299,7 @@ def test_older_state_is_upgraded_when_it_is_touched() -> None:
     """What upgrades goes on; what cannot is set aside with its old bytes; what is not touched stays old."""
     world = two_versions(versioned(2, NewState, upgrade=upgrade))
     outcome = world.run()
-    assert [(f.finding, f.session, f.cause) for f in outcome.findings] == [
-        ("raised", "unlucky", "ValueError: unlucky")
-    ]
+    assert [(f.finding, f.session, f.cause) for f in outcome.findings] == [("raised", "unlucky", "ValueError: unlucky")]
     sessions = world.sessions(Partition("in", 0))
     assert {name: session.version for name, session in sessions.items()} == {
         "s": 2,

@@ -17,9 +17,7 @@ from statistics import median, quantiles
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PRODUCT = sorted(
-    path for room in ("seriatim", "dags", "plugins", "spark_apps") for path in (ROOT / room).rglob("*.py")
-)
+PRODUCT = sorted(path for room in ("seriatim", "dags", "plugins", "spark_apps") for path in (ROOT / room).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 FUNCTION_MAX, FUNCTION_P95, FUNCTION_MEDIAN = 70, 35, 8

@@ -39,9 +39,8 @@ def send(
                 time.sleep(sending.sent / rate - (now - began))
             if now - said > SAY_EVERY_SECONDS:
                 said = now
-                say(
-                    f"{sending.sent:,}{f' of {total:,}' if total else ''} messages, {sending.sent / (now - began):,.0f}/s"
-                )
+                goal = f" of {total:,}" if total else ""
+                say(f"{sending.sent:,}{goal} messages, {sending.sent / (now - began):,.0f}/s")
     except KeyboardInterrupt:
         say("stopped")
     return sending.finish()
@@ -94,9 +93,7 @@ def make_topics(client: Mapping[str, str], topics: Mapping[str, int]) -> None:
             made.result()
         _wait_for_leaders(admin, [topic.topic for topic in wanted], topics)
     except KafkaException as error:
-        raise PlatformError(
-            f"Kafka: {error.args[0].str()}", next="check the broker, then send again"
-        ) from None
+        raise PlatformError(f"Kafka: {error.args[0].str()}", next="check the broker, then send again") from None
 
 
 def _wait_for_leaders(admin: AdminClient, names: list[str], topics: Mapping[str, int]) -> None:
@@ -107,7 +104,5 @@ def _wait_for_leaders(admin: AdminClient, names: list[str], topics: Mapping[str,
             if len(parts) == topics[name] and all(part.leader >= 0 for part in parts.values()):
                 break
             if time.monotonic() > until:
-                raise PlatformError(
-                    f"topic {name} has no leaders yet", next="check the broker, then send again"
-                )
+                raise PlatformError(f"topic {name} has no leaders yet", next="check the broker, then send again")
             time.sleep(0.1)

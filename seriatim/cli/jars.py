@@ -19,9 +19,7 @@ app.add_typer(jars, name="jars")
 
 @jars.command()
 def fetch(
-    group: Annotated[
-        list[str] | None, typer.Option(help="spark or kafka; may be repeated. Default: all.")
-    ] = None,
+    group: Annotated[list[str] | None, typer.Option(help="spark or kafka; may be repeated. Default: all.")] = None,
 ) -> None:
     """Fetch what is missing or damaged, and prove every file by its SHA-256.
 

@@ -35,9 +35,7 @@ def status(
     settings = config.load()
     names = [stream] if stream else streams.names(settings.streams)
     if not names:
-        raise ConfigError(
-            f"there are no stream files in {settings.streams}", next="make one, or set SERIATIM_STREAMS"
-        )
+        raise ConfigError(f"there are no stream files in {settings.streams}", next="make one, or set SERIATIM_STREAMS")
     for name in names:
         file = streams.load(name, settings.streams)
         found = gather(file.stream, wiring.log(file, settings), wiring.ledger(file), wiring.state(file))
@@ -49,9 +47,7 @@ def state(
     stream: StreamName,
     session: Annotated[str, typer.Argument(metavar="SESSION", help="The session's name: its Kafka key.")],
     topic: Annotated[str | None, typer.Option(help="Where a key lives in several topics.")] = None,
-    version: Annotated[
-        int | None, typer.Option(min=0, help="As of this ledger entry. Default: the last.")
-    ] = None,
+    version: Annotated[int | None, typer.Option(min=0, help="As of this ledger entry. Default: the last.")] = None,
     json: Json = False,
 ) -> None:
     """Show what the machine holds for a session, now or as of an earlier ledger entry.
@@ -102,9 +98,7 @@ def version(
 def _show_status(found: dict[str, Any]) -> None:
     from seriatim.cli import show
 
-    typer.secho(
-        f"{found['stream']}: {found['verdict']}, tier {found['tier']}, entry {found['sequence']}", bold=True
-    )
+    typer.secho(f"{found['stream']}: {found['verdict']}, tier {found['tier']}, entry {found['sequence']}", bold=True)
     rows = [{**part, "waits": _waits(part)} for part in found["partitions"]]
     show.table(PARTITION_COLUMNS, rows)
     if found["quarantined"]:

@@ -28,9 +28,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="The same seed sends the same messages.")] = 1,
     fault: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KIND[:MESSAGE]", help="drop, swap, repeat, poison or contradict; may be repeated."
-        ),
+        typer.Option(metavar="KIND[:MESSAGE]", help="drop, swap, repeat, poison or contradict; may be repeated."),
     ] = None,
 ) -> None:
     """Send tables as snapshot, then updates: the messages that streams/demo.toml folds.
@@ -48,5 +46,5 @@ def demo(
     stream = hurt(CollectionPoints(names, sessions, seed).messages(), faults)
     wanted = islice(stream, messages) if messages else stream
     client = wiring.kafka_client(config.load())
-    sent = send(client, {name: partitions for name in names}, wanted, rate, messages or None, say)
+    sent = send(client, dict.fromkeys(names, partitions), wanted, rate, messages or None, say)
     typer.echo(f"{sent} messages sent to {', '.join(names)}")

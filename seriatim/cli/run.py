@@ -14,9 +14,7 @@ from seriatim.cli import app, say
 from seriatim.core.errors import ConfigError
 from seriatim.core.offsets import Partition
 
-StreamName = Annotated[
-    str, typer.Argument(metavar="STREAM", help="A name in streams/, or a path to a TOML file.")
-]
+StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="A name in streams/, or a path to a TOML file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
@@ -28,9 +26,7 @@ def run(
     ] = None,
     until_offsets: Annotated[
         str,
-        typer.Option(
-            metavar="JSON", help='Stop there: {"topic": {"0": 1200}}. Other partitions are not read.'
-        ),
+        typer.Option(metavar="JSON", help='Stop there: {"topic": {"0": 1200}}. Other partitions are not read.'),
     ] = "",
     json: Json = False,
 ) -> None:
@@ -82,9 +78,7 @@ def _until(text: str) -> dict[Partition, int]:
 
     try:
         given = msgspec.json.decode(text.encode(), type=dict[str, dict[str, int]])
-        return {
-            Partition.parse(f"{topic}/{p}"): end for topic, ends in given.items() for p, end in ends.items()
-        }
+        return {Partition.parse(f"{topic}/{p}"): end for topic, ends in given.items() for p, end in ends.items()}
     except msgspec.MsgspecError as error:
         raise ConfigError(
             f"--until-offsets: {error}",

@@ -30,17 +30,16 @@ CRASH_POINTS = (
     "swept",
 )
 
-_armed: Callable[[str], None] | None = None
+_armed: list[Callable[[str], None]] = []
 
 
 def arm(hook: Callable[[str], None] | None) -> None:
     """Call `hook` with the name of each point passed from now on; None disarms."""
-    global _armed
-    _armed = hook
+    _armed[:] = [] if hook is None else [hook]
 
 
 def crash_point(name: str) -> None:
     """A place where a test may end the world."""
-    if _armed is not None:
+    if _armed:
         ensure(name in CRASH_POINTS, "unknown crash point", name=name)
-        _armed(name)
+        _armed[0](name)

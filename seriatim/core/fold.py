@@ -135,7 +135,9 @@ class Fold:
             self.counts.findings["precondition"] = contradictions
         return out
 
-    def _walk(self, stretch: Stretch, messages: list[Any], names: list[str | None], out: Folded) -> None:
+    def _walk(  # noqa: C901  # the one loop that is paid per message: calls would cost more than branches
+        self, stretch: Stretch, messages: list[Any], names: list[str | None], out: Folded
+    ) -> None:
         """The loop. What is usual is inline; everything else is one call away."""
         runner, sessions, start = self.runner, self.sessions, stretch.start
         apply, is_snapshot, sequence_of = runner.apply, runner.is_snapshot, runner.sequence
@@ -153,15 +155,13 @@ class Fold:
                 session = sessions[name]  # type: ignore[index]
             try:
                 sequence, snapshot = sequence_of(message), is_snapshot(message)
-                if sequence is not None and not snapshot and sequence != (session.sequence or 0) + 1:
-                    if not self._judge_sequence(session, name, sequence, start + i, i, out):
-                        continue
-                records = (
-                    apply(session.state, message) if not session.careful else self._undoably(session, message)
-                )
+                jumps = not snapshot and sequence is not None and sequence != (session.sequence or 0) + 1
+                if jumps and not self._judge_sequence(session, name, sequence, start + i, i, out):
+                    continue
+                records = apply(session.state, message) if not session.careful else self._undoably(session, message)
             except MemoryError:
                 raise
-            except (Exception, SystemExit) as error:  # the machine's own: it becomes a finding
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # the machine's own: it becomes a finding
                 self._refused(session, name, error, start + i, i, out)
                 continue
             if snapshot:
@@ -212,7 +212,7 @@ class Fold:
         """Bring a sleeping session to life, if this message may: by its saved state or a snapshot."""
         try:
             begins = not self.runner.has_snapshots or self.runner.is_snapshot(message)
-        except (Exception, SystemExit) as error:  # the user's own
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's own
             self._quarantine(session, name, "raised", offset, i, out, cause=told(error))
             return False
         if session.finding is not None and not (self.runner.has_snapshots and begins):
@@ -223,7 +223,7 @@ class Fold:
             return False
         try:
             self._awaken(session, name)
-        except (Exception, SystemExit) as error:  # the user's own upgrade or start
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's own upgrade or start
             self._quarantine(session, name, "raised", offset, i, out, cause=told(error))
             return False
         if session.finding is not None:
@@ -255,11 +255,11 @@ class Fold:
             self.counts.first_snapshot = offset
 
     def _judge_sequence(
-        self, session: Session, name: str | None, sequence: int, offset: int, i: int, out: Folded
+        self, session: Session, name: str | None, sequence: int | None, offset: int, i: int, out: Folded
     ) -> bool:
         """Whether a message out of sequence is applied all the same."""
         last = session.sequence
-        if last is None:
+        if last is None or sequence is None:
             return True
         anchor = session.anchor if session.anchor is not None else last
         kind = "sequence gap" if sequence > last else "repeat" if sequence >= anchor else "disorder"
@@ -372,10 +372,8 @@ class Fold:
             if session.saved is None and session.state is not None:
                 try:
                     session.saved = self.runner.dump(session.state)
-                except Exception as error:  # the user's own state; found at its message in the next try
-                    ensure(
-                        not session.careful, "a careful session can be saved", session=name, error=told(error)
-                    )
+                except Exception as error:  # noqa: BLE001  # the user's own state; found at its message in the next try
+                    ensure(not session.careful, "a careful session can be saved", session=name, error=told(error))
                     self.raised.add(name)
         return touched
 

@@ -35,9 +35,7 @@ _TABLE: dict[str, tuple[Action, ...]] = {
     "precondition": ("count", "halt", "count", "halt", "halt"),
     "raised": ("halt", "halt", "halt", "halt", "halt"),
 }
-ACTIONS: dict[str, dict[Tier, Action]] = {
-    kind: dict(zip(TIERS, row, strict=True)) for kind, row in _TABLE.items()
-}
+ACTIONS: dict[str, dict[Tier, Action]] = {kind: dict(zip(TIERS, row, strict=True)) for kind, row in _TABLE.items()}
 """DESIGN: the tier table. `halt` is narrow: the partition, or the session (quarantine)."""
 
 TITLES = {
@@ -87,9 +85,7 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def next(self, stream: str) -> str:
         """What to do about it."""
-        return NEXT[self.finding if self.scope != "session" else "session"].format(
-            stream=stream, place=self.place
-        )
+        return NEXT[self.finding if self.scope != "session" else "session"].format(stream=stream, place=self.place)
 
     def told(self, stream: str) -> dict[str, Any]:
         """As one JSON object for scripts."""

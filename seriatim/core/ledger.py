@@ -293,9 +293,7 @@ def _folded(entry: Entry, change: Change, account: Account) -> Account:
 
 def _judged(entry: Entry, ledger: Ledger) -> Ledger:
     """The circuit and the checked sequence after verdicts, repairs and accepts."""
-    mended = (
-        {str(change.partition) for change in entry.changes} if entry.kind in ("repair", "accept") else set()
-    )
+    mended = {str(change.partition) for change in entry.changes} if entry.kind in ("repair", "accept") else set()
     failed = set(ledger.failed) - mended
     if entry.kind == "accept" and entry.judged >= 0:
         failed = set()
@@ -335,7 +333,5 @@ def decode(content: bytes) -> Manifest:
     """A manifest from JSON bytes."""
     seen = msgspec.json.decode(content, type=dict[str, Any]).get("format")
     if seen != FORMAT:
-        raise ConfigError(
-            f"manifest format {seen}, this code knows {FORMAT}", next="deploy the newer Seriatim"
-        )
+        raise ConfigError(f"manifest format {seen}, this code knows {FORMAT}", next="deploy the newer Seriatim")
     return msgspec.json.decode(content, type=Manifest)

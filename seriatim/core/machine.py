@@ -41,7 +41,7 @@ class Machine(Generic[S, M, R]):
         """The records one message gives. May change `state` in place."""
         raise NotImplementedError
 
-    def is_snapshot(self, message: M) -> bool:
+    def is_snapshot(self, message: M) -> bool:  # noqa: ARG002  # a default that no message changes
         """Whether a session may begin, or begin again, with this message."""
         return False
 
@@ -122,7 +122,7 @@ class UserMachine:
 
     def sequence(self, message: Any) -> int | None:
         """The producer's own counter, if the stream names one."""
-        return None if self._sequence is None else typing.cast(int, getattr(message, self._sequence))
+        return None if self._sequence is None else typing.cast("int", getattr(message, self._sequence))
 
     def session(self, message: Any) -> str:
         """The session as a field of the message."""
@@ -153,11 +153,7 @@ class UserMachine:
 
     def load(self, saved: bytes, version: int) -> Any:
         """State from bytes, upgraded if an older version wrote them."""
-        return (
-            self._saved.decode(saved)
-            if version == self.state_version
-            else self.machine.upgrade(saved, version)
-        )
+        return self._saved.decode(saved) if version == self.state_version else self.machine.upgrade(saved, version)
 
     def show(self, state: Any) -> Any:
         """State as plain values for people and JSON."""
@@ -168,7 +164,7 @@ def type_arguments(name: str, kind: type) -> tuple[Any, Any, Any]:
     """State, message and record types of a user's class."""
     for base in getattr(kind, "__orig_bases__", ()):
         if get_origin(base) is Machine and len(get_args(base)) == 3:
-            return typing.cast(tuple[Any, Any, Any], get_args(base))
+            return typing.cast("tuple[Any, Any, Any]", get_args(base))
     raise ConfigError(
         f"machine {name}: the class does not say its types",
         next=f"write it as class {kind.__name__}(Machine[State, Message, Record])",
@@ -193,9 +189,7 @@ FLOAT64_WHOLE_MAX = 2**53
 def record_columns(name: str, record: Any) -> dict[str, str]:
     """Columns of a record Struct: names to type names."""
     if not (isinstance(record, type) and issubclass(record, msgspec.Struct)):
-        raise ConfigError(
-            f"machine {name}: records must be a msgspec Struct, not {record}", next="use class X(Struct)"
-        )
+        raise ConfigError(f"machine {name}: records must be a msgspec Struct, not {record}", next="use class X(Struct)")
     fields = msgspec.structs.fields(record)
     return {field.encode_name: _column_type(name, field.name, field.type) for field in fields}
 
@@ -211,8 +205,11 @@ def fits(value: Any, kind: str) -> bool:
     if kind == "float64":
         return isinstance(value, float) or (_is_int64(value) and abs(value) <= FLOAT64_WHOLE_MAX)
     wanted = next(python for python, name in SCALARS.items() if name == kind)
-    if not isinstance(value, wanted) or (kind == "date" and isinstance(value, datetime)):
-        return False
+    right = isinstance(value, wanted) and not (kind == "date" and isinstance(value, datetime))
+    return right and _can_be_written(value, kind)
+
+
+def _can_be_written(value: Any, kind: str) -> bool:
     try:
         _ = value.encode() if kind == "string" else kind != "timestamp" or value.utctimetuple()
     except (UnicodeEncodeError, OverflowError):

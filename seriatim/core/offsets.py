@@ -33,9 +33,7 @@ class Partition(Struct, frozen=True, order=True):
         """`orders-a/3` as a person types it."""
         topic, _, number = text.rpartition("/")
         if not TOPIC_NAME.fullmatch(topic) or not number.isdecimal():
-            raise ConfigError(
-                f"{text!r} is not a partition", next="write it as TOPIC/NUMBER, like orders-a/3"
-            )
+            raise ConfigError(f"{text!r} is not a partition", next="write it as TOPIC/NUMBER, like orders-a/3")
         return cls(topic, int(number))
 
 
@@ -64,9 +62,7 @@ class OffsetRange(Struct, frozen=True, order=True):
 
     def until(self, offset: int) -> OffsetRange:
         """The part before `offset`."""
-        ensure(
-            self.start <= offset <= self.end, "cut lies outside", cut=offset, start=self.start, end=self.end
-        )
+        ensure(self.start <= offset <= self.end, "cut lies outside", cut=offset, start=self.start, end=self.end)
         return OffsetRange(self.start, offset)
 
 

@@ -99,9 +99,7 @@ def judge(partition: Partition, account: Account, seen: Bounds) -> Finding | Non
         return finding("re-created", f"topic id {account.topic_id}", f"topic id {seen.topic_id}", cause)
     if seen.log_end < account.frontier:
         cause = "Kafka has lost messages that were already folded"
-        return finding(
-            "truncated", f"log end at or after {account.frontier}", f"log end {seen.log_end}", cause
-        )
+        return finding("truncated", f"log end at or after {account.frontier}", f"log end {seen.log_end}", cause)
     if seen.log_start > account.frontier:
         lost = OffsetRange(account.frontier, seen.log_start)
         cause = f"{len(lost)} messages {lost} were deleted before they were read"

@@ -246,9 +246,7 @@ def _check_values(file: _File, stream: Stream) -> None:
     if stream.machine == "table":
         _check_table(file, stream)
     elif not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", stream.machine):
-        file.refuse(
-            "machine", f"found {stream.machine!r}", '"table" or "module:Class", a Python file beside this one'
-        )
+        file.refuse("machine", f"found {stream.machine!r}", '"table" or "module:Class", a Python file beside this one')
 
 
 def _check_names(file: _File, stream: Stream) -> None:
@@ -267,9 +265,7 @@ def _check_names(file: _File, stream: Stream) -> None:
     if stream.sequence == "":
         file.refuse("sequence", "empty", "a field of the message; leave the key out for none")
     if stream.tier == "strict" and stream.on_poison == "skip":
-        file.refuse(
-            "on_poison", "'skip' under tier strict would lose messages", "quarantine | halt, or another tier"
-        )
+        file.refuse("on_poison", "'skip' under tier strict would lose messages", "quarantine | halt, or another tier")
     extra = [name for name in stream.output.partition_by if name not in ("topic", "partition")]
     if extra or len(set(stream.output.partition_by)) != len(stream.output.partition_by):
         file.refuse(
@@ -300,9 +296,7 @@ def _check_table(file: _File, stream: Stream) -> None:
     taken = {*OWN_COLUMNS, "op"} | {f"before_{name}" for name in table.columns}
     for name, type_name in table.columns.items():
         if name in taken:
-            file.refuse(
-                f"table.columns.{name}", "the name is taken by the record's own column", "another name"
-            )
+            file.refuse(f"table.columns.{name}", "the name is taken by the record's own column", "another name")
         if column_type(type_name) is None:
             types = "string int64 float64 bool timestamp date binary decimal(p,s)"
             file.refuse(f"table.columns.{name}", f"found type {type_name!r}", types)
@@ -321,9 +315,7 @@ def _check_message_fields(file: _File, stream: Stream) -> None:
         if name is None:
             continue
         if not name or name in used:
-            file.refuse(
-                key, f"the message field {name!r} is also {used.get(name, 'empty')}", "a field of its own"
-            )
+            file.refuse(key, f"the message field {name!r} is also {used.get(name, 'empty')}", "a field of its own")
         used[name] = key
 
 

@@ -73,9 +73,7 @@ class TableMachine:
         self.lenient = lenient
         """Take messages that the rows contradict, as well as they can be taken, and count them."""
         self.contradictions = 0
-        self.columns = {"op": "string", **columns} | (
-            {f"before_{n}": t for n, t in columns.items()} if before else {}
-        )
+        self.columns = {"op": "string", **columns} | ({f"before_{n}": t for n, t in columns.items()} if before else {})
         self._width = len(self.names)
         self._blank: Row = (None,) * self._width
         self._checks = _checks(columns)
@@ -83,7 +81,7 @@ class TableMachine:
         kinds: list[Any] = _message_kinds(key, columns, type_field, rows_field, sequence, session)
         self.snapshot, self.insert, self.update, self.delete = kinds
         self._sequenced, self._sessioned = sequence is not None, session is not None
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[tuple(kinds)])
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[tuple(kinds)])  # noqa: UP007  # made of a list
         row: Any = tuple.__class_getitem__(tuple(column_type(kind) | None for kind in columns.values()))
         self._saved: msgspec.msgpack.Decoder[list[Row]] = msgspec.msgpack.Decoder(list.__class_getitem__(row))
 
@@ -115,7 +113,7 @@ class TableMachine:
         """The session as a field of the message."""
         return str(message.session)
 
-    def start(self, session: str) -> dict[Any, Row]:
+    def start(self, session: str) -> dict[Any, Row]:  # noqa: ARG002  # every table begins empty
         """No rows yet."""
         return {}
 
@@ -198,7 +196,7 @@ class TableMachine:
         """Rows as bytes, in the order in which they came."""
         return msgspec.msgpack.encode(list(rows.values()))
 
-    def load(self, saved: bytes, version: int) -> dict[Any, Row]:
+    def load(self, saved: bytes, version: int) -> dict[Any, Row]:  # noqa: ARG002  # there was only one
         """Rows from bytes."""
         return {self._key(row): row for row in self._saved.decode(saved)}
 

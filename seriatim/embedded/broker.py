@@ -117,9 +117,7 @@ def log_file(home: Path) -> Path:
 def _folder(home: Path) -> Path:
     folder = (home / "kafka").resolve()
     if "," in str(folder) or ":" in str(folder):
-        raise ConfigError(
-            f"Kafka cannot live in {folder}: a comma or colon", next="choose another SERIATIM_HOME"
-        )
+        raise ConfigError(f"Kafka cannot live in {folder}: a comma or colon", next="choose another SERIATIM_HOME")
     return folder
 
 
@@ -169,9 +167,7 @@ def _format_once(folder: Path, program: Program) -> None:
     settings.unlink()
 
 
-def _launch(
-    folder: Path, port: int | None, overrides: Mapping[str, str], program: Program, say: Say
-) -> psutil.Process:
+def _launch(folder: Path, port: int | None, overrides: Mapping[str, str], program: Program, say: Say) -> psutil.Process:
     """Start Kafka. Without a given port somebody may be quicker at the one we found: then try another."""
     for _ in range(PORT_TRIES):
         _write_settings(folder, port, overrides)
@@ -282,9 +278,7 @@ def _end(process: psutil.Process, say: Say) -> None:
         process.wait()
 
 
-def _refuse_unknown_settings(
-    folder: Path, process: psutil.Process, overrides: Mapping[str, str], say: Say
-) -> None:
+def _refuse_unknown_settings(folder: Path, process: psutil.Process, overrides: Mapping[str, str], say: Say) -> None:
     """Kafka ignores a setting it does not know; a person who mistyped one must hear of it."""
     if not overrides:
         return

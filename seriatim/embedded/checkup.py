@@ -114,9 +114,7 @@ def _require(packages: Iterable[str]) -> None:
 
 def _require_spark() -> None:
     if traps.installed("pyspark") is None:
-        raise NotUsed(
-            "pyspark is not installed: this environment does not fold", "pip install 'seriatim[spark]'"
-        )
+        raise NotUsed("pyspark is not installed: this environment does not fold", "pip install 'seriatim[spark]'")
 
 
 def _jars(group: str) -> Callable[[Settings], str]:
@@ -157,9 +155,7 @@ def _spark(settings: Settings) -> str:
     command = [sys.executable, "-c", START_SPARK, settings.spark_master, files]
     environ = config.environment() | {"PYSPARK_PYTHON": sys.executable}
     try:
-        run = subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=SPARK_SECONDS, check=False
-        )
+        run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=SPARK_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         raise PlatformError(
             f"no answer from {settings.spark_master} in {SPARK_SECONDS} s", next="check SERIATIM_SPARK_MASTER"

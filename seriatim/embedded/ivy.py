@@ -129,9 +129,7 @@ def _spark_jars() -> Path:
 def _users_rules(settings: config.Settings) -> Path | None:
     rules = settings.ivy_settings
     if rules and not rules.is_file():
-        raise ConfigError(
-            f"the Ivy settings file {rules} does not exist", next="fix or unset SERIATIM_IVY_SETTINGS"
-        )
+        raise ConfigError(f"the Ivy settings file {rules} does not exist", next="fix or unset SERIATIM_IVY_SETTINGS")
     return rules
 
 
@@ -159,9 +157,7 @@ def _dependency(wanted: Coordinate, *, transitive: bool) -> str:
 
 
 def _rules(resolver: str) -> str:
-    return (
-        f'<ivysettings><settings defaultResolver="parts"/>\n<resolvers>{resolver}</resolvers></ivysettings>\n'
-    )
+    return f'<ivysettings><settings defaultResolver="parts"/>\n<resolvers>{resolver}</resolvers></ivysettings>\n'
 
 
 def _watch(process: subprocess.Popen[bytes], cache: Path, of_total: str, say: Say) -> None:

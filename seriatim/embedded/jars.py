@@ -190,6 +190,4 @@ def _remember(wanted: Sequence[Jar], folder: Path, group: str) -> None:
 
 def _appearance(wanted: Sequence[Jar], folder: Path) -> bytes:
     looks = [(jar, (folder / jar.file_name).stat()) for jar in wanted]
-    return msgspec.json.encode(
-        [[jar.file_name, jar.sha256, look.st_size, look.st_ctime_ns] for jar, look in looks]
-    )
+    return msgspec.json.encode([[jar.file_name, jar.sha256, look.st_size, look.st_ctime_ns] for jar, look in looks])

@@ -114,9 +114,7 @@ def _escaped(value: str) -> str:
     r"""Java reads these files as Latin-1: anything else is written as \uXXXX."""
     units = value.encode("utf-16-be")
     codes = [int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2)]
-    return "".join(
-        chr(code) if 32 <= code < 127 and code != ord("\\") else f"\\u{code:04x}" for code in codes
-    )
+    return "".join(chr(code) if 32 <= code < 127 and code != ord("\\") else f"\\u{code:04x}" for code in codes)
 
 
 def _check_override(key: str, value: str, ours: Mapping[str, str]) -> None:

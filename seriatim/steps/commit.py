@@ -30,9 +30,7 @@ def read_head(store: LedgerStore, stream: str) -> Head | None:
         raise _refused(stream, f"there is no ledger, but head.json has seen entry {sequence}")
     ledger = head.ledger
     if ledger.sequence < sequence:
-        raise _refused(
-            stream, f"the ledger ends at entry {ledger.sequence}, but head.json has seen entry {sequence}"
-        )
+        raise _refused(stream, f"the ledger ends at entry {ledger.sequence}, but head.json has seen entry {sequence}")
     if ledger.sequence == sequence and ledger.sha256 != sha256:
         raise _refused(stream, f"entry {sequence} is another one than head.json has seen")
     return head

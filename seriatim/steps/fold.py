@@ -16,7 +16,7 @@ Next room: steps/task.py is step 4; steps/commit.py is 6 to 8.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -26,15 +26,16 @@ from seriatim.core.crash import crash_point
 from seriatim.core.errors import BrokenPromiseError, ConfigError, FencedError, PlatformError, broken, ensure
 from seriatim.core.fold import Counts
 from seriatim.core.integrity import Finding
-from seriatim.core.ledger import Account, Certificate, Change, Entry, Halt, Ledger, refuse_code
+from seriatim.core.ledger import Account, Certificate, Entry, Halt, Ledger, refuse_code
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Plan, Ranges, cut
 from seriatim.core.stream import Stream
 from seriatim.ports import Clock, Head, LedgerStore, Log, Reader, RecordStore, Source, SourceFailed, Task
+from seriatim.steps.changes import birth, by_partition, change_of, covers, found
 from seriatim.steps.commit import TRIES_MAX, commit, read_head, start
 from seriatim.steps.plan import discover
-from seriatim.steps.task import Result, Work, hole_finding, read_result, stem_prefix
+from seriatim.steps.task import Result, Work, hole_finding, stem_prefix
 
 REFOLDS_MAX = 5
 Until = Mapping[Partition, int]
@@ -69,6 +70,10 @@ class Outcome(Struct, kw_only=True):
     peak_memory_bytes: int = 0
 
 
+def _silent(_done: int, _total: int) -> None:
+    """Nobody watches."""
+
+
 class Folding:
     """One run over one stream."""
 
@@ -76,7 +81,7 @@ class Folding:
         self, stream: Stream, runner: Runner, world: World, *, run: str = "", progress: Progress | None = None
     ) -> None:
         self.stream, self.runner, self.world, self.run_id = stream, runner, world, run
-        self.progress = progress or (lambda done, total: None)
+        self.progress = progress or _silent
         self.outcome = Outcome()
         self.head = Head(Ledger(stream=stream.name))
         self.total = 0
@@ -111,7 +116,7 @@ class Folding:
         crash_point("ledger-read")
         if head is None:
             plan = discover(self.stream, self.world.log, Ledger(stream=stream))
-            births = tuple(_birth(partition, account) for partition, account in plan.born.items())
+            births = tuple(birth(partition, account) for partition, account in plan.born.items())
             head = start(ledger, self.world.clock, stream, self.world.new_attempt(), births)
             crash_point("table-created")
         refuse_code(head.ledger, self.runner.name, self.runner.state_version, self.runner.can_upgrade)
@@ -121,12 +126,10 @@ class Folding:
         """Step 2. What discovery finds is an entry of its own, so that it is found and told once."""
         for _ in range(TRIES_MAX):
             plan = discover(self.stream, self.world.log, self.head.ledger)
-            changes = tuple(_found(plan, self.head.ledger))
+            changes = tuple(found(plan, self.head.ledger))
             try:
                 if changes or self.head.foreign:
-                    self._commit(
-                        Entry(kind="slice", attempt=self.world.new_attempt(), changes=changes), plan.findings
-                    )
+                    self._commit(Entry(kind="slice", attempt=self.world.new_attempt(), changes=changes), plan.findings)
             except FencedError:
                 self.head = self._head()
                 continue
@@ -199,21 +202,19 @@ class Folding:
     def _fold(self, ranges: Ranges, source: Source, attempt: str) -> dict[Partition, Result]:
         """Step 4; once more, with care, where the machine raised and may have left a state half changed."""
         works = {partition: self._work(partition, whole, attempt) for partition, whole in ranges.items()}
-        results = _by_partition(source.map(self.world.task(works)))
+        results = by_partition(source.map(self.world.task(works)))
         for number in range(REFOLDS_MAX):
             again = {partition: result.raised for partition, result in results.items() if result.raised}
             if not again:
                 return results
             redo = {
-                partition: replace(
-                    work, careful=(*work.careful, *again[partition]), attempt=f"{attempt}r{number}"
-                )
+                partition: replace(work, careful=(*work.careful, *again[partition]), attempt=f"{attempt}r{number}")
                 for partition, work in works.items()
                 if partition in again
             }
             works |= redo
             source = self.world.reader.exactly({partition: ranges[partition] for partition in again})
-            results |= _by_partition(source.map(self.world.task(redo)))
+            results |= by_partition(source.map(self.world.task(redo)))
         raise ConfigError(
             f"{self.stream.name}: the machine raises at other messages each time ({', '.join(map(str, again))})",
             next="make `apply` depend on nothing but its state and message; seriatim.testing runs it in milliseconds",
@@ -240,9 +241,7 @@ class Folding:
     def _account(self, partition: Partition) -> Account:
         return self.head.ledger.account(partition) or broken("a partition has an account before it is read")
 
-    def _entry(
-        self, ranges: Ranges, results: dict[Partition, Result], attempt: str
-    ) -> tuple[Entry, list[Finding]]:
+    def _entry(self, ranges: Ranges, results: dict[Partition, Result], attempt: str) -> tuple[Entry, list[Finding]]:
         """Step 5: all ranges accounted for, topics looked at again. A changed topic is not committed."""
         bounds = self.world.log.bounds(self.stream.topics)
         changes, findings, peak = [], [], 0
@@ -252,8 +251,8 @@ class Folding:
                 self.begin_again = True
                 continue
             result = results.get(partition) or self._nothing_came(partition, whole, account)
-            ensure(_covers(result, whole), "a task accounts for its range", partition=str(partition))
-            changes.append(_change(partition, account, result))
+            ensure(covers(result, whole), "a task accounts for its range", partition=str(partition))
+            changes.append(change_of(partition, account, result))
             findings += result.findings
             peak = max(peak, result.peak_memory_bytes)
             self.begin_again |= result.halt is not None
@@ -329,81 +328,7 @@ def _to_read(plan: Plan, until: Until | None, stream: str) -> Ranges:
             continue
         if whole is None or end > whole.end:
             known = "it is not known" if whole is None else f"its log ends at {whole.end}"
-            raise ConfigError(
-                f"{stream}: cannot read {partition} up to {end}: {known}", next="check --until-offsets"
-            )
+            raise ConfigError(f"{stream}: cannot read {partition} up to {end}: {known}", next="check --until-offsets")
         if end > whole.start:
             ranges[partition] = whole.until(end)
     return ranges
-
-
-def _birth(partition: Partition, account: Account) -> Change:
-    return Change(
-        partition=partition,
-        epoch=0,
-        frontier=account.frontier,
-        until=account.frontier,
-        topic_id=account.topic_id,
-        born=account.born,
-    )
-
-
-def _found(plan: Plan, ledger: Ledger) -> Iterable[Change]:
-    """What discovery alone changes: births, halts, offsets that were gone before they were read."""
-    halts = {finding.place: finding for finding in plan.findings}
-    for partition in sorted({*plan.born, *plan.skipped, *map(Partition.parse, halts)}):
-        account = plan.born.get(partition) or ledger.account(partition) or broken("found, but unknown")
-        change, finding = _birth(partition, account), halts.get(str(partition))
-        change = replace(change, epoch=account.epoch)
-        if finding is not None:
-            change = replace(change, halt=_halt(finding))
-        if skipped := plan.skipped.get(partition):
-            certificate = Certificate(
-                partition=partition,
-                epoch=account.epoch,
-                start=skipped.start,
-                until=skipped.end,
-                counts=Counts(),
-                holes={"expired": len(skipped)},
-            )
-            change = replace(change, until=skipped.end, certificate=certificate)
-        yield change
-
-
-def _change(partition: Partition, account: Account, result: Result) -> Change:
-    certificate = result.certificate or broken("a result without a certificate")
-    return Change(
-        partition=partition,
-        epoch=account.epoch,
-        frontier=account.frontier,
-        until=certificate.until,
-        topic_id=account.topic_id,
-        born=account.born,
-        certificate=certificate,
-        state=result.state,
-        records=result.records,
-        kept=result.kept,
-        halt=_halt(result.halt) if result.halt else None,
-    )
-
-
-def _halt(finding: Finding) -> Halt:
-    return Halt(finding=finding.finding, offset=finding.offset, cause=finding.cause)
-
-
-def _covers(result: Result, whole: OffsetRange) -> bool:
-    """Whether a result reaches from the start of its range to the end, or to where it halted."""
-    certificate = result.certificate
-    if certificate is None or certificate.start != whole.start:
-        return False
-    return certificate.until == whole.end or (result.halt is not None and certificate.until <= whole.end)
-
-
-def _by_partition(contents: list[bytes]) -> dict[Partition, Result]:
-    results: dict[Partition, Result] = {}
-    for content in contents:
-        result = read_result(content)
-        partition = result.partition or broken("a result says its partition")
-        ensure(partition not in results, "one result per partition", partition=str(partition))
-        results[partition] = result
-    return results

@@ -63,9 +63,7 @@ def _partition(place: Partition, account: Account | None, seen: Bounds | None) -
         "epoch": account.epoch if account else 0,
         "headless": account.headless if account else 0,
         "held": account.hold if account else None,
-        "halted": None
-        if halt is None
-        else {"finding": halt.finding, "offset": halt.offset, "cause": halt.cause},
+        "halted": None if halt is None else {"finding": halt.finding, "offset": halt.offset, "cause": halt.cause},
     }
 
 

@@ -85,11 +85,9 @@ def run_task(work: Work, stretches: Iterable[Stretch], kit: Kit) -> bytes:
         result = Result(failure=(type(error).__name__, error.message, error.render()))
     except (OSError, MemoryError) as error:
         result = Result(failure=("PlatformError", f"{work.partition}: {type(error).__name__}: {error}", ""))
-    except Exception as error:  # whatever it is, it is told once, on one screen, by the driver
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is told once, on one screen, by the driver
         detail = "".join(traceback.format_exception(error)[-6:])
-        result = Result(
-            failure=("BrokenPromiseError", f"{work.partition}: {type(error).__name__}: {error}", detail)
-        )
+        result = Result(failure=("BrokenPromiseError", f"{work.partition}: {type(error).__name__}: {error}", detail))
     result.partition = work.partition
     return msgspec.msgpack.encode(result)
 
@@ -103,9 +101,7 @@ def read_result(content: bytes) -> Result:
     if kind == "IntegrityError":
         raise IntegrityError(message, detail=detail)
     if kind == "PlatformError":
-        raise PlatformError(
-            message, next="look at the disk, memory and network of the workers, then run again"
-        )
+        raise PlatformError(message, next="look at the disk, memory and network of the workers, then run again")
     raise BrokenPromiseError(message, detail=detail, next="report this as a bug, with the lines above")
 
 
@@ -165,9 +161,7 @@ class FoldTask:
 
     def _joins(self, start: int) -> bool:
         """Whether the next message may be folded: nothing missing before it, or only counted."""
-        ensure(
-            start >= self.expected, "offsets come in order", partition=str(self.work.partition), offset=start
-        )
+        ensure(start >= self.expected, "offsets come in order", partition=str(self.work.partition), offset=start)
         if start == self.expected:
             return True
         hole = OffsetRange(self.expected, start)

@@ -38,9 +38,7 @@ COMMANDS = dict(_commands())
 
 def _seriatim(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "seriatim", *arguments]
-    return subprocess.run(
-        command, env=os.environ | environ, capture_output=True, text=True, timeout=120, check=False
-    )
+    return subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -58,9 +58,7 @@ class Folder:
     def _stretch(self, fold: Fold, start: int, messages: list[Message]) -> None:
         keys, values = [key for key, _ in messages], [value for _, value in messages]
         folded = fold.stretch(Stretch(start, [start + i for i in range(len(messages))], keys, values))
-        whole = zip(
-            folded.positions, folded.indexes, folded.sessions, folded.sequences, folded.rows, strict=True
-        )
+        whole = zip(folded.positions, folded.indexes, folded.sessions, folded.sequences, folded.rows, strict=True)
         self.records += [(start + p, i, session, sequence, *row) for p, i, session, sequence, row in whole]
         self.kept += [(start + kept.position, kept.session, kept.finding) for kept in folded.kept]
         self.at = start + folded.consumed

@@ -35,9 +35,7 @@ def test_the_tier_table_is_the_designs() -> None:
 @pytest.mark.parametrize("kind", sorted(TITLES))
 def test_every_finding_has_a_title_and_a_next_deed(kind: str) -> None:
     """One screen, with stream, place, offset and what to do; no finding leaves a person alone."""
-    finding = Finding(
-        finding=kind, topic="orders-a", partition=3, offset=41337, expected="x" * 9999, cause="tab\there"
-    )
+    finding = Finding(finding=kind, topic="orders-a", partition=3, offset=41337, expected="x" * 9999, cause="tab\there")
     shown = finding.render("orders")
     assert shown.startswith(f"{TITLES[kind]}: orders orders-a/3: {kind} at offset 41337")
     assert "next " in shown

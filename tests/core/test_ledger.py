@@ -173,9 +173,7 @@ def test_a_slice_changes_its_account() -> None:
     assert (account.frontier, account.messages, account.quarantined) == (9, 4, 1)
     assert account.state == (file,)
     assert account.halt == replace(HALT, sequence=4)
-    untouched = apply(
-        entry("slice", folded(5, 9)), ledger(Account(topic_id="id", frontier=5, born=0, state=(file,)))
-    )
+    untouched = apply(entry("slice", folded(5, 9)), ledger(Account(topic_id="id", frontier=5, born=0, state=(file,))))
     assert untouched.partitions["a/0"].state == (file,)
 
 

@@ -37,9 +37,7 @@ FRAGMENTS = [
     b"\r",
 ]
 values_drawn = st.lists(
-    st.one_of(
-        st.none(), st.binary(max_size=8), st.lists(st.sampled_from(FRAGMENTS), max_size=4).map(b"".join)
-    ),
+    st.one_of(st.none(), st.binary(max_size=8), st.lists(st.sampled_from(FRAGMENTS), max_size=4).map(b"".join)),
     max_size=6,
 )
 

@@ -47,9 +47,7 @@ def test_every_missing_offset_is_in_exactly_one_hole(start: int, present: set[in
     offsets = sorted(start + offset for offset in present)
     missing = [offset for hole in holes(offsets, within) for offset in range(hole.start, hole.end)]
     assert sorted(offsets + missing) == list(range(within.start, within.end))
-    assert all(
-        a.end < b.start for a, b in zip(holes(offsets, within), holes(offsets, within)[1:], strict=False)
-    )
+    assert all(a.end < b.start for a, b in zip(holes(offsets, within), holes(offsets, within)[1:], strict=False))
 
 
 def test_holes_insists_on_order() -> None:

@@ -17,9 +17,7 @@ A0, A1, B0 = Partition("a", 0), Partition("a", 1), Partition("b", 0)
 KNOWN = Account(topic_id="id", frontier=10, born=0)
 ranges_drawn = st.dictionaries(
     st.builds(Partition, st.sampled_from(["a", "b"]), st.integers(0, 5)),
-    st.builds(
-        lambda start, count: OffsetRange(start, start + count), st.integers(0, 100), st.integers(0, 60)
-    ),
+    st.builds(lambda start, count: OffsetRange(start, start + count), st.integers(0, 100), st.integers(0, 60)),
     max_size=8,
 )
 

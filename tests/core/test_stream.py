@@ -231,9 +231,7 @@ def test_skip_is_for_other_tiers() -> None:
 
 def test_the_machine_is_made_as_the_file_says() -> None:
     """Leniency by tier, session field, names of fields."""
-    changes = given(
-        tier="none", session="field:who", sequence="n", table__type_field="op", table__before=False
-    )
+    changes = given(tier="none", session="field:who", sequence="n", table__type_field="op", table__before=False)
     made = parse("orders", changes, "orders.toml").table_machine()
     assert made.lenient
     assert list(made.columns) == ["op", "id", "size"]

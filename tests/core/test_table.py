@@ -233,9 +233,7 @@ def test_field_names_can_be_set() -> None:
     ),
     st.booleans(),
 )
-def test_records_folded_give_the_rows(
-    messages: list[tuple[str, list[tuple[str, int]]]], lenient: bool
-) -> None:
+def test_records_folded_give_the_rows(messages: list[tuple[str, list[tuple[str, int]]]], lenient: bool) -> None:
     """At every message, applied or refused, strict or lenient."""
     made, rows, again = machine(lenient=lenient), {}, {}
     for kind, given_rows in messages:
@@ -252,9 +250,7 @@ def test_records_folded_give_the_rows(
         assert again == rows
 
 
-@pytest.mark.parametrize(
-    "name", ["decimal(0,0)", "decimal(39,2)", "decimal(5,6)", "int", "text", "", "decimal"]
-)
+@pytest.mark.parametrize("name", ["decimal(0,0)", "decimal(39,2)", "decimal(5,6)", "int", "text", "", "decimal"])
 def test_unknown_column_types_have_no_python_type(name: str) -> None:
     """The stream file refuses them by this."""
     assert column_type(name) is None

@@ -54,9 +54,7 @@ def home(tmp_path: Path, broker_program: Program) -> Iterator[Home]:
 def _produce(servers: str, topic: str, count: int) -> None:
     admin = AdminClient({"bootstrap.servers": servers})
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(timeout=30)
-    producer = Producer(
-        {"bootstrap.servers": servers, "linger.ms": 50, "queue.buffering.max.messages": 2_000_000}
-    )
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 50, "queue.buffering.max.messages": 2_000_000})
     for number in range(count):
         producer.produce(topic, value=b"%d" % number)
         if number % 10_000 == 0:
@@ -243,10 +241,7 @@ def test_topics_are_not_created_by_themselves(broker: BrokerInfo, topic_name: Ca
     producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "message.timeout.ms": 2000})
     producer.produce(name, b"x")
     producer.flush(30)
-    assert (
-        name
-        not in AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=10).topics
-    )
+    assert name not in AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=10).topics
 
 
 def test_a_data_folder_that_cannot_be_made_is_told(home: Home) -> None:

@@ -54,15 +54,11 @@ def test_no_broker_is_optional_a_configured_one_is_not(settings: Settings) -> No
 
 def test_a_broker_that_answers_is_good(settings: Settings, broker: BrokerInfo) -> None:
     """The address is shown."""
-    named = Settings(
-        home=settings.home, streams=settings.streams, kafka_bootstrap_servers=broker.bootstrap_servers
-    )
+    named = Settings(home=settings.home, streams=settings.streams, kafka_bootstrap_servers=broker.bootstrap_servers)
     assert _look("Kafka", named) == Check("Kafka", True, True, broker.bootstrap_servers)
 
 
-def test_an_environment_that_only_folds_needs_no_airflow(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_only_folds_needs_no_airflow(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark and Airflow may live apart: what is not installed at all is not missing, half of it is."""
     there = {*checkup.PACKAGES, "pyspark"}
     monkeypatch.setattr(checkup.traps, "installed", lambda name: "1.0" if name in there else None)
@@ -71,9 +67,7 @@ def test_an_environment_that_only_folds_needs_no_airflow(
     assert "great-expectations" in _look("Airflow", settings).found
 
 
-def test_an_environment_that_only_schedules_needs_no_jars(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_only_schedules_needs_no_jars(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without pyspark nothing is folded here, so no JAR is missing."""
     monkeypatch.setattr(checkup.traps, "installed", lambda name: None if name == "pyspark" else "1.0")
     assert not _look("JARs of Spark", settings).required

@@ -58,9 +58,7 @@ class World:
 
     def _published(self, jar: ivy.Coordinate) -> Path:
         tail = f"-{jar.classifier}" if jar.classifier else ""
-        return (
-            self.mirror / jar.organisation / jar.name / jar.revision / f"{jar.name}-{jar.revision}{tail}.jar"
-        )
+        return self.mirror / jar.organisation / jar.name / jar.revision / f"{jar.name}-{jar.revision}{tail}.jar"
 
 
 @pytest.fixture
@@ -224,9 +222,7 @@ def test_the_lock_holds_what_was_chosen() -> None:
         assert set(chosen[group]["jars"]) <= locked
 
 
-def test_the_lock_is_made_from_what_is_chosen(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lock_is_made_from_what_is_chosen(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The developer's command writes the same lock that the world was made with."""
     chosen = tmp_path / "jars.toml"
     chosen.write_text(f"[some]\ntransitive = false\njars = {list(CONTENT)}\n")

@@ -93,12 +93,10 @@ class Lab:
         assert producer.flush(60) == 0
         assert not failed, failed[0]
 
-    def fold(
-        self, name: str, messages_max: int | None = None, until: dict[str, int] | None = None
-    ) -> Outcome:
+    def fold(self, name: str, messages_max: int | None = None, until: dict[str, int] | None = None) -> Outcome:
         """Run a stream in this process."""
         file = streams.load(name, self.settings.streams)
-        reader = wiring.LazySpark(file, self.settings, lambda text: None)
+        reader = wiring.LazySpark(file, self.settings, silent)
         reader.spark = self.spark()
         folding = Folding(file.stream, streams.runner(file), wiring.world(file, self.settings, reader))
         ends = {Partition.parse(place): end for place, end in until.items()} if until else None
@@ -170,19 +168,13 @@ class Lab:
         records = xxhash.xxh3_128()
         for column in ordered.column_names:
             records.update(json.dumps(ordered.column(column).to_pylist(), default=str).encode())
-        sessions = sorted(
-            (*key, json.dumps(value, default=str)) for key, value in self.sessions(name).items()
-        )
+        sessions = sorted((*key, json.dumps(value, default=str)) for key, value in self.sessions(name).items())
         return records.hexdigest(), xxhash.xxh3_128_hexdigest(json.dumps(sessions).encode())
 
     def kafka(self, topic: str, partitions: int) -> list[tuple[int, int, bytes | None, bytes | None]]:
         """What the broker holds: partition, offset, key, value."""
-        consumer = Consumer(
-            {"bootstrap.servers": self.servers, "group.id": "lab", "auto.offset.reset": "earliest"}
-        )
-        ends = {
-            p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=20) for p in range(partitions)
-        }
+        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "lab", "auto.offset.reset": "earliest"})
+        ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=20) for p in range(partitions)}
         consumer.assign([TopicPartition(topic, p, low) for p, (low, _) in ends.items()])
         wanted, found = sum(high - low for low, high in ends.values()), []
         until = time.monotonic() + 120
@@ -205,6 +197,10 @@ class Lab:
             answer.result(30)
 
 
+def silent(_: str) -> None:
+    """Nobody listens."""
+
+
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {_toml(part)}" for key, part in value.items()) + " }"
@@ -225,9 +221,7 @@ def straight(messages: Iterable[tuple[int, int, bytes | None, bytes | None]]) ->
         elif message["type"] == "delete":
             del tables[session][message["id"]]
         else:
-            row = tables[session].setdefault(
-                message["id"], {"id": message["id"], "price": None, "size": None}
-            )
+            row = tables[session].setdefault(message["id"], {"id": message["id"], "price": None, "size": None})
             row.update({name: message[name] for name in ("price", "size") if name in message})
     return tables
 

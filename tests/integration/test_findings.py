@@ -116,7 +116,7 @@ def test_a_message_without_a_key_halts(lab: Lab, topic: Callable[..., str]) -> N
     assert outcome.messages == 1
 
 
-MACHINE = '''
+MACHINE = """
 from msgspec import Struct, field
 from seriatim import Machine
 
@@ -141,7 +141,7 @@ class Fragile(Machine[Counts, Tick, Seen]):
         yield Seen(tick.n, sum(state.seen))
         if tick.n == 1000:
             raise RuntimeError("cannot take 1000")
-'''
+"""
 
 
 def test_a_machine_that_raises_hurts_its_session_alone(lab: Lab, topic: Callable[..., str]) -> None:
@@ -167,7 +167,11 @@ def test_a_machine_that_raises_hurts_its_session_alone(lab: Lab, topic: Callable
 
     sessions = lab.sessions(stream)
     assert sessions[name, "bad"] == {
-        "state": {"seen": [5, 6]}, "finding": None, "sequence": None, "last_offset": 2402, "snapshot_offset": 2401
+        "state": {"seen": [5, 6]},
+        "finding": None,
+        "sequence": None,
+        "last_offset": 2402,
+        "snapshot_offset": 2401,
     }
     assert sessions[name, "fine"]["finding"] == "raised"
     kept = [row for file in lab.root(stream).glob("quarantine/**/*.parquet") for row in pq.read_table(file).to_pylist()]

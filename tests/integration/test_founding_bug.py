@@ -13,16 +13,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.integration.lab import Lab, folded
+from tests.integration.lab import Lab, folded, silent
 from tests.integration.test_slices import snapshot, update
 
 MESSAGES = 200_000
 SPILL = "spark.shuffle.spill.numElementsForceSpillThreshold"
 
 
-def test_spark_loses_order_when_it_spills_and_we_do_not(
-    lab: Lab, topic: Callable[..., str], tmp_path: Path
-) -> None:
+def test_spark_loses_order_when_it_spills_and_we_do_not(lab: Lab, topic: Callable[..., str], tmp_path: Path) -> None:
     """The same 200,000 messages under forced spills: Spark delivers inversions and a stuck row, we deliver none."""
     spark = lab.spark()
     before = spark.sparkContext.getConf().get(SPILL)
@@ -80,7 +78,7 @@ def test_no_shuffle_in_our_plan(lab: Lab, topic: Callable[..., str]) -> None:
     name = topic(2)
     lab.send([(name, p, "s", snapshot(1, ("x", 0.0, 0))) for p in range(2)])
     file = streams.load(lab.stream("plan", name), lab.settings.streams)
-    reader = wiring.LazySpark(file, lab.settings, lambda text: None)
+    reader = wiring.LazySpark(file, lab.settings, silent)
     reader.spark = lab.spark()
     ranges = {Partition(name, p): OffsetRange(0, 1) for p in range(2)}
 

@@ -49,13 +49,11 @@ def swept(lab: Lab, stream: str) -> bool:
     from deltalake import DeltaTable
 
     root = lab.root(stream) / "records"
-    active = {add for add in DeltaTable(root).get_add_actions(flatten=True)["path"].to_pylist()}
+    active = set(DeltaTable(root).get_add_actions(flatten=True)["path"].to_pylist())
     return {str(path.relative_to(root)) for path in root.rglob("*.parquet")} == active
 
 
-@pytest.mark.parametrize(
-    "point", [*FIRST_RUN[1:3], *(pytest.param(p, marks=pytest.mark.full) for p in FIRST_RUN[3:])]
-)
+@pytest.mark.parametrize("point", [*FIRST_RUN[1:3], *(pytest.param(p, marks=pytest.mark.full) for p in FIRST_RUN[3:])])
 def test_the_first_run_ever_may_be_killed(lab: Lab, topic: Callable[..., str], point: str) -> None:
     """A stream whose very first run dies is right after the next."""
     name = topic(2)
@@ -79,9 +77,7 @@ def test_a_killed_worker_is_platform_trouble(lab: Lab, topic: Callable[..., str]
     process = lab.start("run", stream)
     me = psutil.Process(process.pid)
     while process.poll() is None:
-        workers = [
-            child for child in me.children(recursive=True) if "pyspark.daemon" in " ".join(_words(child))
-        ]
+        workers = [child for child in me.children(recursive=True) if "pyspark.daemon" in " ".join(_words(child))]
         if len(workers) > 1:
             workers[-1].kill()
             break

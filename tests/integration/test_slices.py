@@ -13,9 +13,7 @@ from seriatim.demo import CollectionPoints
 from tests.integration.lab import Lab, folded, straight
 
 
-def tables(
-    topics: dict[str, int], sessions: int, count: int, seed: int = 1
-) -> list[tuple[str, int, str, bytes]]:
+def tables(topics: dict[str, int], sessions: int, count: int, seed: int = 1) -> list[tuple[str, int, str, bytes]]:
     """Demo messages, each session in a partition of its own choosing."""
     points = CollectionPoints(list(topics), sessions, seed)
     return [
@@ -51,9 +49,7 @@ def test_slices_equal_one_go_and_the_straight_fold(lab: Lab, topic: Callable[...
     assert lab.digest(one) == lab.digest(many)
     expected = {(t, s): rows for t, p in names.items() for s, rows in straight(lab.kafka(t, p)).items()}
     assert folded(lab.records(one)) == expected
-    state = {
-        key: {row["id"]: row for row in one["state"]["rows"]} for key, one in lab.sessions("one").items()
-    }
+    state = {key: {row["id"]: row for row in one["state"]["rows"]} for key, one in lab.sessions("one").items()}
     assert state == expected
 
 
@@ -73,9 +69,7 @@ def test_nothing_new_commits_nothing(lab: Lab, topic: Callable[..., str]) -> Non
     assert found == {"head.json", "manifests", "records", "state"}
 
 
-def test_new_topics_and_partitions_are_picked_up(
-    lab: Lab, topic: Callable[..., str], topic_name: Any
-) -> None:
+def test_new_topics_and_partitions_are_picked_up(lab: Lab, topic: Callable[..., str], topic_name: Any) -> None:
     """A new topic is folded from its first offset, a new partition from 0, whole names only."""
     base = topic_name()
     first = topic(1, name=f"{base}-a")
@@ -93,9 +87,7 @@ def test_new_topics_and_partitions_are_picked_up(
     assert set(lab.ledger(stream).partitions) == {f"{first}/0", f"{first}/1", f"{second}/0"}
 
 
-def test_first_run_on_an_old_topic_is_headless_until_each_snapshot(
-    lab: Lab, topic: Callable[..., str]
-) -> None:
+def test_first_run_on_an_old_topic_is_headless_until_each_snapshot(lab: Lab, topic: Callable[..., str]) -> None:
     """Where the first messages are gone, updates before a session's snapshot are counted and the run is good."""
     name = topic(1)
     lab.send(tables({name: 1}, 20, 3000))

@@ -71,9 +71,7 @@ def check_partition(chaos: Chaos, entries: list[Entry], partition: Partition, ac
     check_records(chaos, partition, straight)
     check_sessions(chaos, account, straight)
     check_counts(entries, partition, account, straight)
-    kept = [
-        row for e in entries for c in e.changes if c.partition == partition for row in _rows(chaos, c.kept)
-    ]
+    kept = [row for e in entries for c in e.changes if c.partition == partition for row in _rows(chaos, c.kept)]
     assert [(row["offset"], row["session"]) for row in kept] == straight.kept, "other messages are kept"
 
 
@@ -89,9 +87,7 @@ def _rows(chaos: Chaos, files: Any) -> list[dict[str, Any]]:
     return [row for file in files for row in chaos.world.files.read(file).rows]
 
 
-def check_certificates(
-    chaos: Chaos, entries: list[Entry], partition: Partition, account: Account
-) -> set[int]:
+def check_certificates(chaos: Chaos, entries: list[Entry], partition: Partition, account: Account) -> set[int]:
     """Certificates tile the way from birth to frontier; the offsets passed over, which must be justified."""
     at, passed = account.born, set()
     for change in (c for e in entries for c in e.changes if c.partition == partition and c.certificate):
@@ -210,7 +206,5 @@ def check_digests(chaos: Chaos) -> None:
             if len(log) != certificate.until - certificate.start:
                 continue
             digests = MemoryDigests()
-            digests.update(
-                Stretch(certificate.start, [0] * len(log), [m.key for m in log], [m.value for m in log])
-            )
+            digests.update(Stretch(certificate.start, [0] * len(log), [m.key for m in log], [m.value for m in log]))
             assert digests.finish() == certificate.digests, "digests differ"

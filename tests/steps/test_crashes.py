@@ -40,9 +40,7 @@ def lively() -> MemoryStream:
 def logical(made: MemoryStream) -> object:
     """What must be the same however the runs went: not file names, attempts or sequences."""
     rows = {partition: made.rows(partition) for partition in (A0, A1)}
-    accounts = {
-        p: (a.frontier, a.messages, a.records, a.quarantined, a.counts) for p, a in made.accounts().items()
-    }
+    accounts = {p: (a.frontier, a.messages, a.records, a.quarantined, a.counts) for p, a in made.accounts().items()}
     return rows, {p: made.sessions(p) for p in (A0, A1)}, accounts
 
 

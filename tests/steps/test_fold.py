@@ -225,11 +225,7 @@ def test_messages_of_a_quarantined_session_are_kept_whole() -> None:
     send(made, A0, 9)
     made.run()
     (change,) = [
-        change
-        for commit in made.ledger.commits
-        if commit.entry
-        for change in commit.entry.changes
-        if change.kept
+        change for commit in made.ledger.commits if commit.entry for change in commit.entry.changes if change.kept
     ]
     rows = [row for file in change.kept for row in made.files.read(file).rows]
     assert [(row["offset"], row["key"], row["finding"]) for row in rows] == [

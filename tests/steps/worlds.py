@@ -18,9 +18,7 @@ A0, A1, B0 = Partition("in-a", 0), Partition("in-a", 1), Partition("in-b", 0)
 def world(**fields: Any) -> MemoryStream:
     """A stream of rows (id, v) over topics in-…, of which there are none yet."""
     table = Table(key=("id",), columns={"id": "string", "v": "int64"}, before=False)
-    stream = Stream(
-        name="s", topics="in-.*", machine="table", table=table, output=Output(path="memory"), **fields
-    )
+    stream = Stream(name="s", topics="in-.*", machine="table", table=table, output=Output(path="memory"), **fields)
     return MemoryStream(stream, stream.table_machine)
 
 

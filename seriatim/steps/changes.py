@@ -1,0 +1,94 @@
+"""Changes: what an entry says, made of a plan's discoveries and of tasks' results.
+
+Next room: steps/fold.py commits them; core/ledger.py applies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from seriatim.core.errors import broken, ensure
+from seriatim.core.fold import Counts
+from seriatim.core.integrity import Finding
+from seriatim.core.ledger import Account, Certificate, Change, Halt, Ledger
+from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.slice import Plan
+from seriatim.steps.task import Result, read_result
+
+
+def birth(partition: Partition, account: Account) -> Change:
+    """A new partition's first account."""
+    return Change(
+        partition=partition,
+        epoch=0,
+        frontier=account.frontier,
+        until=account.frontier,
+        topic_id=account.topic_id,
+        born=account.born,
+    )
+
+
+def found(plan: Plan, ledger: Ledger) -> Iterable[Change]:
+    """What discovery alone changes: births, halts, offsets that were gone before they were read."""
+    halts = {finding.place: finding for finding in plan.findings}
+    for partition in sorted({*plan.born, *plan.skipped, *map(Partition.parse, halts)}):
+        account = plan.born.get(partition) or ledger.account(partition) or broken("found, but unknown")
+        change, finding = birth(partition, account), halts.get(str(partition))
+        change = replace(change, epoch=account.epoch)
+        if finding is not None:
+            change = replace(change, halt=halt_of(finding))
+        if skipped := plan.skipped.get(partition):
+            certificate = Certificate(
+                partition=partition,
+                epoch=account.epoch,
+                start=skipped.start,
+                until=skipped.end,
+                counts=Counts(),
+                holes={"expired": len(skipped)},
+            )
+            change = replace(change, until=skipped.end, certificate=certificate)
+        yield change
+
+
+def change_of(partition: Partition, account: Account, result: Result) -> Change:
+    """What a task's result does to its partition."""
+    certificate = result.certificate or broken("a result without a certificate")
+    return Change(
+        partition=partition,
+        epoch=account.epoch,
+        frontier=account.frontier,
+        until=certificate.until,
+        topic_id=account.topic_id,
+        born=account.born,
+        certificate=certificate,
+        state=result.state,
+        records=result.records,
+        kept=result.kept,
+        halt=halt_of(result.halt) if result.halt else None,
+    )
+
+
+def halt_of(finding: Finding) -> Halt:
+    """A finding that halts, as the ledger remembers it."""
+    return Halt(finding=finding.finding, offset=finding.offset, cause=finding.cause)
+
+
+def covers(result: Result, whole: OffsetRange) -> bool:
+    """Whether a result reaches from the start of its range to the end, or to where it halted."""
+    certificate = result.certificate
+    if certificate is None or certificate.start != whole.start:
+        return False
+    return certificate.until == whole.end or (result.halt is not None and certificate.until <= whole.end)
+
+
+def by_partition(contents: list[bytes]) -> dict[Partition, Result]:
+    """Tasks' answers; a failed task raises here."""
+    results: dict[Partition, Result] = {}
+    for content in contents:
+        result = read_result(content)
+        partition = result.partition or broken("a result says its partition")
+        ensure(partition not in results, "one result per partition", partition=str(partition))
+        results[partition] = result
+    return results

@@ -1,0 +1,130 @@
+"""Kafka client settings: only what is allowed comes in, and both dialects say the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seriatim import client
+from seriatim.core.errors import ConfigError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file of client settings."""
+    return tmp_path / "client.properties"
+
+
+def test_without_a_file_there_are_no_settings() -> None:
+    """The servers alone come from elsewhere."""
+    assert client.read(None) == {}
+
+
+def test_settings_are_lines_of_key_and_value(file: Path) -> None:
+    """Comments and empty lines are passed over, blanks trimmed, and a value may contain =."""
+    file.write_text("# ours\n\nsecurity.protocol = SASL_SSL\n  sasl.password=a=b =\n")
+    assert client.read(file) == {"security.protocol": "SASL_SSL", "sasl.password": "a=b ="}
+
+
+@pytest.mark.parametrize("key", client.ALLOWED)
+def test_every_allowed_key_is_taken(file: Path, key: str) -> None:
+    """The list that an error shows is the list that is taken."""
+    file.write_text(f"{key}=x")
+    assert client.read(file) == {key: "x"}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("sasl.jaas.config=org.example.Evil required;", "sasl.jaas.config is not a setting"),
+        ("plugin.library.paths=/tmp/evil.so", "plugin.library.paths"),
+        ("sasl.oauthbearer.token.endpoint.url=http://evil", "sasl.oauthbearer.token.endpoint.url"),
+        ("bootstrap.servers=elsewhere:9092", "bootstrap.servers"),
+        ("interceptor.classes=org.example.Evil", "interceptor.classes"),
+        ("sasl.mechanisms=PLAIN", "did you mean sasl.mechanism?"),
+        ("security.protocol", "security.protocol is not a setting"),
+        ("=x", "an empty key"),
+    ],
+)
+def test_anything_else_is_refused_by_line(file: Path, line: str, told: str) -> None:
+    """Nothing that loads a class, runs a command or fetches an address comes in; the line is named."""
+    file.write_text(f"client.id=me\n{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        client.read(file)
+    assert caught.value.message.startswith("client.properties:2: ")
+    assert told in caught.value.message
+    assert str(file) in caught.value.next
+
+
+def test_a_value_is_never_shown(file: Path) -> None:
+    """A refused line may hold a secret: only its key is told."""
+    file.write_text("sasl.pasword=hunter2")
+    with pytest.raises(ConfigError) as caught:
+        client.read(file)
+    assert "hunter2" not in caught.value.render()
+
+
+def test_a_missing_file_is_a_configuration_error(file: Path) -> None:
+    """The variable that names it is what to fix."""
+    with pytest.raises(ConfigError, match="No such file") as caught:
+        client.read(file)
+    assert "SERIATIM_KAFKA_CONFIG" in caught.value.next
+
+
+def test_java_takes_what_it_names_alike_as_it_is() -> None:
+    """And nothing that only librdkafka knows."""
+    same = {
+        "bootstrap.servers": "a:1",
+        "security.protocol": "SSL",
+        "client.id": "me",
+        "isolation.level": "read_committed",
+        "ssl.endpoint.identification.algorithm": "https",
+    }
+    assert client.for_java(same) == same
+    assert client.for_java({**same, "log_level": "0"}) == same
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "module"),
+    [
+        ("PLAIN", "plain.PlainLoginModule"),
+        ("SCRAM-SHA-256", "scram.ScramLoginModule"),
+        ("SCRAM-SHA-512", "scram.ScramLoginModule"),
+    ],
+)
+def test_a_login_becomes_a_java_login_module(mechanism: str, module: str) -> None:
+    """User and password are quoted, so that neither can end the text they stand in."""
+    java = client.for_java({"sasl.mechanism": mechanism, "sasl.username": "me", "sasl.password": 'a"; evil\\'})
+    assert java == {
+        "sasl.mechanism": mechanism,
+        "sasl.jaas.config": f"org.apache.kafka.common.security.{module} required "
+        'username="me" password="a\\"; evil\\\\";',
+    }
+
+
+def test_another_login_is_refused() -> None:
+    """Which ones there are is told."""
+    with pytest.raises(ConfigError, match="GSSAPI") as caught:
+        client.for_java({"sasl.mechanism": "GSSAPI", "sasl.username": "me"})
+    assert caught.value.fields["allowed"] == "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"
+
+
+def test_certificates_become_java_stores_of_pem(tmp_path: Path) -> None:
+    """The authority by its place; our own certificate and key by their text, as Java wants them."""
+    (tmp_path / "cert.pem").write_text("CERT")
+    (tmp_path / "key.pem").write_text("KEY")
+    settings = {
+        "ssl.ca.location": "/etc/ca.pem",
+        "ssl.certificate.location": str(tmp_path / "cert.pem"),
+        "ssl.key.location": str(tmp_path / "key.pem"),
+        "ssl.key.password": "secret",
+    }
+    assert client.for_java(settings) == {
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": "/etc/ca.pem",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.certificate.chain": "CERT",
+        "ssl.keystore.key": "KEY",
+        "ssl.key.password": "secret",
+    }
