@@ -8,13 +8,14 @@ what it needs when it runs. Errors end as one screen on stderr and an exit code,
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from seriatim import __version__
-from seriatim.core.errors import SeriatimError
+from seriatim.core.errors import BrokenPromiseError, PlatformError, SeriatimError
 
 app = typer.Typer(
     name="seriatim",
@@ -58,11 +59,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; turn our errors into one screen and an exit code."""
     try:
         app(arguments)
-    except SeriatimError as error:
+    except Exception as error:
         if Options.debug:
             raise
-        typer.echo(error.render(), err=True)
-        sys.exit(error.exit_code)
+        known = error if isinstance(error, SeriatimError) else _unforeseen(error)
+        typer.echo(known.render(), err=True)
+        sys.exit(known.exit_code)
+
+
+def _unforeseen(error: Exception) -> SeriatimError:
+    """What no step foresaw: trouble with the disk or network, or our own bug."""
+    what = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError):
+        return PlatformError(what, next="look at the disk (room, rights) and the network, then run again")
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{last.filename}:{last.lineno} in {last.name}"
+    return BrokenPromiseError(what, where=where, next="report this as a bug, with the output of --debug")
 
 
 # Each module adds its commands to `app`, so they come after it.

@@ -96,7 +96,7 @@ def _quarantined(ledger: Ledger, state: StateStore) -> list[dict[str, Any]]:
 def session_state(
     stream: Stream, runner: Runner, ledger: Ledger, state: StateStore, name: str, topic: str | None = None
 ) -> list[dict[str, Any]]:
-    """A session's state wherever it lives: one answer per partition that has it."""
+    """A session's state wherever it lives: one answer per topic, where it was last touched."""
     found: list[tuple[Partition, Mapping[str, Session]]] = []
     for place in ledger.known():
         account = ledger.account(place)
@@ -110,7 +110,12 @@ def session_state(
             f"{stream.name}: there is no session {name!r}{where} at entry {ledger.sequence}",
             next=f"check the name; `seriatim status {stream.name}` shows the topics",
         )
-    return [_told(place, name, sessions[name], runner) for place, sessions in found]
+    newest: dict[str, tuple[Partition, Session]] = {}
+    for place, holding in found:
+        session = holding[name]
+        if place.topic not in newest or session.timestamp >= newest[place.topic][1].timestamp:
+            newest[place.topic] = (place, session)
+    return [_told(place, name, session, runner) for place, session in newest.values()]
 
 
 def _told(place: Partition, name: str, session: Session, runner: Runner) -> dict[str, Any]:
