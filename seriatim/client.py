@@ -63,8 +63,8 @@ def for_java(settings: Mapping[str, str]) -> dict[str, str]:
         java |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": settings["ssl.ca.location"]}
     if "ssl.certificate.location" in settings:
         java["ssl.keystore.type"] = "PEM"
-        java["ssl.keystore.certificate.chain"] = Path(settings["ssl.certificate.location"]).read_text()
-        java["ssl.keystore.key"] = Path(settings["ssl.key.location"]).read_text()
+        java["ssl.keystore.certificate.chain"] = _content(settings, "ssl.certificate.location")
+        java["ssl.keystore.key"] = _content(settings, "ssl.key.location")
     if "ssl.key.password" in settings:
         java["ssl.key.password"] = settings["ssl.key.password"]
     return java
@@ -76,6 +76,17 @@ def _login(settings: Mapping[str, str]) -> str:
         raise ConfigError(f"sasl.mechanism {mechanism!r} is not supported", allowed=", ".join(LOGIN_MODULES))
     user, password = (_quoted(settings.get(key, "")) for key in ("sasl.username", "sasl.password"))
     return f"{LOGIN_MODULES[mechanism]} required username={user} password={password};"
+
+
+def _content(settings: Mapping[str, str], key: str) -> str:
+    try:
+        return Path(settings[key]).read_text()
+    except KeyError:
+        raise ConfigError(f"kafka_config: {key} is missing", next="fix SERIATIM_KAFKA_CONFIG") from None
+    except OSError as error:
+        raise ConfigError(
+            f"kafka_config: {key} = {settings[key]}: {error.strerror}", next="fix SERIATIM_KAFKA_CONFIG"
+        ) from None
 
 
 def _quoted(text: str) -> str:

@@ -128,3 +128,11 @@ def test_certificates_become_java_stores_of_pem(tmp_path: Path) -> None:
         "ssl.keystore.key": "KEY",
         "ssl.key.password": "secret",
     }
+
+
+@pytest.mark.parametrize("given", [{}, {"ssl.key.location": "/nowhere/key.pem"}], ids=["unsaid", "nowhere"])
+def test_a_certificate_without_its_key_is_a_configuration_error(tmp_path: Path, given: dict[str, str]) -> None:
+    """The setting is named, whether it is left out or names no file."""
+    (tmp_path / "cert.pem").write_text("CERT")
+    with pytest.raises(ConfigError, match=r"ssl\.key\.location"):
+        client.for_java({"ssl.certificate.location": str(tmp_path / "cert.pem"), **given})
