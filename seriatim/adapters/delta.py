@@ -39,9 +39,7 @@ TABLE_SETTINGS = {
 class DeltaLedger:
     """The ledger of one stream, below its output path. Without a schema it can only be read."""
 
-    def __init__(
-        self, root: Path, schema: pa.Schema | None = None, partition_by: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, root: Path, schema: pa.Schema | None = None, partition_by: tuple[str, ...] = ()) -> None:
         self.root, self.schema, self.partition_by = root, schema, partition_by
         self.table_path = root / "records"
 
@@ -119,8 +117,7 @@ class DeltaLedger:
             raise IntegrityError(
                 f"{self.root.name}: head.json cannot be read",
                 cause="it was changed by somebody else: it is always replaced as a whole",
-                next=f"restore {self.root / 'head.json'} from a backup,\n"
-                "or move it away after looking at the ledger",
+                next=f"restore {self.root / 'head.json'} from a backup,\nor move it away after looking at the ledger",
             ) from None
 
     def put_witness(self, sequence: int, sha256: str) -> None:
@@ -219,22 +216,16 @@ class DeltaLedger:
         except OSError as error:
             raise _unreadable(stream, f"manifest {path}: {error.strerror}") from None
         if hashlib.sha256(packed).hexdigest() != sha256:
-            raise _unreadable(
-                stream, f"manifest {path} is not what entry {mark['sequence']} names: its hash differs"
-            )
+            raise _unreadable(stream, f"manifest {path} is not what entry {mark['sequence']} names: its hash differs")
         try:
             manifest = decode(pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read())
         except MsgspecError as error:
             raise _unreadable(stream, f"manifest {path}: {error}") from error
         if manifest.entry.sequence != mark["sequence"]:
-            raise _unreadable(
-                stream, f"manifest {path} is of entry {manifest.entry.sequence}, not {mark['sequence']}"
-            )
+            raise _unreadable(stream, f"manifest {path} is of entry {manifest.entry.sequence}, not {mark['sequence']}")
         if manifest.ledger.stream != stream:
             other = manifest.ledger.stream
-            raise ConfigError(
-                f"{stream}: its output path holds stream {other!r}", next="give each stream its own path"
-            )
+            raise ConfigError(f"{stream}: its output path holds stream {other!r}", next="give each stream its own path")
         return replace(manifest, ledger=replace(manifest.ledger, sha256=sha256))
 
     def _refuse_other_schema(self, stream: str, table: DeltaTable) -> None:
@@ -259,9 +250,7 @@ class DeltaLedger:
 
 def _plain(kind: str | None) -> str | None:
     """Arrow types as Delta tells them: sizes of offsets and units of time aside."""
-    return (
-        None if kind is None else kind.replace("large_", "").replace("_view", "").replace("element", "item")
-    )
+    return None if kind is None else kind.replace("large_", "").replace("_view", "").replace("element", "item")
 
 
 def _history(table: DeltaTable) -> Iterable[dict[str, Any]]:

@@ -97,9 +97,7 @@ def record_schema(columns: Mapping[str, str]) -> pa.Schema:
 class ParquetRecords:
     """Record and quarantine files of one stream, below its output path."""
 
-    def __init__(
-        self, root: Path, columns: Mapping[str, str], compression: str, leave_out: Sequence[str]
-    ) -> None:
+    def __init__(self, root: Path, columns: Mapping[str, str], compression: str, leave_out: Sequence[str]) -> None:
         self.root, self.compression, self.kinds = root, compression, list(columns.values())
         whole = record_schema(columns)
         self.schema = pa.schema([column for column in whole if column.name not in leave_out])
@@ -108,16 +106,12 @@ class ParquetRecords:
     def records(self, partition: Partition, topic_id: str, stem: str) -> _Records:
         """A record file of one partition and slice."""
         path = f"records/{partition}/{stem}.parquet"
-        return _Records(
-            self, partition, topic_id, ParquetFileWriter(self.root, path, self.schema, self.compression)
-        )
+        return _Records(self, partition, topic_id, ParquetFileWriter(self.root, path, self.schema, self.compression))
 
     def kept(self, partition: Partition, topic_id: str, stem: str) -> _KeptMessages:
         """A file of messages set aside."""
         path = f"quarantine/{partition}/{stem}.parquet"
-        return _KeptMessages(
-            partition, topic_id, ParquetFileWriter(self.root, path, KEPT_SCHEMA, self.compression)
-        )
+        return _KeptMessages(partition, topic_id, ParquetFileWriter(self.root, path, KEPT_SCHEMA, self.compression))
 
     def sweep(self, partition: Partition, stem_prefix: str, keep: set[str]) -> list[str]:
         """Delete files of other attempts at what is committed now."""
@@ -134,9 +128,7 @@ class ParquetRecords:
 class _Records:
     """A record file: what every record has comes from the message, the rest from the machine."""
 
-    def __init__(
-        self, store: ParquetRecords, partition: Partition, topic_id: str, file: ParquetFileWriter
-    ) -> None:
+    def __init__(self, store: ParquetRecords, partition: Partition, topic_id: str, file: ParquetFileWriter) -> None:
         self.store, self.partition, self.topic_id, self.file = store, partition, topic_id, file
         self.first = self.last = -1
 

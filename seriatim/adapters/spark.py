@@ -72,9 +72,7 @@ def session(
     try:
         return builder.getOrCreate()
     except Exception as error:  # py4j and pyspark raise many kinds
-        raise PlatformError(
-            "Spark did not start", cause=first_line(error), next="run `seriatim doctor`"
-        ) from error
+        raise PlatformError("Spark did not start", cause=first_line(error), next="run `seriatim doctor`") from error
 
 
 class SparkReader:
@@ -181,9 +179,7 @@ class _Enough(Exception):  # noqa: N818  # a signal to Spark, not an error
 class _Following:
     """One AvailableNow query."""
 
-    def __init__(
-        self, frame: DataFrame, scratch: Path, starts: dict[Partition, int], on_slice: OnSlice
-    ) -> None:
+    def __init__(self, frame: DataFrame, scratch: Path, starts: dict[Partition, int], on_slice: OnSlice) -> None:
         self.frame, self.scratch, self.frontier, self.on_slice = frame, scratch, starts, on_slice
         self.failure: BaseException | None = None
 
@@ -215,9 +211,7 @@ class _Following:
 
     def _ends(self, number: int) -> dict[Partition, int]:
         lines = (self.scratch / "offsets" / str(number)).read_text().splitlines()
-        ends = {
-            Partition(t, int(p)): o for t, parts in json.loads(lines[2]).items() for p, o in parts.items()
-        }
+        ends = {Partition(t, int(p)): o for t, parts in json.loads(lines[2]).items() for p, o in parts.items()}
         return {partition: ends.get(partition, start) for partition, start in self.frontier.items()}
 
 

@@ -58,9 +58,7 @@ class ParquetState:
                 wanted.discard(name)
         return found
 
-    def save(
-        self, partition: Partition, stem: str, sessions: Mapping[str, Session], merge: Iterable[File]
-    ) -> File:
+    def save(self, partition: Partition, stem: str, sessions: Mapping[str, Session], merge: Iterable[File]) -> File:
         """Write sessions, over those of the files to be merged, row group by row group."""
         path = f"state/{partition}/{stem}.parquet"
         writer = ParquetFileWriter(self.root, path, STATE_SCHEMA, self.compression)
@@ -116,9 +114,7 @@ class _StateFile:
 
     def sessions(self, wanted: set[str]) -> dict[str, Session]:
         """The wanted sessions that are in this file."""
-        rows = np.flatnonzero(
-            pc.is_in(self._names, value_set=pa.array(list(wanted), pa.string())).to_numpy(False)
-        )
+        rows = np.flatnonzero(pc.is_in(self._names, value_set=pa.array(list(wanted), pa.string())).to_numpy(False))
         found = {}
         groups = np.searchsorted(self._edges, rows, side="right") - 1
         for group in np.unique(groups).tolist():

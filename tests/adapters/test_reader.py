@@ -46,9 +46,7 @@ class SparkSide:
         self.reader = reader
 
     def follow(self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice) -> None:
-        self.reader.follow(
-            starts, messages_max, lambda ranges, source: on_slice(ranges, SparkSideSource(source))
-        )
+        self.reader.follow(starts, messages_max, lambda ranges, source: on_slice(ranges, SparkSideSource(source)))
 
     def exactly(self, ranges: Ranges) -> Source:
         return SparkSideSource(self.reader.exactly(ranges))
@@ -216,9 +214,7 @@ def test_messages_that_are_gone_cannot_be_read(world: World) -> None:
     with pytest.raises(SourceFailed):
         world.reader.follow({world.a: 10, world.b: 0}, 100, slices)
     assert slices.seen == {}
-    assert told(world.reader.exactly({world.a: OffsetRange(20, 30)}).map(telling())) == {
-        world.a: MESSAGES[20:30]
-    }
+    assert told(world.reader.exactly({world.a: OffsetRange(20, 30)}).map(telling())) == {world.a: MESSAGES[20:30]}
 
 
 def test_a_log_that_ends_before_the_start_cannot_be_followed(world: World) -> None:

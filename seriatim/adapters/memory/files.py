@@ -86,9 +86,7 @@ class MemoryFiles:
         wanted = set(names)
         return {name: session for name, session in self.everything(files).items() if name in wanted}
 
-    def save(
-        self, partition: Partition, stem: str, sessions: Mapping[str, Session], merge: Iterable[File]
-    ) -> File:
+    def save(self, partition: Partition, stem: str, sessions: Mapping[str, Session], merge: Iterable[File]) -> File:
         """Write sessions, over those of the files to be merged."""
         bare = {
             name: replace(session, state=None, awake=False, touched=False, careful=False)
