@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from seriatim.core.fold import Folded, Kept, Session
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Entry, File, Ledger
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import Partition
+from seriatim.core.session import Folded, Kept, Session
 from seriatim.core.slice import Bounds, Ranges
 
 Task = Callable[[Partition, Iterable[Stretch]], bytes]

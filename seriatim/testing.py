@@ -34,11 +34,12 @@ from seriatim.adapters.memory import (
     MemoryMessage,
     MemoryReader,
 )
-from seriatim.core.fold import OnPoison, Session
+from seriatim.core.fold import OnPoison
 from seriatim.core.integrity import Finding, Tier
 from seriatim.core.ledger import Account
 from seriatim.core.machine import Machine, Runner, UserMachine
 from seriatim.core.offsets import Partition
+from seriatim.core.session import Session
 from seriatim.core.stream import Output, Stream
 from seriatim.core.stream import parse as parse_stream
 from seriatim.ports import Task

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from seriatim.core.fold import Folded, Kept
 from seriatim.core.ledger import File
 from seriatim.core.machine import fits
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import Partition
+from seriatim.core.session import Folded, Kept
 from seriatim.core.table import DECIMAL
 from seriatim.disk import ParquetFileWriter, file_names
 from seriatim.ports import UnfitRecords

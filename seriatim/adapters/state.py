@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from seriatim.core.errors import IntegrityError, broken
-from seriatim.core.fold import Session
 from seriatim.core.ledger import File
 from seriatim.core.offsets import Partition
+from seriatim.core.session import Session
 from seriatim.disk import ParquetFileWriter, file_digest
 
 ROWS_PER_GROUP = 4_096

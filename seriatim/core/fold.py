@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim.core.crash import crash_point
@@ -22,71 +21,10 @@ from seriatim.core.integrity import FINDINGS_TOLD_MAX, Finding, Tier, action
 from seriatim.core.machine import Runner
 from seriatim.core.message import Poison, Stretch
 from seriatim.core.offsets import Partition
+from seriatim.core.session import Counts, Folded, Kept, Session
 from seriatim.core.table import Precondition
 
 OnPoison = Literal["quarantine", "halt", "skip"]
-
-
-class Session(Struct, kw_only=True):
-    """One session during a fold. `saved` is decoded when first needed."""
-
-    state: Any = None
-    saved: bytes | None = None
-    version: int = 0
-    sequence: int | None = None
-    anchor: int | None = None
-    """The sequence of the last snapshot: what is below was never ours to see."""
-    buffer: bytes | None = None
-    first_offset: int = -1
-    last_offset: int = -1
-    snapshot_offset: int = -1
-    timestamp: int = 0
-    finding: str | None = None
-    """Set while the session is in quarantine."""
-    finding_offset: int = -1
-    awake: bool = False
-    """Whether `state` is decoded, live, and may be applied to."""
-    touched: bool = False
-    careful: bool = False
-    """The machine raised on this session in an earlier try: check and undo message by message."""
-
-
-class Kept(Struct, frozen=True):
-    """A message without effect, kept for a later repair: position in its stretch, and why."""
-
-    position: int
-    session: str
-    finding: str
-    cause: str
-
-
-class Folded(Struct):
-    """What one stretch gave: records in columns by position, and messages set aside."""
-
-    positions: list[int] = field(default_factory=list)
-    indexes: list[int] = field(default_factory=list)
-    sequences: list[int | None] = field(default_factory=list)
-    sessions: list[str] = field(default_factory=list)
-    rows: list[tuple[Any, ...]] = field(default_factory=list)
-    kept: list[Kept] = field(default_factory=list)
-    consumed: int = 0
-
-
-class Counts(Struct):
-    """What happened in one partition of one slice, in numbers."""
-
-    messages: int = 0
-    records: int = 0
-    headless: int = 0
-    snapshots: int = 0
-    first_snapshot: int = -1
-    last_snapshot: int = -1
-    quarantined: int = 0
-    """Sessions set aside."""
-    released: int = 0
-    findings: dict[str, int] = field(default_factory=dict)
-
-
 Load = Callable[[list[str]], dict[str, Session]]
 
 
@@ -126,7 +64,10 @@ class Fold:
         self._meet(names)
         self._timestamps = stretch.timestamps
         out = Folded()
-        self._walk(stretch, messages, names, out)
+        sequences = self.runner.sequences(messages)
+        self._walk(stretch, messages, names, sequences, out)
+        crash_point("mid-fold")
+        out.name_records(names, sequences)
         self._touch(stretch, names, out.consumed)
         self.counts.messages += out.consumed
         self.counts.records += len(out.rows)
@@ -135,17 +76,19 @@ class Fold:
             self.counts.findings["precondition"] = contradictions
         return out
 
-    def _walk(  # noqa: C901  # the one loop that is paid per message: calls would cost more than branches
-        self, stretch: Stretch, messages: list[Any], names: list[str | None], out: Folded
+    def _walk(  # noqa: C901, PLR0912  # the one loop that is paid per message: calls would cost more than branches
+        self,
+        stretch: Stretch,
+        messages: list[Any],
+        names: list[str | None],
+        sequences: Sequence[int | None],
+        out: Folded,
     ) -> None:
         """The loop. What is usual is inline; everything else is one call away."""
-        runner, sessions, start = self.runner, self.sessions, stretch.start
-        apply, is_snapshot, sequence_of = runner.apply, runner.is_snapshot, runner.sequence
-        half = len(messages) // 2
-        for i, message in enumerate(messages):
-            if i == half:
-                crash_point("mid-fold")
-            name = names[i]
+        sessions, start, careful = self.sessions, stretch.start, bool(self.careful)
+        apply, is_snapshot, snapshot_kind = self.runner.apply, self.runner.is_snapshot, self.runner.snapshot_kind
+        add_position, add_row = out.positions.append, out.rows.append
+        for i, (name, sequence, message) in enumerate(zip(names, sequences, messages, strict=True)):
             session = sessions.get(name)  # type: ignore[arg-type]
             if session is None or not session.awake or message.__class__ is Poison:
                 if not self._admit(session, name, message, stretch, i, out):
@@ -154,11 +97,15 @@ class Fold:
                     continue
                 session = sessions[name]  # type: ignore[index]
             try:
-                sequence, snapshot = sequence_of(message), is_snapshot(message)
-                jumps = not snapshot and sequence is not None and sequence != (session.sequence or 0) + 1
+                snapshot = message.__class__ is snapshot_kind if snapshot_kind else is_snapshot(message)
+                last = session.sequence
+                jumps = sequence is not None and last is not None and sequence != last + 1 and not snapshot
                 if jumps and not self._judge_sequence(session, name, sequence, start + i, i, out):
                     continue
-                records = apply(session.state, message) if not session.careful else self._undoably(session, message)
+                if careful and session.careful:
+                    records = self._undoably(session, message)
+                else:
+                    records = apply(session.state, message)
             except MemoryError:
                 raise
             except (Exception, SystemExit) as error:  # noqa: BLE001  # the machine's own: it becomes a finding
@@ -166,22 +113,15 @@ class Fold:
                 continue
             if snapshot:
                 self._anchor(session, sequence, start + i)
-            elif sequence is not None and (session.sequence is None or sequence > session.sequence):
+            elif not jumps or sequence > last:  # type: ignore[operator]  # a jump is between numbers
                 session.sequence = sequence
-            self._emit(i, name, sequence, records, out)
+            if len(records) == 1:
+                add_position(i)
+                add_row(records[0])
+            else:
+                out.positions += [i] * len(records)
+                out.rows += records
         out.consumed = len(messages)
-
-    def _emit(self, i: int, name: str | None, sequence: int | None, records: Any, out: Folded) -> None:
-        count = len(records)
-        if count == 1:
-            out.positions.append(i)
-            out.indexes.append(0)
-        else:
-            out.positions += [i] * count
-            out.indexes += range(count)
-        out.sequences += [sequence] * count
-        out.sessions += [name] * count  # type: ignore[list-item]
-        out.rows += records
 
     def _names(self, stretch: Stretch, messages: list[Any]) -> list[str | None]:
         if not self.session_field:

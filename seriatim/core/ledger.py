@@ -17,9 +17,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim.core.errors import ConfigError, ensure
-from seriatim.core.fold import Counts
 from seriatim.core.integrity import Finding
 from seriatim.core.offsets import Partition
+from seriatim.core.session import Counts
 
 Kind = Literal["start", "slice", "hold", "release", "repair", "compact", "verdict", "accept", "retire"]
 FORMAT = 1

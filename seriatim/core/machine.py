@@ -58,6 +58,8 @@ class Runner(Protocol):
     columns: dict[str, str]
     """The record's own columns: name to type name (string, int64, …)."""
     has_snapshots: bool
+    snapshot_kind: type | None
+    """The class of snapshots, where the class alone tells; else `is_snapshot` is asked."""
     can_upgrade: bool
     may_half_change: bool
     """Whether a failed `apply` may leave the state half changed."""
@@ -66,7 +68,7 @@ class Runner(Protocol):
 
     def decode(self, values: Sequence[bytes | None]) -> list[Any]: ...
     def is_snapshot(self, message: Any) -> bool: ...
-    def sequence(self, message: Any) -> int | None: ...
+    def sequences(self, messages: Sequence[Any]) -> Sequence[int | None]: ...
     def session(self, message: Any) -> str: ...
     def start(self, session: str) -> Any: ...
     def apply(self, state: Any, message: Any) -> Sequence[tuple[Any, ...]]: ...
@@ -81,6 +83,7 @@ class UserMachine:
 
     may_half_change = True
     contradictions = 0
+    snapshot_kind: type | None = None
 
     def __init__(
         self,
@@ -120,9 +123,11 @@ class UserMachine:
             return Poison(f"wrong schema: {self._session} must be text, found {found!r}")
         return message
 
-    def sequence(self, message: Any) -> int | None:
-        """The producer's own counter, if the stream names one."""
-        return None if self._sequence is None else typing.cast("int", getattr(message, self._sequence))
+    def sequences(self, messages: Sequence[Any]) -> Sequence[int | None]:
+        """The producer's own counter of each message, if the stream names one."""
+        if self._sequence is None:
+            return [None] * len(messages)
+        return [getattr(message, self._sequence, None) for message in messages]
 
     def session(self, message: Any) -> str:
         """The session as a field of the message."""

@@ -6,7 +6,7 @@ Next room: machine.py says what a machine makes of a message; fold.py walks over
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +20,7 @@ class Poison(Struct, frozen=True):
     """What stands in for a message that could not be decoded."""
 
     cause: str
+    sequence: ClassVar[None] = None
 
 
 class Stretch:

@@ -80,6 +80,7 @@ class TableMachine:
         self._single = self.key_positions[0] if len(self.key_positions) == 1 else None
         kinds: list[Any] = _message_kinds(key, columns, type_field, rows_field, sequence, session)
         self.snapshot, self.insert, self.update, self.delete = kinds
+        self.snapshot_kind: type | None = self.snapshot
         self._sequenced, self._sessioned = sequence is not None, session is not None
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[tuple(kinds)])  # noqa: UP007  # made of a list
         row: Any = tuple.__class_getitem__(tuple(column_type(kind) | None for kind in columns.values()))
@@ -105,9 +106,9 @@ class TableMachine:
         """Whether a session may begin, or begin again, here."""
         return message.__class__ is self.snapshot
 
-    def sequence(self, message: Any) -> int | None:
-        """The producer's own counter, if the stream names one."""
-        return message.sequence if self._sequenced else None
+    def sequences(self, messages: Sequence[Any]) -> Sequence[int | None]:
+        """The producer's own counter of each message, if the stream names one."""
+        return [message.sequence for message in messages] if self._sequenced else [None] * len(messages)
 
     def session(self, message: Any) -> str:
         """The session as a field of the message."""
@@ -121,7 +122,16 @@ class TableMachine:
         """Change the rows; one record per row touched: (op, columns…, columns before…)."""
         kind = message.__class__
         if kind is self.update:
-            return self._update(rows, message)
+            given = astuple(message)
+            old = rows.get(key := given[self._single] if self._single is not None else self._key(given))
+            if old is None:
+                return self._update_missing(rows, given)
+            if UNSET in given:
+                new = tuple([was if value is UNSET else value for value, was in zip(given, old, strict=False)])
+            else:
+                new = given[: self._width]
+            rows[key] = new
+            return (("update", *new, *old) if self.before else ("update", *new),)
         if kind is self.insert:
             return self._insert(rows, message)
         if kind is self.delete:
@@ -131,17 +141,11 @@ class TableMachine:
     def _key(self, row: Row) -> Any:
         return row[self._single] if self._single is not None else tuple([row[i] for i in self.key_positions])
 
-    def _update(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
-        given = astuple(message)[: self._width]
-        key = self._key(given)
-        old = rows.get(key)
-        if old is None:
-            self._contradicted("update of a missing row", given)
-            rows[key] = new = tuple([None if value is UNSET else value for value in given])
-            return (self._record("insert", new, None),)
-        new = tuple([was if value is UNSET else value for value, was in zip(given, old, strict=True)])
-        rows[key] = new
-        return (self._record("update", new, old),)
+    def _update_missing(self, rows: dict[Any, Row], given: Row) -> Sequence[Row]:
+        self._contradicted("update of a missing row", given)
+        new = tuple([None if value is UNSET else value for value in given[: self._width]])
+        rows[self._key(new)] = new
+        return (self._record("insert", new, None),)
 
     def _insert(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
         new = astuple(message)[: self._width]

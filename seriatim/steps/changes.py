@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from seriatim.core.errors import broken, ensure
-from seriatim.core.fold import Counts
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Account, Certificate, Change, Halt, Ledger
 from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.session import Counts
 from seriatim.core.slice import Plan
 from seriatim.steps.task import Result, read_result
 

@@ -24,11 +24,11 @@ from msgspec.structs import replace
 from seriatim import __version__
 from seriatim.core.crash import crash_point
 from seriatim.core.errors import BrokenPromiseError, ConfigError, FencedError, PlatformError, broken, ensure
-from seriatim.core.fold import Counts
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Account, Certificate, Entry, Halt, Ledger, refuse_code
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.session import Counts
 from seriatim.core.slice import Plan, Ranges, cut
 from seriatim.core.stream import Stream
 from seriatim.ports import Clock, Head, LedgerStore, Log, Reader, RecordStore, Source, SourceFailed, Task

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from seriatim.core.errors import ConfigError
-from seriatim.core.fold import Session
 from seriatim.core.ledger import Account, Ledger
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import Partition
+from seriatim.core.session import Session
 from seriatim.core.slice import Bounds
 from seriatim.core.stream import Stream
 from seriatim.ports import LedgerStore, Log, StateStore

@@ -16,10 +16,10 @@ from seriatim.adapters.delta import DeltaLedger
 from seriatim.adapters.memory import MemoryClock, MemoryFiles, MemoryLedger
 from seriatim.adapters.parquet import ParquetRecords, record_schema
 from seriatim.core.errors import ConfigError, FencedError, IntegrityError
-from seriatim.core.fold import Folded
 from seriatim.core.ledger import Change, Entry, File, Ledger, encode
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import Partition
+from seriatim.core.session import Folded
 from seriatim.ports import Conflict, Head
 from seriatim.steps.commit import build, commit, read_head, start
 

@@ -15,11 +15,11 @@ from seriatim.adapters.arrow import ArrowStretch
 from seriatim.adapters.memory import MemoryFiles
 from seriatim.adapters.parquet import ParquetRecords
 from seriatim.core.errors import BrokenPromiseError
-from seriatim.core.fold import Folded, Kept
 from seriatim.core.ledger import File
 from seriatim.core.machine import fits
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import Partition
+from seriatim.core.session import Folded, Kept
 from seriatim.disk import file_digest
 from seriatim.ports import RecordStore, UnfitRecords
 

@@ -15,9 +15,9 @@ from seriatim.adapters.memory import MemoryFiles
 from seriatim.adapters.parquet import ParquetRecords
 from seriatim.adapters.state import ROWS_PER_GROUP, ParquetState
 from seriatim.core.errors import BrokenPromiseError, IntegrityError
-from seriatim.core.fold import Session
 from seriatim.core.ledger import File
 from seriatim.core.offsets import Partition
+from seriatim.core.session import Session
 
 P = Partition("in-a", 0)
 Store = MemoryFiles | ParquetState

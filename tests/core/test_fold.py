@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from seriatim.core.fold import Counts, Fold, OnPoison, Session
+from seriatim.core.fold import Fold, OnPoison
 from seriatim.core.integrity import Tier
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import Partition
+from seriatim.core.session import Counts, Session
 from seriatim.core.table import TableMachine
 
 P = Partition("a", 0)

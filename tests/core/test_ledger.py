@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from seriatim.core.errors import BrokenPromiseError, ConfigError
-from seriatim.core.fold import Counts
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import (
     Account,
@@ -31,6 +30,7 @@ from seriatim.core.ledger import (
     without_held,
 )
 from seriatim.core.offsets import Partition
+from seriatim.core.session import Counts
 
 P, Q = Partition("a", 0), Partition("a", 1)
 HALT = Halt("gap", 5, "4 missing")

@@ -104,7 +104,7 @@ def test_sequence_and_session_must_be_usable() -> None:
             b"?",
         ]
     )
-    assert (made.sequence(good), made.session(good)) == (4, "me")
+    assert (made.sequences([good])[0], made.session(good)) == (4, "me")
     assert [type(message) for message in bad] == [Poison] * 4
 
 

@@ -236,5 +236,5 @@ def test_the_machine_is_made_as_the_file_says() -> None:
     assert made.lenient
     assert list(made.columns) == ["op", "id", "size"]
     (message,) = made.decode([b'{"op":"insert","n":3,"who":"me","id":"a"}'])
-    assert (made.sequence(message), made.session(message)) == (3, "me")
+    assert (made.sequences([message])[0], made.session(message)) == (3, "me")
     assert not parse("orders", MINIMAL, "orders.toml").table_machine().lenient

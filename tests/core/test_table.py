@@ -218,7 +218,7 @@ def test_field_names_can_be_set() -> None:
     """Type, rows, sequence and session under the producer's own names."""
     made = machine(type_field="op", rows_field="table", sequence="n", session="who")
     (message,) = made.decode([b'{"op":"snapshot","n":5,"who":"me","table":[{"id":"a"}]}'])
-    assert (made.is_snapshot(message), made.sequence(message), made.session(message)) == (True, 5, "me")
+    assert (made.is_snapshot(message), made.sequences([message])[0], made.session(message)) == (True, 5, "me")
     for missing in (b'{"op":"snapshot","who":"me","table":[]}', b'{"op":"snapshot","n":5,"table":[]}'):
         assert isinstance(made.decode([missing])[0], Poison)
 

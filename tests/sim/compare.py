@@ -9,10 +9,10 @@ from collections import Counter
 from typing import Any
 
 from seriatim.core import ledger as ledgers
-from seriatim.core.fold import Session
 from seriatim.core.ledger import Account, Entry, Ledger
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.session import Session
 from seriatim.testing import MemoryDigests
 from tests.sim.chaos import Chaos
 from tests.sim.producer import COLUMNS

@@ -16,11 +16,11 @@ from xxhash import xxh3_128
 
 from seriatim.core.crash import crash_point
 from seriatim.core.errors import IntegrityError, ensure
-from seriatim.core.fold import Folded, Kept, Session
 from seriatim.core.ledger import File
 from seriatim.core.machine import fits
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import Partition
+from seriatim.core.session import Folded, Kept, Session
 from seriatim.ports import UnfitRecords
 
 
