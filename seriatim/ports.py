@@ -33,9 +33,19 @@ class Log(Protocol):
 class Source(Protocol):
     """The messages of a slice, one task per partition."""
 
-    def map(self, task: Task) -> list[bytes]: ...
+    def map(self, task: Task, *, small: bool = False) -> list[bytes]:
+        """The task's answers. `small`: messages are known to be, and need not be weighed one by one."""
+        ...
 
 
+class Wish(Struct, frozen=True):
+    """What the fold asks of a reading, beyond the messages."""
+
+    headers: bool = False
+    """Only messages that are set aside need them, and they cost a tenth of the reading."""
+
+
+NO_WISH = Wish()
 OnSlice = Callable[[Ranges, Source], bool]
 """Called with each slice; False ends the reading."""
 
@@ -43,11 +53,13 @@ OnSlice = Callable[[Ranges, Source], bool]
 class Reader(Protocol):
     """Kafka, as the fold reads it. Raises `SourceFailed` when reading broke."""
 
-    def follow(self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice) -> None:
+    def follow(
+        self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, wish: Wish = NO_WISH
+    ) -> None:
         """From `starts` to the log ends of now, in slices of at most `messages_max`."""
         ...
 
-    def exactly(self, ranges: Ranges) -> Source:
+    def exactly(self, ranges: Ranges, wish: Wish = NO_WISH) -> Source:
         """These ranges and no others."""
         ...
 

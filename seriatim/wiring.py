@@ -21,6 +21,7 @@ from seriatim import client, config, streams
 from seriatim.config import Settings
 from seriatim.core.errors import ConfigError
 from seriatim.core.offsets import Partition
+from seriatim.ports import NO_WISH, Wish
 from seriatim.streams import StreamFile
 
 Say = Callable[[str], None]
@@ -111,13 +112,15 @@ class LazySpark:
             self.spark = spark_session(stream.name, self.settings, self.say)
         return SparkReader(self.spark, client.for_java(kafka))
 
-    def follow(self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice) -> None:
+    def follow(
+        self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, wish: Wish = NO_WISH
+    ) -> None:
         """From `starts` to the log ends of now."""
-        self._reader().follow(starts, messages_max, on_slice)
+        self._reader().follow(starts, messages_max, on_slice, wish)
 
-    def exactly(self, ranges: Ranges) -> Source:
+    def exactly(self, ranges: Ranges, wish: Wish = NO_WISH) -> Source:
         """These ranges and no others."""
-        return self._reader().exactly(ranges)
+        return self._reader().exactly(ranges, wish)
 
     def stop(self) -> None:
         """End Spark, if it was started."""

@@ -31,6 +31,10 @@ class ArrowStretch(Stretch):
         """The first `count` messages."""
         return ArrowStretch(self.batch.slice(0, count), self.start)
 
+    def size_bytes(self) -> int:
+        """Of all keys and values."""
+        return sum(len(_buffers(self.batch.column(name))[0]) for name in ("key", "value"))
+
     def names(self) -> list[str | None]:
         """Sessions by Kafka key, each name made once."""
         keys = self.batch.column("key").dictionary_encode()

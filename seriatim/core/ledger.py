@@ -64,6 +64,7 @@ class Account(Struct, frozen=True, kw_only=True):
     hold: str | None = None
     retired: bool = False
     messages: int = 0
+    bytes: int = 0
     records: int = 0
     headless: int = 0
     quarantined: int = 0
@@ -284,6 +285,7 @@ def _folded(entry: Entry, change: Change, account: Account) -> Account:
         state=account.state if change.state is None else change.state,
         halt=halt,
         messages=account.messages + counts.messages,
+        bytes=account.bytes + counts.bytes,
         records=account.records + counts.records,
         headless=account.headless + counts.headless,
         quarantined=account.quarantined + counts.quarantined - counts.released,

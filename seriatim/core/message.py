@@ -50,6 +50,10 @@ class Stretch:
         headers = None if self.headers is None else self.headers[:count]
         return Stretch(self.start, self.timestamps[:count], self.keys[:count], self.values[:count], headers)
 
+    def size_bytes(self) -> int:
+        """Of all keys and values."""
+        return sum(len(part) for part in (*self.keys, *self.values) if part is not None)
+
     def names(self) -> list[str | None]:
         """Sessions by Kafka key; None where there is no readable key."""
         return [session_name(key) for key in self.keys]

@@ -70,6 +70,8 @@ class Counts(Struct):
     """What happened in one partition of one slice, in numbers."""
 
     messages: int = 0
+    bytes: int = 0
+    """Of their keys and values."""
     records: int = 0
     headless: int = 0
     snapshots: int = 0

@@ -31,13 +31,14 @@ from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.session import Counts
 from seriatim.core.slice import Plan, Ranges, cut
 from seriatim.core.stream import Stream
-from seriatim.ports import Clock, Head, LedgerStore, Log, Reader, RecordStore, Source, SourceFailed, Task
+from seriatim.ports import Clock, Head, LedgerStore, Log, Reader, RecordStore, Source, SourceFailed, Task, Wish
 from seriatim.steps.changes import birth, by_partition, change_of, covers, found
 from seriatim.steps.commit import TRIES_MAX, commit, read_head, start
 from seriatim.steps.plan import discover
 from seriatim.steps.task import Result, Work, hole_finding, stem_prefix
 
 REFOLDS_MAX = 5
+SMALL_BYTES = 2048
 Until = Mapping[Partition, int]
 Progress = Callable[[int, int], None]
 
@@ -164,11 +165,20 @@ class Folding:
         reader = self.world.reader
         if not bounded:
             starts = {partition: whole.start for partition, whole in ranges.items()}
-            return reader.follow(starts, messages_max, self._slice)
+            return reader.follow(starts, messages_max, self._slice, self._wish(ranges))
         for piece in cut(ranges, messages_max):
-            if not self._slice(piece, reader.exactly(piece)):
+            if not self._slice(piece, reader.exactly(piece, self._wish(piece))):
                 return None
         return None
+
+    def _wish(self, ranges: Ranges) -> Wish:
+        """Headers, where messages wait in quarantine."""
+        return Wish(headers=any(self._account(partition).quarantined for partition in ranges))
+
+    def _small(self, ranges: Ranges) -> bool:
+        """Whether messages were small so far."""
+        accounts = [self._account(partition) for partition in ranges]
+        return all(account.messages and account.bytes / account.messages <= SMALL_BYTES for account in accounts)
 
     def _slice(self, ranges: Ranges, source: Source) -> bool:
         """Steps 4 to 8 for one slice. Whether reading may go on."""
@@ -200,11 +210,11 @@ class Folding:
         return any(account and account.frontier > ranges[p].start for p, account in accounts.items())
 
     def _fold(self, ranges: Ranges, source: Source, attempt: str) -> dict[Partition, Result]:
-        """Step 4; once more, with care, where the machine raised and may have left a state half changed."""
+        """Step 4; once more where messages are set aside (their headers are kept) or the machine raised (with care)."""
         works = {partition: self._work(partition, whole, attempt) for partition, whole in ranges.items()}
-        results = by_partition(source.map(self.world.task(works)))
+        results = by_partition(source.map(self.world.task(works), small=self._small(ranges)))
         for number in range(REFOLDS_MAX):
-            again = {partition: result.raised for partition, result in results.items() if result.raised}
+            again = {p: result.raised for p, result in results.items() if result.raised or result.lacks_headers}
             if not again:
                 return results
             redo = {
@@ -213,7 +223,9 @@ class Folding:
                 if partition in again
             }
             works |= redo
-            source = self.world.reader.exactly({partition: ranges[partition] for partition in again})
+            source = self.world.reader.exactly(
+                {partition: ranges[partition] for partition in again}, Wish(headers=True)
+            )
             results |= by_partition(source.map(self.world.task(redo)))
         raise ConfigError(
             f"{self.stream.name}: the machine raises at other messages each time ({', '.join(map(str, again))})",

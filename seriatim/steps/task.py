@@ -51,6 +51,8 @@ class Result(Struct, kw_only=True):
     state: tuple[File, ...] | None = None
     halt: Finding | None = None
     findings: list[Finding] = field(default_factory=list)
+    lacks_headers: bool = False
+    """Messages were set aside, and their headers had not been asked for: fold again with them."""
     raised: tuple[str, ...] = ()
     """Sessions that may be half changed: nothing of this result counts, fold again with care."""
     peak_memory_bytes: int = 0
@@ -129,6 +131,7 @@ class FoldTask:
         self.stem = f"{stem_prefix(work.epoch, work.start)}{work.attempt}"
         self.expected = work.start
         self.holes = 0
+        self.lacks_headers = False
         self.halt: Finding | None = None
         self.first_timestamp: int | None = None
         self.last_timestamp: int | None = None
@@ -175,6 +178,7 @@ class FoldTask:
         folded = self.core.stretch(stretch)
         done = stretch if folded.consumed == len(stretch) else stretch.until(folded.consumed)
         self.digests.update(done)
+        self.core.counts.bytes += done.size_bytes()
         if folded.consumed:
             if self.first_timestamp is None:
                 self.first_timestamp = int(stretch.timestamps[0])
@@ -184,6 +188,7 @@ class FoldTask:
         except UnfitRecords as unfit:
             self.core.raised.update(folded.sessions[row] for row in unfit.rows)
         if folded.kept:
+            self.lacks_headers |= stretch.headers is None
             self.kept.write(stretch, folded.kept)
         self.expected = stretch.start + folded.consumed
         self.halt = self.core.halt
@@ -191,10 +196,10 @@ class FoldTask:
     def _result(self) -> Result:
         """Finish the files. After a raise nothing counts but what to set aside in the next try."""
         touched = self.core.touched()
-        if self.core.raised:
+        if self.core.raised or self.lacks_headers:
             self.writer.close()
             self.kept.close()
-            return Result(raised=tuple(sorted(self.core.raised)))
+            return Result(raised=tuple(sorted(self.core.raised)), lacks_headers=self.lacks_headers)
         records, kept = _closed(self.writer), _closed(self.kept)
         crash_point("record-file-written")
         state = self._saved(touched)

@@ -23,13 +23,14 @@ from seriatim.adapters.spark import SparkReader
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Ranges
-from seriatim.ports import OnSlice, Reader, Source, SourceFailed, Task
+from seriatim.ports import NO_WISH, OnSlice, Reader, Source, SourceFailed, Task, Wish
 
 WAIT_SECONDS = 30
 Seen = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 """Offset, timestamp, key, value, headers."""
 NOW = int(time.time()) * 1000
 """Older messages would be deleted by Kafka at any moment: retention goes by their own time."""
+ALL = Wish(headers=True)
 MESSAGES: list[Seen] = [
     (0, NOW, b"a", b"1", []),
     (1, NOW + 1, None, b"2", [("h", b"x"), ("h", None)]),
@@ -45,11 +46,13 @@ class SparkSide:
     def __init__(self, reader: SparkReader) -> None:
         self.reader = reader
 
-    def follow(self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice) -> None:
-        self.reader.follow(starts, messages_max, lambda ranges, source: on_slice(ranges, SparkSideSource(source)))
+    def follow(
+        self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, wish: Wish = NO_WISH
+    ) -> None:
+        self.reader.follow(starts, messages_max, lambda ranges, source: on_slice(ranges, SparkSideSource(source)), wish)
 
-    def exactly(self, ranges: Ranges) -> Source:
-        return SparkSideSource(self.reader.exactly(ranges))
+    def exactly(self, ranges: Ranges, wish: Wish = NO_WISH) -> Source:
+        return SparkSideSource(self.reader.exactly(ranges, wish))
 
 
 class SparkSideSource:
@@ -58,8 +61,8 @@ class SparkSideSource:
     def __init__(self, source: Any) -> None:
         self.source = source
 
-    def map(self, task: Task) -> list[bytes]:
-        return self.source.map(lambda partition, batches: task(partition, stretches(batches)))
+    def map(self, task: Task, *, small: bool = False) -> list[bytes]:
+        return self.source.map(lambda partition, batches: task(partition, stretches(batches)), small=small)
 
 
 class World:
@@ -136,13 +139,13 @@ def test_exactly_these_ranges_reach_one_task_each(world: World) -> None:
         world.b: OffsetRange(3, 11),
         world.empty: OffsetRange(0, 0),
     }
-    found = told(world.reader.exactly(ranges).map(telling()))
+    found = told(world.reader.exactly(ranges, ALL).map(telling()))
     assert found == {world.a: MESSAGES, world.b: MESSAGES[3:11]}
 
 
 def test_a_source_can_be_read_again(world: World) -> None:
     """A refold sees the very same messages."""
-    source = world.reader.exactly({world.a: OffsetRange(38, 40)})
+    source = world.reader.exactly({world.a: OffsetRange(38, 40)}, ALL)
     assert told(source.map(telling())) == told(source.map(telling())) == {world.a: MESSAGES[38:]}
 
 
@@ -170,7 +173,7 @@ def test_following_goes_from_the_starts_to_the_ends_in_slices(world: World) -> N
     """No message is skipped or seen twice, and no slice is much larger than asked for."""
     slices = Slices()
     starts = {world.a: 0, world.b: 30, world.empty: 0}
-    world.reader.follow(starts, 30, slices)
+    world.reader.follow(starts, 30, slices, ALL)
     assert slices.seen == {world.a: MESSAGES, world.b: MESSAGES[30:]}
     assert len(slices.ranges) >= 2
     for ranges in slices.ranges:
@@ -214,7 +217,7 @@ def test_messages_that_are_gone_cannot_be_read(world: World) -> None:
     with pytest.raises(SourceFailed):
         world.reader.follow({world.a: 10, world.b: 0}, 100, slices)
     assert slices.seen == {}
-    assert told(world.reader.exactly({world.a: OffsetRange(20, 30)}).map(telling())) == {world.a: MESSAGES[20:30]}
+    assert told(world.reader.exactly({world.a: OffsetRange(20, 30)}, ALL).map(telling())) == {world.a: MESSAGES[20:30]}
 
 
 def test_a_log_that_ends_before_the_start_cannot_be_followed(world: World) -> None:

@@ -16,7 +16,7 @@ from seriatim.core.errors import ensure
 from seriatim.core.message import Header, Stretch
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Bounds, Ranges, cut
-from seriatim.ports import OnSlice, SourceFailed, Task
+from seriatim.ports import NO_WISH, OnSlice, SourceFailed, Task, Wish
 
 
 class MemoryMessage(Struct, frozen=True):
@@ -140,7 +140,9 @@ class MemoryReader:
         self.failures: list[str] = []
         """Each makes one reading of a slice fail."""
 
-    def follow(self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice) -> None:
+    def follow(
+        self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, wish: Wish = NO_WISH
+    ) -> None:
         """From `starts` to the log ends of now, in slices."""
         bounds = self.kafka.bounds(".*")
         if missing := [partition for partition in starts if partition not in bounds]:
@@ -149,14 +151,14 @@ class MemoryReader:
             raise SourceFailed(f"{back[0]}: the log ends before the start")
         ranges = {p: OffsetRange(start, bounds[p].log_end) for p, start in starts.items()}
         for piece in self.slicing(ranges, messages_max):
-            if not on_slice(piece, self.exactly(piece)):
+            if not on_slice(piece, self.exactly(piece, wish)):
                 return
 
-    def exactly(self, ranges: Ranges) -> MemorySource:
+    def exactly(self, ranges: Ranges, wish: Wish = NO_WISH) -> MemorySource:
         """These ranges and no others."""
-        return MemorySource(self, ranges)
+        return MemorySource(self, ranges, wish)
 
-    def stretches(self, partition: Partition, whole: OffsetRange) -> list[Stretch]:
+    def stretches(self, partition: Partition, whole: OffsetRange, *, headers: bool) -> list[Stretch]:
         """The messages of a range, cut at holes and wherever `cuts` says."""
         there = [
             (offset, message)
@@ -165,32 +167,32 @@ class MemoryReader:
         ]
         holes = [i for i in range(1, len(there)) if there[i][0] != there[i - 1][0] + 1]
         edges = sorted({0, len(there), *holes, *self.cuts(len(there))})
-        return [_stretch(there[a:b]) for a, b in pairwise(edges)]
+        return [_stretch(there[a:b], headers=headers) for a, b in pairwise(edges)]
 
 
 class MemorySource:
     """The messages of one slice."""
 
-    def __init__(self, reader: MemoryReader, ranges: Ranges) -> None:
-        self.reader, self.ranges = reader, ranges
+    def __init__(self, reader: MemoryReader, ranges: Ranges, wish: Wish) -> None:
+        self.reader, self.ranges, self.wish = reader, ranges, wish
 
-    def map(self, task: Task) -> list[bytes]:
+    def map(self, task: Task, *, small: bool = False) -> list[bytes]:
         """Run the task for each partition of which a message comes."""
         if self.reader.failures:
             raise SourceFailed(self.reader.failures.pop(0))
         return [
             task(partition, iter(stretches))
             for partition in self.reader.tasks(self.ranges)
-            if (stretches := self.reader.stretches(partition, self.ranges[partition]))
+            if (stretches := self.reader.stretches(partition, self.ranges[partition], headers=self.wish.headers))
         ]
 
 
-def _stretch(there: list[tuple[int, MemoryMessage]]) -> Stretch:
+def _stretch(there: list[tuple[int, MemoryMessage]], *, headers: bool) -> Stretch:
     messages = [message for _, message in there]
     return Stretch(
         there[0][0],
         [message.timestamp for message in messages],
         [message.key for message in messages],
         [message.value for message in messages],
-        [message.headers for message in messages],
+        [message.headers for message in messages] if headers else None,
     )
