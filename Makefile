@@ -14,6 +14,9 @@ CHECKED := $(wildcard dags plugins spark_apps)
 JOBS ?= 2
 # How many seeded worlds the simulation runs.
 SEEDS ?= 1000
+# The size of the benchmark (1: 3.2 million messages), and how often each contender runs.
+SCALE ?= 1
+ROUNDS ?= 3
 
 # Set up is what these files say, to the byte: the stamp's name carries their checksum.
 STAMP := .venv/.ready-$(shell cat requirements-uv.lock requirements.lock pyproject.toml | cksum | tr ' ' -)
@@ -70,6 +73,10 @@ test-full: lint ## Everything, long suites whole
 .PHONY: sim
 sim: setup ## Simulated worlds with crashes: make sim SEEDS=10000
 	$(RUN) pytest tests/sim --seeds $(SEEDS)
+
+.PHONY: bench
+bench: setup ## CPU per message, ours beside its peers: make bench SCALE=0.25 ROUNDS=2 ONLY=floor,table
+	$(RUN) bench.run --scale $(SCALE) --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY))
 
 .PHONY: clean
 clean: ## Remove .venv and what tools left; caches under SERIATIM_HOME stay
