@@ -60,6 +60,8 @@ def outcome(stream: str, outcome: Outcome, *, json: bool) -> None:
     for partition, halt in outcome.waiting:
         since = f"waits at offset {halt.offset} since entry {halt.sequence}"
         typer.echo(f"{stream} {partition}: {since}: {halt.finding}, {halt.cause}", err=True)
+    if outcome.quarantined:
+        typer.echo(f"{stream}: {outcome.quarantined} in quarantine; `seriatim status {stream}` lists them", err=True)
     if json:
         _print_json(_outcome_values(stream, outcome))
     else:
@@ -90,6 +92,7 @@ def _outcome_values(stream: str, outcome: Outcome) -> dict[str, Any]:
         "sequence": outcome.sequence,
         "findings": len(outcome.findings),
         "waiting": [str(partition) for partition, _ in outcome.waiting],
+        "quarantined": outcome.quarantined,
         "peak_memory_bytes": outcome.peak_memory_bytes,
     }
 

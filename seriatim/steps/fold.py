@@ -68,6 +68,8 @@ class Outcome(Struct, kw_only=True):
     """New in this run."""
     waiting: list[tuple[Partition, Halt]] = field(default_factory=list)
     """Halted since earlier, told then."""
+    quarantined: int = 0
+    """Sessions in quarantine at the end."""
     peak_memory_bytes: int = 0
 
 
@@ -108,6 +110,7 @@ class Folding:
                 break
             plan = self._discover()
         self.outcome.sequence = self.head.ledger.sequence
+        self.outcome.quarantined = sum(account.quarantined for account in self.head.ledger.partitions.values())
         return self.outcome
 
     def _open(self) -> None:

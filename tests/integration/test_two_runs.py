@@ -22,7 +22,7 @@ def test_two_runs_at_once(lab: Lab, topic: Callable[..., str], full: bool) -> No
     lab.send(tables({name: 2}, 20, 4000))
     one = lab.stream("one", name)
     lab.fold(one)
-    for number in range(20 if full else 2):
+    for number in range(20 if full else 3):
         stream = lab.stream(f"race{number}", name)
         first = lab.start("run", stream, "--messages-max", "1000")
         time.sleep(chance.uniform(0, 4))
