@@ -144,9 +144,11 @@ def test_two_homes_stand_side_by_side(home: Home, broker: BrokerInfo) -> None:
 
 
 STARTER = """
+import signal
 import sys
 from pathlib import Path
 from seriatim.embedded import broker
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background hands down that it is ignored
 home, java, *jars = (Path(argument) for argument in sys.argv[1:])
 broker.start(home, program=broker.Program(java, jars), say=print)
 """
