@@ -19,6 +19,8 @@ from seriatim.core.errors import ensure
 from seriatim.core.ledger import File
 
 ROWS_PER_GROUP = 131_072
+WAITING_BYTES_MAX = 64 << 20
+"""Rows wait in memory for a row group of a good size; large ones do not wait for many."""
 RISING = ("offset", "source_offset", "timestamp", "sequence")
 """Columns whose numbers mostly rise by small steps."""
 BLOCK_BYTES = 1 << 20
@@ -84,15 +86,16 @@ class ParquetFileWriter:
         self.root, self.path, self.schema = root, path, schema
         self.compression = "NONE" if compression == "none" else compression
         self._waiting: list[pa.RecordBatch] = []
-        self._waiting_rows = 0
+        self._waiting_rows = self._waiting_bytes = 0
         self._writer: pq.ParquetWriter | None = None
         self.rows = 0
 
     def add(self, batch: pa.RecordBatch, rows_per_group: int = ROWS_PER_GROUP) -> None:
         self._waiting.append(batch)
         self._waiting_rows += batch.num_rows
+        self._waiting_bytes += batch.nbytes
         self.rows += batch.num_rows
-        if self._waiting_rows >= rows_per_group:
+        if self._waiting_rows >= rows_per_group or self._waiting_bytes > WAITING_BYTES_MAX:
             self._flush()
 
     def _flush(self) -> None:
@@ -106,7 +109,7 @@ class ParquetFileWriter:
             crash_point("record-file-open")
         self._writer.write_table(pa.Table.from_batches(self._waiting, self.schema))
         crash_point("record-file-half")
-        self._waiting, self._waiting_rows = [], 0
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 
     def finish(self) -> File | None:
         if self._waiting_rows:

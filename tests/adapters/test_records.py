@@ -268,6 +268,17 @@ def test_sweeping_where_nothing_was_written_is_no_error(store: RecordStore) -> N
     assert store.sweep(P, "0-0-", set()) == []
 
 
+def test_large_messages_do_not_wait_in_memory(tmp_path: Path) -> None:
+    """A row group is closed by its bytes too: 20 messages of 8 MB are never held all at once."""
+    writer = ParquetRecords(tmp_path, COLUMNS, "zstd", ()).kept(P, "id", "0-0-a")
+    large = Stretch(0, [0] * 20, [b"s"] * 20, [bytes(8 << 20)] * 20, [[]] * 20)
+    for position in range(20):
+        writer.write(large, [Kept(position, "s", "poison", "")])
+    file = writer.close()
+    assert file is not None
+    assert pq.ParquetFile(tmp_path / file.path).num_row_groups >= 2
+
+
 def test_a_column_the_table_is_partitioned_by_is_not_in_the_file(tmp_path: Path) -> None:
     """Delta has it in the commit; everything else stays in its place."""
     store = ParquetRecords(tmp_path, COLUMNS, "none", ("topic", "partition"))
