@@ -106,7 +106,8 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def render(self, stream: str) -> str:
         """As a person reads it: one screen."""
         at = f" at offset {self.offset}" if self.offset >= 0 else ""
-        of = f" (session {shortened(self.session)})" if self.session is not None else ""
+        named = shortened(self.session) or "''"
+        of = f" (session {named})" if self.session is not None else ""
         headline = f"{TITLES[self.finding]}: {stream} {self.place}: {self.finding}{at}{of}"
         facts = {
             "expected": self.expected,
@@ -127,10 +128,10 @@ NEXT = {
     "the other topics go on. `seriatim status {stream}` shows it",
     "truncated": "ask what happened to the topic's log (restored broker, unclean leader election?). The partition\n"
     "waits, the others go on. `seriatim status {stream}` shows it",
-    "poison": "the message has no readable session, so the partition waits at it. Look at it with\n"
-    '`seriatim plan {stream}` and Kafka\'s own tools; with `on_poison = "skip"` (not under strict) it is passed over',
+    "poison": "the partition waits at this message, the others go on. Look at it with Kafka's own tools; with\n"
+    'tier = "none" and on_poison = "skip" in the stream file the next run passes over it',
     "session": "fix the producer or the machine; the session's messages are kept under quarantine/, and the session\n"
-    "is right again after its next snapshot. `seriatim status {stream}` lists it",
+    "is right again after its next snapshot (without snapshots: it waits). `seriatim status {stream}` lists it",
     "foreign": "find who wrote to the records table beside Seriatim, and take that write back",
 }
 for _kind in ("sequence gap", "repeat", "disorder", "moved session", "precondition", "raised"):

@@ -52,6 +52,11 @@ def test_scope_is_as_narrow_as_what_is_known() -> None:
     assert Finding(finding="poison", topic="a", partition=0, session="").scope == "session"
 
 
+def test_a_session_without_a_name_is_seen() -> None:
+    """An empty key is a name too, and quotes show it."""
+    assert "(session '')" in Finding(finding="raised", topic="a", partition=0, session="").render("orders")
+
+
 def test_scripts_get_every_field() -> None:
     """The JSON object has the documented keys, with null for what is not known."""
     told = Finding(finding="gap", topic="a", partition=0, offset=0, expected="offset 0").told("orders")
