@@ -11,15 +11,16 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
-from msgspec import MsgspecError
+from msgspec import MsgspecError, Struct
 from msgspec.structs import replace
 
 from seriatim.core.errors import ConfigError, IntegrityError, ensure
@@ -34,6 +35,16 @@ TABLE_SETTINGS = {
     "delta.enableExpiredLogCleanup": "false",
 }
 """The log outlives any audit."""
+
+
+class Mark(Struct, frozen=True, kw_only=True):
+    """What a Delta commit says of the entry that it is."""
+
+    sequence: int
+    manifest: str
+    sha256: str
+    version: int = -1
+    """Of the Delta table."""
 
 
 class DeltaLedger:
@@ -63,7 +74,7 @@ class DeltaLedger:
 
     def delta_version(self, stream: str, sequence: int) -> int:
         """The Delta version that entry `sequence` made."""
-        return int(self._mark_of(stream, sequence)["version"])
+        return self._mark_of(stream, sequence).version
 
     def put_manifest(self, sequence: int, content: bytes) -> tuple[str, str]:
         """Store a manifest under its own hash."""
@@ -96,13 +107,11 @@ class DeltaLedger:
 
     def has(self, sha256: str, after: int) -> bool:
         """Whether an entry later than sequence `after` names this manifest."""
-        if not DeltaTable.is_deltatable(str(self.table_path)):
-            return False
-        for commit in DeltaTable(self.table_path).history():
-            mark = commit.get(KEY)
-            if mark and mark["sequence"] <= after:
+        table = self._table(self.root.name)
+        for mark in [] if table is None else _marks(self.root.name, table):
+            if mark.sequence <= after:
                 return False
-            if mark and mark["sha256"] == sha256:
+            if mark.sha256 == sha256:
                 return True
         return False
 
@@ -113,7 +122,7 @@ class DeltaLedger:
             return int(seen["sequence"]), str(seen["sha256"])
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             raise IntegrityError(
                 f"{self.root.name}: head.json cannot be read",
                 cause="it was changed by somebody else: it is always replaced as a whole",
@@ -172,14 +181,14 @@ class DeltaLedger:
         try:
             return DeltaTable(self.table_path)
         except DeltaError as error:
-            raise _unreadable(stream, str(error)) from error
+            raise _unreadable(stream, _first_line(error)) from error
 
-    def _last_entry(self, stream: str, table: DeltaTable) -> tuple[dict[str, Any], list[Finding]]:
+    def _last_entry(self, stream: str, table: DeltaTable) -> tuple[Mark, list[Finding]]:
         """The newest commit of ours, and findings for data changed by commits of others after it."""
         foreign: list[Finding] = []
-        for commit in _history(table):
+        for commit in _history(stream, table):
             if KEY in commit:
-                return {**commit[KEY], "version": commit["version"]}, foreign
+                return _mark(stream, commit), foreign
             if self._changed_data(commit["version"]):
                 foreign.append(_foreign(commit))
         raise ConfigError(
@@ -194,35 +203,34 @@ class DeltaLedger:
         files = [action.get("add") or action.get("remove") for action in actions]
         return any(file.get("dataChange") for file in files if file)
 
-    def _mark_of(self, stream: str, sequence: int) -> dict[str, Any]:
+    def _mark_of(self, stream: str, sequence: int) -> Mark:
         table = self._table(stream)
         if table is not None and sequence >= 0:
-            for commit in _history(table):
-                mark = commit.get(KEY)
-                if mark and mark["sequence"] == sequence:
-                    return {**mark, "version": commit["version"]}
-                if mark and mark["sequence"] < sequence:
+            for mark in _marks(stream, table):
+                if mark.sequence == sequence:
+                    return mark
+                if mark.sequence < sequence:
                     break
         raise ConfigError(
             f"{stream}: there is no ledger entry {sequence}",
             next=f"`seriatim status {stream}` shows the last",
         )
 
-    def _manifest(self, stream: str, mark: dict[str, Any]) -> Manifest:
+    def _manifest(self, stream: str, mark: Mark) -> Manifest:
         """A manifest, proved by its hash, which its ledger then knows."""
-        path, sha256 = mark["manifest"], mark["sha256"]
+        path, sha256 = mark.manifest, mark.sha256
         try:
             packed = (self.root / path).read_bytes()
         except OSError as error:
             raise _unreadable(stream, f"manifest {path}: {error.strerror}") from None
         if hashlib.sha256(packed).hexdigest() != sha256:
-            raise _unreadable(stream, f"manifest {path} is not what entry {mark['sequence']} names: its hash differs")
+            raise _unreadable(stream, f"manifest {path} is not what entry {mark.sequence} names: its hash differs")
         try:
             manifest = decode(pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read())
         except MsgspecError as error:
             raise _unreadable(stream, f"manifest {path}: {error}") from error
-        if manifest.entry.sequence != mark["sequence"]:
-            raise _unreadable(stream, f"manifest {path} is of entry {manifest.entry.sequence}, not {mark['sequence']}")
+        if manifest.entry.sequence != mark.sequence:
+            raise _unreadable(stream, f"manifest {path} is of entry {manifest.entry.sequence}, not {mark.sequence}")
         if manifest.ledger.stream != stream:
             other = manifest.ledger.stream
             raise ConfigError(f"{stream}: its output path holds stream {other!r}", next="give each stream its own path")
@@ -253,12 +261,32 @@ def _plain(kind: str | None) -> str | None:
     return None if kind is None else kind.replace("large_", "").replace("_view", "").replace("element", "item")
 
 
-def _history(table: DeltaTable) -> Iterable[dict[str, Any]]:
+def _history(stream: str, table: DeltaTable) -> Iterator[dict[str, Any]]:
     """Commits, newest first: a few, then all."""
-    first = table.history(16)
-    yield from first
-    if len(first) == 16:
-        yield from table.history()[16:]
+    try:
+        first = table.history(16)
+        yield from first
+        if len(first) == 16:
+            yield from table.history()[16:]
+    except (DeltaError, ValueError) as error:
+        raise _unreadable(stream, _first_line(error)) from error
+
+
+def _marks(stream: str, table: DeltaTable) -> Iterator[Mark]:
+    """Entries, newest first."""
+    return (_mark(stream, commit) for commit in _history(stream, table) if KEY in commit)
+
+
+def _mark(stream: str, commit: dict[str, Any]) -> Mark:
+    try:
+        return replace(msgspec.convert(commit[KEY], Mark), version=commit["version"])
+    except MsgspecError as error:
+        raise _unreadable(stream, f"the mark of Delta version {commit['version']}: {error}") from error
+
+
+def _first_line(error: Exception) -> str:
+    """Without the frames of delta-rs below it."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _foreign(commit: dict[str, Any]) -> Finding:

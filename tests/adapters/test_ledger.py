@@ -370,12 +370,51 @@ def test_a_table_by_somebody_else_is_refused(tmp_path: Path) -> None:
         RealSide(tmp_path).store.head("s")
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"sequence": 1}', b'{"sequence": "x", "sha256": "y"}'])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b'{"sequence": 1}', b'{"sequence": "x", "sha256": "y"}', b'{"sequence": 1e999, "sha256": "y"}'],
+)
 def test_a_witness_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes) -> None:
     """It is never taken for no witness."""
     (tmp_path / "head.json").write_bytes(content)
     with pytest.raises(IntegrityError, match=r"head\.json cannot be read"):
         RealSide(tmp_path).store.witness()
+
+
+def rewritten(side: RealSide, old: str, new: str) -> None:
+    """The last commit's log with other text."""
+    log = max((side.root / "records" / "_delta_log").glob("*.json"))
+    text = log.read_text()
+    assert old in text
+    log.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"sha256":', '"sha":'), ('"sequence":1', '"sequence":"x"'), ('"seriatim":{', '"seriatim":3,"other":{')],
+    ids=["a key is missing", "not a number", "not an object"],
+)
+def test_a_damaged_mark_is_a_ledger_that_cannot_be_read(tmp_path: Path, old: str, new: str) -> None:
+    """Whoever reads it is told so, and which commit it is."""
+    side = RealSide(tmp_path)
+    commit(side.store, MemoryClock(), begun(side), moved(0, 5))
+    rewritten(side, old, new)
+    reads = (lambda: side.again().head("s"), lambda: side.again().at("s", 0), lambda: side.again().has("0" * 64, -1))
+    for read in reads:
+        with pytest.raises(IntegrityError, match="the ledger cannot be read") as caught:
+            read()
+        assert "Delta version 1" in caught.value.render()
+
+
+def test_half_a_commit_is_told_in_one_line(tmp_path: Path) -> None:
+    """Without the frames of the library that met it."""
+    side = RealSide(tmp_path)
+    commit(side.store, MemoryClock(), begun(side), moved(0, 5, record_file(side, "0-0-a")))
+    log = tmp_path / "records" / "_delta_log" / f"{1:020d}.json"
+    log.write_text(log.read_text()[:-200])
+    with pytest.raises(IntegrityError, match="the ledger cannot be read") as caught:
+        side.again().head("s")
+    assert len(str(caught.value.fields["cause"]).splitlines()) == 1
 
 
 def test_a_commit_says_which_entry_it_is(tmp_path: Path) -> None:

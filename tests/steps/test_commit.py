@@ -229,6 +229,19 @@ def test_a_ledger_ahead_of_its_witness_is_fine() -> None:
     assert found.ledger.sequence == 1
 
 
+def test_a_ledger_that_went_on_from_another_entry_is_refused() -> None:
+    """It is ahead of head.json, but what head.json has seen is not in it: it was rolled back and written to."""
+    store, head = begun()
+    commit(store, MemoryClock(), head, slice_of())
+    seen = store.seen
+    store.commits.pop()
+    other, _ = commit(store, MemoryClock(), head, slice_of(P, 0, 4))
+    commit(store, MemoryClock(), other, slice_of(P, 4, 9))
+    store.seen = seen
+    with pytest.raises(IntegrityError, match="entry 1 is another one"):
+        read_head(store, "s")
+
+
 def test_a_commit_between_reading_witness_and_ledger_is_no_alarm() -> None:
     """The witness is read first, so that whoever comes in between can only be ahead of it."""
     store, head = begun()
