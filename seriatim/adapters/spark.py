@@ -9,13 +9,17 @@ Next room: wiring.py makes the task; steps/fold.py asks for slices.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]  # it has no types
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -31,11 +35,13 @@ COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
 ANY_BYTES, BATCH_BYTES = str(2**31 - 1), str(64 << 20)
 """Bounds of an Arrow batch. Without one Spark need not weigh every row, which costs half a microsecond."""
 FETCH = {
-    "kafka.max.poll.records": "20000",
-    "kafka.max.partition.fetch.bytes": str(16 << 20),
-    "kafka.fetch.max.bytes": str(64 << 20),
+    "kafka.max.poll.records": "5000",
+    "kafka.max.partition.fetch.bytes": str(8 << 20),
+    "kafka.fetch.max.bytes": str(32 << 20),
 }
-"""Large fetches: a third less CPU per message than the defaults."""
+"""Large fetches cost less CPU per message than the defaults; larger ones fill the heap where messages are large."""
+DEAD = ("Answer from Java side is empty", "Java heap space", "OutOfMemoryError")
+"""What is said of a JVM that died or has no memory left."""
 SESSION = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
@@ -57,6 +63,7 @@ def session(
     more: Mapping[str, str],
 ) -> SparkSession:
     """A Spark session of ours: quiet and in UTC."""
+    _quieten()
     options = f"-Dlog4j2.configurationFile={log_settings.as_uri()} -Djava.net.preferIPv4Stack=true"
     settings = {
         **SESSION,
@@ -76,6 +83,47 @@ def session(
         raise PlatformError("Spark did not start", cause=first_line(error), next="run `seriatim doctor`") from error
 
 
+def stop(session: SparkSession) -> None:
+    """End a session; one whose JVM died has ended."""
+    with suppress(Py4JError, ConnectionError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # pyspark's word that the JVM is gone: it was told already
+        session.stop()
+
+
+def _quieten() -> None:
+    """No traces of py4j's: what they tell is in the error that we raise."""
+    py4j = logging.getLogger("py4j")
+    py4j.setLevel(logging.CRITICAL)
+    py4j.propagate = False
+    logging.getLogger().addFilter(_is_not_py4j)  # it also logs to the root, in its own name nowhere
+
+
+def _is_not_py4j(line: logging.LogRecord) -> bool:
+    return "py4j" not in Path(line.pathname).parts
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Failures of Spark, told apart: it died, or reading broke and discovery decides what that means."""
+    try:
+        yield
+    except (PySparkException, Py4JError, ConnectionError) as error:
+        if not has_died(error):
+            raise SourceFailed(first_line(error)) from error
+        raise PlatformError(
+            "Spark died, probably out of memory",
+            cause=first_line(error),
+            next="lower --messages-max or raise SERIATIM_SPARK_DRIVER_MEMORY, then run again",
+        ) from error
+
+
+def has_died(error: Exception) -> bool:
+    """Whether an error means that the JVM is gone or out of memory. Only such a Py4JError comes without a trace."""
+    text = str(error)
+    gone = isinstance(error, Py4JNetworkError | ConnectionError)
+    return gone or any(said in text for said in DEAD) or (type(error) is Py4JError and "\n" not in text)
+
+
 class SparkReader:
     """Kafka through Spark's own source."""
 
@@ -93,20 +141,22 @@ class SparkReader:
         """From `starts` to the log ends of now: AvailableNow, a slice per batch."""
         scratch = Path(tempfile.mkdtemp(prefix="seriatim-checkpoint-"))
         try:
-            _Following(self._stream(starts, messages_max, wish), scratch, dict(starts), on_slice, wish).run()
+            with _reading():
+                _Following(self._stream(starts, messages_max, wish), scratch, dict(starts), on_slice, wish).run()
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def exactly(self, ranges: Ranges, wish: Wish = NO_WISH) -> SparkSource:
         """These ranges and no others, through the batch reader."""
-        reader = self.spark.read.format("kafka").options(**self._options).option("includeHeaders", wish.headers)
-        frame = (
-            reader.option("assign", _assignment(ranges))
-            .option("startingOffsets", _offsets({p: whole.start for p, whole in ranges.items()}))
-            .option("endingOffsets", _offsets({p: whole.end for p, whole in ranges.items()}))
-            .load()
-        )
-        return SparkSource(frame, wish)
+        with _reading():
+            reader = self.spark.read.format("kafka").options(**self._options).option("includeHeaders", wish.headers)
+            frame = (
+                reader.option("assign", _assignment(ranges))
+                .option("startingOffsets", _offsets({p: whole.start for p, whole in ranges.items()}))
+                .option("endingOffsets", _offsets({p: whole.end for p, whole in ranges.items()}))
+                .load()
+            )
+            return SparkSource(frame, wish)
 
     def _stream(self, starts: Mapping[Partition, int], messages_max: int, wish: Wish) -> DataFrame:
         reader = self.spark.readStream.format("kafka").options(**self._options).option("includeHeaders", wish.headers)
@@ -134,14 +184,8 @@ class SparkSource:
 
     def map(self, task: ArrowTask, *, small: bool = False) -> list[bytes]:
         """Run the task on every partition; its answers."""
-        try:
+        with _reading():
             return [bytes(row.result) for row in self.plan(task, small=small).collect()]
-        except PySparkException as error:
-            raise SourceFailed(first_line(error)) from error
-        except Exception as error:
-            if type(error).__module__.startswith("py4j"):
-                raise SourceFailed(first_line(error)) from error
-            raise
 
 
 class _Mapped:
@@ -196,12 +240,12 @@ class _Following:
         try:
             query = writer.option("checkpointLocation", str(self.scratch)).start()
             query.awaitTermination()
-        except PySparkException as error:
+        except (PySparkException, Py4JError, ConnectionError):
             if isinstance(self.failure, _Enough):
                 return
             if self.failure is not None:
                 raise self.failure from None
-            raise SourceFailed(first_line(error)) from error
+            raise
 
     def _batch(self, frame: DataFrame, number: int) -> None:
         """One batch is one slice; its ends are in the checkpoint's offset log."""

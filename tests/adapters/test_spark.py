@@ -1,0 +1,95 @@
+"""A Spark that died: said in one screen, with what helps, and ended without a second error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkException
+
+from seriatim.adapters.spark import has_died, stop
+
+KILLED = """
+import os, signal, time
+import psutil
+from seriatim import config, wiring
+from seriatim.adapters.spark import SparkReader, SparkSource, stop
+from seriatim.core.errors import PlatformError
+from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.ports import NO_WISH
+
+spark = wiring.spark_session("dies", config.load(), print)
+java = [child.pid for child in psutil.Process().children(recursive=True) if child.name() == "java"]
+
+def slow(partition, batches):
+    for pid in java:
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(60)
+
+p = Partition("t", 0)
+frame = spark.sql("select 't' topic, 0 partition, 0L offset, now() timestamp, binary('k') key, binary('v') value")
+reader = SparkReader(spark, {"bootstrap.servers": "127.0.0.1:1"})
+for read in (
+    lambda: SparkSource(frame, NO_WISH).map(slow),
+    lambda: reader.exactly({p: OffsetRange(0, 1)}),
+    lambda: reader.follow({p: 0}, 1, print),
+):
+    try:
+        read()
+    except PlatformError as error:
+        print(error.render())
+stop(spark)
+print("stopped")
+"""
+
+
+def test_a_killed_spark_is_told_once_and_stops() -> None:
+    """While it maps and on every reading after: out of memory, what to do, and not one line of py4j's traces."""
+    ended = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=120, check=False)
+    told = ended.stdout.splitlines()
+    assert told.count("PlatformError: Spark died, probably out of memory") == 3, ended.stdout + ended.stderr
+    assert sum("lower --messages-max or raise SERIATIM_SPARK_DRIVER_MEMORY" in line for line in told) == 3
+    assert told[-1] == "stopped"
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "died"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), True),
+        (Py4JNetworkError("Answer from Java side is empty"), True),
+        (Py4JError("An error occurred while calling o91.collectToPython"), True),
+        (
+            Py4JError("An error occurred while calling o91.no. Trace:\npy4j.Py4JException: Method no([]) is not there"),
+            False,
+        ),
+        (PySparkException("Job aborted\nCaused by: java.lang.OutOfMemoryError: Java heap space"), True),
+        (PySparkException("Job aborted\nCaused by: java.lang.IllegalStateException: Cannot fetch offset 10"), False),
+    ],
+    ids=["refused", "network", "no trace", "a trace", "heap", "offsets"],
+)
+def test_a_dead_spark_is_told_from_a_failed_reading(error: Exception, died: bool) -> None:
+    """What Kafka refused is for discovery to judge; a JVM that is gone is not."""
+    assert has_died(error) is died
+
+
+class Session:
+    """A session that ends badly."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def stop(self) -> None:
+        raise self.error
+
+
+def test_only_death_is_forgiven_when_stopping() -> None:
+    """Any other failure to stop is told."""
+    dead: Any = Session(ConnectionRefusedError())
+    stop(dead)
+    odd: Any = Session(LookupError("odd"))
+    with pytest.raises(LookupError, match="odd"):
+        stop(odd)
