@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +24,7 @@ from seriatim import client, config, streams
 from seriatim.config import Settings
 from seriatim.core.errors import ConfigError
 from seriatim.core.offsets import Partition
+from seriatim.embedded.java_noise import quiet_java
 from seriatim.ports import NO_WISH, Wish
 from seriatim.streams import StreamFile
 
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from seriatim.adapters.kafka import KafkaLog
     from seriatim.adapters.spark import SparkReader
     from seriatim.adapters.state import ParquetState
+    from seriatim.core.ledger import Ledger
     from seriatim.core.slice import Ranges
     from seriatim.ports import OnSlice, Source
     from seriatim.steps.fold import World
@@ -122,10 +127,17 @@ class LazySpark:
         """These ranges and no others."""
         return self._reader().exactly(ranges, wish)
 
+    def kill(self) -> None:
+        """End Spark at once and without a word. A JVM still on its way up ends by itself, with us."""
+        if self.spark is not None and (jvm := self.spark.sparkContext._gateway.proc) is not None:
+            jvm.kill()
+
     def stop(self) -> None:
         """End Spark, if it was started."""
         if self.spark is not None:
-            self.spark.stop()
+            from seriatim.adapters.spark import stop
+
+            stop(self.spark)
 
 
 def world(file: StreamFile, settings: Settings, reader: LazySpark) -> World:
@@ -171,6 +183,14 @@ def state(file: StreamFile) -> ParquetState:
     return ParquetState(Path(file.stream.output.path), file.stream.output.compression)
 
 
+def refuse_code(file: StreamFile, ledger: Ledger) -> None:
+    """Refuse a machine that would misread this ledger's state."""
+    from seriatim.core.ledger import refuse_code
+
+    runner = streams.runner(file)
+    refuse_code(ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape)
+
+
 def spark_session(name: str, settings: Settings, say: Say, more: Mapping[str, str] | None = None) -> Any:
     """A Spark session with our JARs, after a look at the traps."""
     from importlib.resources import files
@@ -182,7 +202,19 @@ def spark_session(name: str, settings: Settings, say: Say, more: Mapping[str, st
     config.use_this_python()
     log_settings = Path(str(files("seriatim") / "log4j2.properties"))
     found = jars.ensure("spark", settings, say)
-    return session(name, settings.spark_master, settings.spark_driver_memory, found, log_settings, more or {})
+    with _signals_kept(), quiet_java():
+        return session(name, settings.spark_master, settings.spark_driver_memory, found, log_settings, more or {})
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Spark takes SIGINT for itself; it goes back to whom it belonged."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 def kafka_client(settings: Settings) -> dict[str, str]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from seriatim import __version__
@@ -31,6 +32,8 @@ class Options:
     """What is said before the command and holds for all of it."""
 
     debug = False
+    json = False
+    """Every line on stderr is a JSON object. Set by the command that promises it."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -47,12 +50,12 @@ def root(
     ] = False,
 ) -> None:
     """Ordered, stateful streams from Kafka into Delta tables, with proof."""
-    Options.debug = debug
+    Options.debug, Options.json = debug, False
 
 
-def say(text: str) -> None:
-    """Progress and asides, on stderr, so that stdout stays what was asked for."""
-    typer.echo(text, err=True)
+def say(text: str, **fields: Any) -> None:
+    """Progress and asides, on stderr, so that stdout stays what was asked for. `fields` are for scripts."""
+    typer.echo(_json({**fields, "message": text}) if Options.json else text, err=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -63,8 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if Options.debug:
             raise
         known = error if isinstance(error, SeriatimError) else _unforeseen(error)
-        typer.echo(known.render(), err=True)
+        typer.echo(_json(_told(known)) if Options.json else known.render(), err=True)
         sys.exit(known.exit_code)
+
+
+def _told(error: SeriatimError) -> dict[str, Any]:
+    return {"error": type(error).__name__, "message": error.message, **error.fields, "next": error.next}
+
+
+def _json(value: dict[str, Any]) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()
 
 
 def _unforeseen(error: Exception) -> SeriatimError:

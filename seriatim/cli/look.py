@@ -65,6 +65,7 @@ def state(
     if head is None:
         raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
     ledger = head.ledger if version is None else store.at(name, version)
+    wiring.refuse_code(file, ledger)
     found = session_state(file.stream, streams.runner(file), ledger, wiring.state(file), session, topic)
     if len(found) > 1:
         places = ", ".join(f"{one['topic']}/{one['partition']}" for one in found)

@@ -5,14 +5,17 @@ Next room: steps/fold.py does it; cli/show.py tells what was done.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from seriatim import config
-from seriatim.cli import app, say
+from seriatim.cli import Options, app, say
 from seriatim.core.errors import ConfigError
 from seriatim.core.offsets import Partition
+
+if TYPE_CHECKING:
+    from seriatim.steps.fold import Folding
 
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="A name in streams/, or a path to a TOML file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
@@ -33,27 +36,47 @@ def run(
     """Fold a stream from its frontier to the log ends of now, slice by slice.
 
     Can be killed anywhere and run again. Exit codes: 0 done, 2 bad configuration, 3 new integrity finding,
-    4 platform trouble (retry), 5 another run moved the frontier.
+    4 platform trouble (retry), 5 another run moved the frontier, 130 and 143 stopped (Ctrl-C, SIGTERM).
 
     Example: seriatim run demo --messages-max 500000
     """
     from seriatim import streams, wiring
     from seriatim.cli import show
+    from seriatim.cli.stop import stoppable
     from seriatim.steps.fold import Folding
 
+    Options.json = json
     settings = config.load()
     file = streams.load(stream, settings.streams)
     runner = streams.runner(file)
     until = _until(until_offsets) if until_offsets else None
     config.arm_crash_point(settings.crash_point)
     spark, progress = wiring.LazySpark(file, settings, say), show.Progress(file.stream.name)
-    try:
-        folding = Folding(file.stream, runner, wiring.world(file, settings, spark), progress=progress)
-        outcome = folding.run(messages_max or file.stream.slice.messages_max, until)
-    finally:
+    folding = Folding(file.stream, runner, wiring.world(file, settings, spark), progress=progress)
+
+    def last() -> None:
         progress.close()
-        spark.stop()
+        tell(folding)
+        spark.kill()
+
+    with stoppable(file.stream.name, last):
+        try:
+            outcome = folding.run(messages_max or file.stream.slice.messages_max, until)
+        except BaseException:
+            progress.close()
+            tell(folding)
+            raise
+        finally:
+            progress.close()
+            spark.stop()
     show.outcome(file.stream.name, outcome, json=json)
+
+
+def tell(folding: Folding) -> None:
+    """Findings of a run that ends before its time: they are committed, so no later run tells them."""
+    from seriatim.cli import show
+
+    show.findings(folding.stream.name, folding.outcome.findings, json=Options.json)
 
 
 @app.command()
@@ -69,6 +92,7 @@ def plan(stream: StreamName, json: Json = False) -> None:
     settings = config.load()
     file = streams.load(stream, settings.streams)
     ledger, made = make(file.stream, wiring.log(file, settings), wiring.ledger(file))
+    wiring.refuse_code(file, ledger)
     show.plan(file.stream, ledger, made, json=json)
 
 
@@ -78,10 +102,14 @@ def _until(text: str) -> dict[Partition, int]:
 
     try:
         given = msgspec.json.decode(text.encode(), type=dict[str, dict[str, int]])
-        return {Partition.parse(f"{topic}/{p}"): end for topic, ends in given.items() for p, end in ends.items()}
+        until = {Partition.parse(f"{topic}/{p}"): end for topic, ends in given.items() for p, end in ends.items()}
     except msgspec.MsgspecError as error:
         raise ConfigError(
             f"--until-offsets: {error}",
             allowed='{"topic": {"0": 1200}}',
             next="give offsets by topic and partition",
         ) from None
+    for partition, end in until.items():
+        if end < 0:
+            raise ConfigError(f"--until-offsets: {partition} has {end}", next="give offsets of 0 or more")
+    return until

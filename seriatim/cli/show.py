@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import typer
 
+from seriatim.cli import Options, say
+from seriatim.core.errors import ConfigError
 from seriatim.core.integrity import Finding, failure
 from seriatim.core.ledger import Ledger
 from seriatim.core.slice import Plan
@@ -27,7 +29,7 @@ class Progress:
 
     def __init__(self, stream: str) -> None:
         self.stream = stream
-        self.living = sys.stderr.isatty()
+        self.living = sys.stderr.isatty() and not Options.json
         self.began = time.monotonic()
         self.said = self.began
         self.open = False
@@ -46,12 +48,13 @@ class Progress:
             typer.echo(f"\r\033[K{bar} {share:4.0%} {text}", err=True, nl=False)
             self.open = True
         else:
-            typer.echo(text, err=True)
+            say(text, done=done, total=total)
 
     def close(self) -> None:
         """Leave the living line."""
         if self.open:
             typer.echo("", err=True)
+            self.open = False
 
 
 def outcome(stream: str, outcome: Outcome, *, json: bool) -> None:
@@ -59,9 +62,13 @@ def outcome(stream: str, outcome: Outcome, *, json: bool) -> None:
     findings(stream, outcome.findings, json=json)
     for partition, halt in outcome.waiting:
         since = f"waits at offset {halt.offset} since entry {halt.sequence}"
-        typer.echo(f"{stream} {partition}: {since}: {halt.finding}, {halt.cause}", err=True)
+        say(f"{stream} {partition}: {since}: {halt.finding}, {halt.cause}", waiting=str(partition), offset=halt.offset)
+    for partition in outcome.gone:
+        text = f"{stream} {partition}: gone from Kafka, or matched no more; its state is kept"
+        say(text, gone=str(partition))
     if outcome.quarantined:
-        typer.echo(f"{stream}: {outcome.quarantined} in quarantine; `seriatim status {stream}` lists them", err=True)
+        text = f"{stream}: {outcome.quarantined} in quarantine; `seriatim status {stream}` lists them"
+        say(text, quarantined=outcome.quarantined)
     if json:
         _print_json(_outcome_values(stream, outcome))
     else:
@@ -69,6 +76,11 @@ def outcome(stream: str, outcome: Outcome, *, json: bool) -> None:
     errors = [finding for finding in outcome.findings if finding.level == "error"]
     if errors:
         raise failure(stream, errors)
+    if outcome.gone and not outcome.matched:
+        raise ConfigError(
+            f"{stream}: none of its topics is there any more",
+            next="check `topics` in the stream file (it must match whole names) and the broker's address",
+        )
 
 
 def _tell(stream: str, outcome: Outcome) -> None:

@@ -1,0 +1,37 @@
+"""Stopping: Ctrl-C and SIGTERM end a run at once, in one line. Output is safe at any kill, so nothing is waited for.
+
+Next room: cli/run.py runs inside it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from seriatim.cli import say
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def stoppable(name: str, last: Callable[[], None]) -> Iterator[None]:
+    """Within it either signal does `last`, says so and exits with 128 + its number, as shells count."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        try:
+            last()
+            say(f"{name}: stopped; run again goes on from the last commit", stopped=signal.Signals(number).name)
+        finally:
+            os._exit(128 + number)  # an exception would come out of Spark's threads as pages of traces
+
+    before = {each: signal.signal(each, stop) for each in SIGNALS}
+    try:
+        yield
+    finally:
+        for each, was in before.items():
+            signal.signal(each, was)
