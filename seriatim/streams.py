@@ -57,7 +57,16 @@ def runner(file: StreamFile) -> Runner:
     stream = file.stream
     if stream.machine == "table":
         return stream.table_machine()
-    machine = UserMachine(stream.machine, _machine_class(stream, file.folder), stream.sequence, stream.session_field)
+    kind = _machine_class(stream, file.folder)
+    try:
+        machine = UserMachine(stream.machine, kind, stream.sequence, stream.session_field)
+    except ConfigError:
+        raise
+    except Exception as error:  # the user's own class may raise anything
+        raise ConfigError(
+            f"{stream.name}: machine {stream.machine!r} cannot be made: {type(error).__name__}: {error}",
+            next=f"fix {kind.__name__}: its __init__ takes nothing, its types are what msgspec can hold",
+        ) from error
     taken = sorted(set(machine.columns) & set(OWN_COLUMNS))
     if taken:
         raise ConfigError(

@@ -52,6 +52,8 @@ class Fold:
         """Sessions that a failed `apply` may have left half changed: fold again, careful with these."""
         self.counts = Counts()
         self._by_kind: Counter[str] = Counter()
+        self._by_level: Counter[str] = Counter()
+        self._skipped: set[int] = set()
         self._timestamps: Sequence[int] = ()
         self._contradictions = runner.contradictions
 
@@ -63,6 +65,7 @@ class Fold:
         names = self._names(stretch, messages)
         self._meet(names)
         self._timestamps = stretch.timestamps
+        self._skipped.clear()
         out = Folded()
         sequences = self.runner.sequences(messages)
         self._walk(stretch, messages, names, sequences, out)
@@ -106,13 +109,13 @@ class Fold:
                     records = self._undoably(session, message)
                 else:
                     records = apply(session.state, message)
-            except MemoryError:
+            except (MemoryError, KeyboardInterrupt):
                 raise
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # the machine's own: it becomes a finding
+            except BaseException as error:  # noqa: BLE001  # the machine's own: it becomes a finding
                 self._refused(session, name, error, start + i, i, out)
                 continue
             if snapshot:
-                self._anchor(session, sequence, start + i)
+                self._anchor(session, name, sequence, start + i)
             elif not jumps or sequence > last:  # type: ignore[operator]  # a jump is between numbers
                 session.sequence = sequence
             if len(records) == 1:
@@ -167,7 +170,7 @@ class Fold:
             self._quarantine(session, name, "raised", offset, i, out, cause=told(error))
             return False
         if session.finding is not None:
-            session.finding, session.finding_offset = None, -1
+            session.finding, session.finding_offset, session.sequence = None, -1, None
             self.counts.released += 1
         session.version = self.runner.state_version
         session.awake = True
@@ -185,8 +188,15 @@ class Fold:
             self.runner.dump(state)
         session.state, session.saved = state, None
 
-    def _anchor(self, session: Session, sequence: int | None, offset: int) -> None:
-        """A snapshot begins the session's sequence anew."""
+    def _anchor(self, session: Session, name: str | None, sequence: int | None, offset: int) -> None:
+        """A snapshot begins the session's sequence anew. A jump up to it is a closed gap: told, and all is well."""
+        last = session.sequence
+        if sequence is not None and last is not None and sequence > last + 1:
+            finding = self._finding("sequence gap", name, offset, f"sequence {last + 1}", f"sequence {sequence}")
+            closed = (
+                f"closed: {sequence - last - 1} messages are missing before this snapshot, which makes it right again"
+            )
+            self._tell(replace(finding, level="warning", cause=closed))
         session.sequence = session.anchor = sequence
         session.snapshot_offset = offset
         self.counts.snapshots += 1
@@ -227,7 +237,7 @@ class Fold:
             records = self.runner.apply(session.state, message)
             self.runner.check(records)
             self.runner.dump(session.state)
-        except (Exception, SystemExit):
+        except BaseException:
             session.state = self.runner.load(good, self.runner.state_version)
             raise
         return records
@@ -237,15 +247,9 @@ class Fold:
     ) -> None:
         """A message that cannot be decoded, or whose session cannot be known."""
         cause = message.cause if message.__class__ is Poison else "no readable key, so its session is unknown"
-        finding = Finding(
-            finding="poison",
-            topic=self.partition.topic,
-            partition=self.partition.number,
-            offset=offset,
-            session=name,
-            cause=cause,
-        )
+        finding = replace(self._finding("poison", name, offset), cause=cause)
         if self.on_poison == "skip":
+            self._skipped.add(i)
             self._tell(replace(finding, level="warning"))
         elif self.on_poison == "halt" or session is None:
             self.halt = _of_partition(finding)
@@ -278,27 +282,30 @@ class Fold:
             session.first_offset = offset
         session.awake = False
         self.counts.quarantined += 1
-        self._tell(
-            Finding(
-                finding=kind,
-                topic=self.partition.topic,
-                partition=self.partition.number,
-                offset=offset,
-                session=name,
-                cause=cause,
-                expected=expected,
-                found=found,
-            )
+        self._tell(replace(self._finding(kind, name, offset, expected, found), cause=cause))
+
+    def _finding(self, kind: str, session: str | None, offset: int, expected: str = "", found: str = "") -> Finding:
+        return Finding(
+            finding=kind,
+            topic=self.partition.topic,
+            partition=self.partition.number,
+            offset=offset,
+            session=session,
+            expected=expected,
+            found=found,
         )
 
     def _tell(self, finding: Finding) -> None:
         """Keep a finding to be told; beyond a bound it is only counted."""
         self._by_kind[finding.finding] += 1
-        if len(self.findings) < FINDINGS_TOLD_MAX or finding is self.halt:
+        self._by_level[finding.level] += 1
+        if self._by_level[finding.level] <= FINDINGS_TOLD_MAX or finding is self.halt:
             self.findings.append(finding)
 
     def _touch(self, stretch: Stretch, names: list[str | None], consumed: int) -> None:
-        """Note where each session was last met."""
+        """Note where each session was last met by a message that counts."""
+        if self._skipped:
+            names = [None if i in self._skipped else name for i, name in enumerate(names)]
         for name, i in dict(zip(names[:consumed], range(consumed), strict=True)).items():
             session = self.sessions.get(name)  # type: ignore[arg-type]
             if session is not None and session.awake:

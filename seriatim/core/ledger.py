@@ -63,6 +63,8 @@ class Account(Struct, frozen=True, kw_only=True):
     halt: Halt | None = None
     hold: str | None = None
     retired: bool = False
+    log_end: int = 0
+    """As last seen: what is between the frontier and it was never read."""
     messages: int = 0
     bytes: int = 0
     records: int = 0
@@ -79,6 +81,8 @@ class Ledger(Struct, frozen=True, kw_only=True):
     stream: str
     machine: str = ""
     """The machine's name ever written; another one is refused."""
+    shape: str = ""
+    """The machine's shape ever written; another one would misread the state."""
     state_version: int = 0
     """The highest ever written; older code is refused."""
     sequence: int = -1
@@ -146,6 +150,8 @@ class Change(Struct, frozen=True, kw_only=True):
     kept: tuple[File, ...] = ()
     """Quarantined messages."""
     halt: Halt | None = None
+    log_end: int = 0
+    """As seen when it was made."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -156,6 +162,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     run: str = ""
     product: str = ""
     machine: str = ""
+    shape: str = ""
     state_version: int = 0
     sequence: int = -1
     previous: str = ""
@@ -205,11 +212,16 @@ def _unmet_change(entry: Entry, change: Change, account: Account | None) -> list
         broken.append(f"{place} is held by {account.hold}")
     if entry.kind in ("repair", "release") and account.hold != entry.held:
         broken.append(f"{place} is held by {account.hold}, not by {entry.held}")
-    if entry.kind == "slice" and account.halt is not None:
+    if entry.kind == "slice" and account.halt is not None and not _passes_over(change, account.halt):
         broken.append(f"{place} is halted at {account.halt.offset}")
     if entry.kind == "accept" and account.halt != change.halt:
         broken.append(f"{place} has another finding than the one shown")
     return broken
+
+
+def _passes_over(change: Change, halt: Halt) -> bool:
+    """Whether a slice goes past the poison at which its partition halted: the stream now says to skip it."""
+    return halt.finding == "poison" and change.until > halt.offset
 
 
 def without_held(entry: Entry, ledger: Ledger) -> Entry:
@@ -239,6 +251,7 @@ def apply(entry: Entry, ledger: Ledger) -> Ledger:
         sequence=ledger.sequence + 1,
         partitions=dict(sorted(partitions.items())),
         machine=ledger.machine or entry.machine,
+        shape=ledger.shape or entry.shape,
         state_version=max(ledger.state_version, entry.state_version),
     )
     return _judged(entry, after)
@@ -284,6 +297,7 @@ def _folded(entry: Entry, change: Change, account: Account) -> Account:
         frontier=change.until,
         state=account.state if change.state is None else change.state,
         halt=halt,
+        log_end=max(account.log_end, change.log_end),
         messages=account.messages + counts.messages,
         bytes=account.bytes + counts.bytes,
         records=account.records + counts.records,
@@ -306,13 +320,20 @@ def _judged(entry: Entry, ledger: Ledger) -> Ledger:
     return replace(ledger, failed=tuple(sorted(failed)), circuit=circuit, checked=checked)
 
 
-def refuse_code(ledger: Ledger, machine: str, state_version: int, can_upgrade: bool) -> None:
+def refuse_code(ledger: Ledger, machine: str, state_version: int, can_upgrade: bool, shape: str) -> None:
     """Refuse code that would misread the state: older than it, another machine, or without a way up."""
     stream = ledger.stream
     if ledger.machine and ledger.machine != machine:
         raise ConfigError(
             f"{stream}: the state was written by machine {ledger.machine!r}, the stream file says {machine!r}",
             next=f"set machine = {ledger.machine!r}, or give the new machine its own stream file and output path",
+        )
+    if ledger.shape and ledger.shape != shape:
+        raise ConfigError(
+            f"{stream}: the stream file has changed in a way that would misread the state",
+            expected=ledger.shape,
+            found=shape,
+            next="set it back, or give the stream a new output path",
         )
     if state_version < ledger.state_version:
         raise ConfigError(

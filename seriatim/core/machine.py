@@ -57,6 +57,8 @@ class Runner(Protocol):
     state_version: int
     columns: dict[str, str]
     """The record's own columns: name to type name (string, int64, …)."""
+    shape: str
+    """What saved state depends on, beyond its version: another shape would misread it."""
     has_snapshots: bool
     snapshot_kind: type | None
     """The class of snapshots, where the class alone tells; else `is_snapshot` is asked."""
@@ -95,6 +97,8 @@ class UserMachine:
         self.name = name
         self.machine = kind()
         self.state_version = kind.state_version
+        if self.state_version < 1:
+            raise ConfigError(f"machine {name}: state_version is {self.state_version}", next="count from 1")
         self.has_snapshots = kind.is_snapshot is not Machine.is_snapshot
         self.can_upgrade = kind.upgrade is not Machine.upgrade
         state, message, self.record = type_arguments(name, kind)
@@ -102,6 +106,7 @@ class UserMachine:
         self._decoder = msgspec.json.Decoder(message)
         self._saved: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(state)
         self._sequence, self._session = sequence, session
+        self.shape = f"session {session or 'by key'}, sequence {sequence or 'none'}"
         self.is_snapshot = self.machine.is_snapshot
         self.start = self.machine.start
         for field in filter(None, (sequence, session)):

@@ -76,12 +76,12 @@ def decode(decoder: msgspec.json.Decoder[Any], values: Sequence[bytes | None]) -
     try:
         b"\n".join(values).decode()  # type: ignore[arg-type]  # a null value raises, as bad UTF-8 does
         return list(map(decoder.decode, values))  # type: ignore[arg-type]
-    except (TypeError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass  # some value is poison: the way below names which
+    except Exception:  # noqa: BLE001, S110  # some value is poison, or a user's type raises: the way below names which
+        pass
     return [decode_one(decoder.decode, value) for value in values]
 
 
-def decode_one(decode: Callable[[bytes], Any], value: bytes | None) -> Any:
+def decode_one(decode: Callable[[bytes], Any], value: bytes | None) -> Any:  # noqa: PLR0911  # one per kind of poison
     """One typed message, or the `Poison` that stands in for it."""
     if value is None:
         return Poison("the value is null")
@@ -96,3 +96,5 @@ def decode_one(decode: Callable[[bytes], Any], value: bytes | None) -> Any:
         return Poison(f"not UTF-8: byte {error.start} is 0x{value[error.start]:02x}")
     except RecursionError:
         return Poison("nested too deeply")
+    except Exception as error:  # noqa: BLE001  # a user's own message type may raise anything
+        return Poison(f"{type(error).__name__}: {error}")

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from seriatim.core.errors import ensure
+from seriatim.core.fold import OnPoison
 from seriatim.core.integrity import Finding, Tier, action
 from seriatim.core.ledger import Account, Ledger
 from seriatim.core.offsets import OffsetRange, Partition
@@ -50,17 +51,19 @@ class Plan(Struct, kw_only=True):
         return sum(map(len, self.ranges.values()))
 
 
-def plan(ledger: Ledger, bounds: Mapping[Partition, Bounds], tier: Tier) -> Plan:
+def plan(ledger: Ledger, bounds: Mapping[Partition, Bounds], tier: Tier, on_poison: OnPoison = "quarantine") -> Plan:
     """Compare what Kafka has with what the ledger knows."""
-    known = ledger.known()
+    known = {partition: ledger.partitions[str(partition)] for partition in ledger.known()}
     made = Plan(gone=sorted(p for p in known if p not in bounds))
-    topics_known = {p.topic for p in known}
+    if action("expired", tier) == "halt":
+        made.findings += [lost for p in made.gone if (lost := deleted(p, known[p])) is not None]
+    ids = {partition.topic: account.topic_id for partition, account in known.items()}
     for partition in sorted(bounds):
         seen = bounds[partition]
-        account = ledger.account(partition)
+        account = known.get(partition)
         if account is None:
-            account = made.born[partition] = birth(seen, known_topic=partition.topic in topics_known)
-        if account.halt is not None or account.hold is not None:
+            account = made.born[partition] = birth(seen, ids.get(partition.topic))
+        if waits(account, on_poison):
             made.waiting.append(partition)
             continue
         finding = judge(partition, account, seen)
@@ -74,10 +77,35 @@ def plan(ledger: Ledger, bounds: Mapping[Partition, Bounds], tier: Tier) -> Plan
     return made
 
 
-def birth(seen: Bounds, *, known_topic: bool) -> Account:
-    """A new partition's account. A new topic begins at its first offset; partitions added to a known one at 0."""
-    start = 0 if known_topic else seen.log_start
-    return Account(topic_id=seen.topic_id, frontier=start, born=start)
+def birth(seen: Bounds, known_id: str | None) -> Account:
+    """A new partition's account. A new topic begins at its first offset; partitions added to a known one at 0.
+
+    A partition of a topic that is known under another id has the old id: the topic was made again, and waits.
+    """
+    start = seen.log_start if known_id is None else 0
+    return Account(topic_id=known_id or seen.topic_id, frontier=start, born=start)
+
+
+def waits(account: Account, on_poison: OnPoison) -> bool:
+    """Whether a partition is left alone. One halted by poison goes on once the stream says to skip it."""
+    passed_over = account.halt is not None and account.halt.finding == "poison" and on_poison == "skip"
+    return account.hold is not None or (account.halt is not None and not passed_over)
+
+
+def deleted(partition: Partition, account: Account) -> Finding | None:
+    """A topic that is gone with messages that were never read; None if nothing was lost, or it is known."""
+    lost = account.log_end - account.frontier
+    if lost <= 0 or account.halt is not None or account.retired:
+        return None
+    return Finding(
+        finding="expired",
+        topic=partition.topic,
+        partition=partition.number,
+        offset=account.frontier,
+        expected=f"topic id {account.topic_id}",
+        found="no such topic, or matched no more",
+        cause=f"{lost} messages [{account.frontier}, {account.log_end}) were never read",
+    )
 
 
 def judge(partition: Partition, account: Account, seen: Bounds) -> Finding | None:

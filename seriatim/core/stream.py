@@ -20,6 +20,8 @@ from seriatim.core.fold import OnPoison
 from seriatim.core.integrity import TIERS, Tier, action
 from seriatim.core.table import TableMachine, column_type
 
+MESSAGES_MAX = 1_000_000_000
+COLUMN_NAME = re.compile(r"[^\s,;{}()=\x00-\x1f]{1,128}")
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 OWN_COLUMNS = (
     "topic",
@@ -247,6 +249,10 @@ def _check_values(file: _File, stream: Stream) -> None:
         _check_table(file, stream)
     elif not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", stream.machine):
         file.refuse("machine", f"found {stream.machine!r}", '"table" or "module:Class", a Python file beside this one')
+    elif stream.table != Table():
+        file.refuse(
+            "table", f"machine is {stream.machine!r}, which takes no [table]", 'machine = "table", or no [table]'
+        )
 
 
 def _check_names(file: _File, stream: Stream) -> None:
@@ -276,8 +282,8 @@ def _check_names(file: _File, stream: Stream) -> None:
 
 
 def _check_numbers(file: _File, stream: Stream) -> None:
-    if stream.slice.messages_max < 1:
-        file.refuse("slice.messages_max", f"found {stream.slice.messages_max}", "1 or more")
+    if not 1 <= stream.slice.messages_max <= MESSAGES_MAX:
+        file.refuse("slice.messages_max", f"found {stream.slice.messages_max}", f"1 to {MESSAGES_MAX}")
 
 
 def _check_table(file: _File, stream: Stream) -> None:
@@ -294,8 +300,13 @@ def _check_table(file: _File, stream: Stream) -> None:
     if len(set(table.key)) != len(table.key):
         file.refuse("table.key", f"found {list(table.key)}", "each column once")
     taken = {*OWN_COLUMNS, "op"} | {f"before_{name}" for name in table.columns}
+    folded = [name.casefold() for name in table.columns]
     for name, type_name in table.columns.items():
-        if name in taken:
+        if not COLUMN_NAME.fullmatch(name) or folded.count(name.casefold()) > 1:
+            file.refuse(
+                f"table.columns.{name}", "not a name of its own", "no spaces or ,;{}()=, each once whatever its case"
+            )
+        if name.casefold() in taken:
             file.refuse(f"table.columns.{name}", "the name is taken by the record's own column", "another name")
         if column_type(type_name) is None:
             types = "string int64 float64 bool timestamp date binary decimal(p,s)"

@@ -81,7 +81,10 @@ class TableMachine:
         kinds: list[Any] = _message_kinds(key, columns, type_field, rows_field, sequence, session)
         self.snapshot, self.insert, self.update, self.delete = kinds
         self.snapshot_kind: type | None = self.snapshot
-        self._sequenced, self._sessioned = sequence is not None, session is not None
+        self._sequenced = sequence is not None
+        listed = ", ".join(f"{column} {kind}" for column, kind in columns.items())
+        named = f"session {session or 'by key'}, sequence {sequence or 'none'}"
+        self.shape = f"columns {listed}; key {', '.join(key)}; {named}"
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[tuple(kinds)])  # noqa: UP007  # made of a list
         row: Any = tuple.__class_getitem__(tuple(column_type(kind) | None for kind in columns.values()))
         self._saved: msgspec.msgpack.Decoder[list[Row]] = msgspec.msgpack.Decoder(list.__class_getitem__(row))
@@ -95,8 +98,11 @@ class TableMachine:
         if message.__class__ is Poison:
             return message
         rows = message.rows if message.__class__ is self.snapshot else (message,)
+        checks = self._checks
+        if message.__class__ is self.delete:  # only its key counts
+            checks = [(position, check) for position, check in checks if position in self.key_positions]
         for row in rows:
-            for position, check in self._checks:
+            for position, check in checks:
                 value = getattr(row, f"c{position}", None)
                 if value is not None and value is not UNSET and (trouble := check(value)):
                     return Poison(f"wrong schema: {self.names[position]} {trouble}")
@@ -194,7 +200,11 @@ class TableMachine:
         self.contradictions += 1
 
     def check(self, records: Sequence[Row]) -> None:
-        """Decoding has checked every value already."""
+        """Decoding has checked every value already; once more where a record could not be written."""
+        for record in records:
+            for position, check in self._checks:
+                if (value := record[1 + position]) is not None and (trouble := check(value)):
+                    raise ValueError(f"{self.names[position]} {trouble}")
 
     def dump(self, rows: dict[Any, Row]) -> bytes:
         """Rows as bytes, in the order in which they came."""
@@ -270,9 +280,10 @@ def _decimal_check(precision: int, scale: int) -> Callable[[Any], str]:
         if not value.is_finite():
             return f"is {value}"
         _, digits, exponent = value.as_tuple()
-        whole = len(digits) + int(exponent)
-        fits = -int(exponent) <= scale and whole <= precision - scale
-        return "" if fits or not value else f"does not fit decimal({precision},{scale}): {value}"
+        exponent = int(exponent)
+        whole = len(digits) + exponent
+        fits = (-exponent <= scale and whole <= precision - scale) if value else exponent <= 0
+        return "" if fits else f"does not fit decimal({precision},{scale}): {value}"
 
     return check
 

@@ -18,8 +18,8 @@ from seriatim.core.slice import Plan
 from seriatim.steps.task import Result, read_result
 
 
-def birth(partition: Partition, account: Account) -> Change:
-    """A new partition's first account."""
+def birth(partition: Partition, account: Account, plan: Plan) -> Change:
+    """A partition's account as discovery leaves it."""
     return Change(
         partition=partition,
         epoch=0,
@@ -27,6 +27,7 @@ def birth(partition: Partition, account: Account) -> Change:
         until=account.frontier,
         topic_id=account.topic_id,
         born=account.born,
+        log_end=plan.ranges[partition].end if partition in plan.ranges else 0,
     )
 
 
@@ -35,7 +36,7 @@ def found(plan: Plan, ledger: Ledger) -> Iterable[Change]:
     halts = {finding.place: finding for finding in plan.findings}
     for partition in sorted({*plan.born, *plan.skipped, *map(Partition.parse, halts)}):
         account = plan.born.get(partition) or ledger.account(partition) or broken("found, but unknown")
-        change, finding = birth(partition, account), halts.get(str(partition))
+        change, finding = birth(partition, account, plan), halts.get(str(partition))
         change = replace(change, epoch=account.epoch)
         if finding is not None:
             change = replace(change, halt=halt_of(finding))
@@ -52,7 +53,7 @@ def found(plan: Plan, ledger: Ledger) -> Iterable[Change]:
         yield change
 
 
-def change_of(partition: Partition, account: Account, result: Result) -> Change:
+def change_of(partition: Partition, account: Account, result: Result, log_end: int) -> Change:
     """What a task's result does to its partition."""
     certificate = result.certificate or broken("a result without a certificate")
     return Change(
@@ -67,6 +68,7 @@ def change_of(partition: Partition, account: Account, result: Result) -> Change:
         records=result.records,
         kept=result.kept,
         halt=halt_of(result.halt) if result.halt else None,
+        log_end=log_end,
     )
 
 

@@ -70,6 +70,10 @@ class Outcome(Struct, kw_only=True):
     """Halted since earlier, told then."""
     quarantined: int = 0
     """Sessions in quarantine at the end."""
+    matched: int = 0
+    """Known partitions that are there."""
+    gone: list[Partition] = field(default_factory=list)
+    """Known partitions that Kafka no longer has, or that match no more."""
     peak_memory_bytes: int = 0
 
 
@@ -110,6 +114,8 @@ class Folding:
                 break
             plan = self._discover()
         self.outcome.sequence = self.head.ledger.sequence
+        self.outcome.gone = plan.gone
+        self.outcome.matched = len(self.head.ledger.partitions) - len(plan.gone)
         self.outcome.quarantined = sum(account.quarantined for account in self.head.ledger.partitions.values())
         return self.outcome
 
@@ -120,10 +126,11 @@ class Folding:
         crash_point("ledger-read")
         if head is None:
             plan = discover(self.stream, self.world.log, Ledger(stream=stream))
-            births = tuple(birth(partition, account) for partition, account in plan.born.items())
+            births = tuple(birth(partition, account, plan) for partition, account in plan.born.items())
             head = start(ledger, self.world.clock, stream, self.world.new_attempt(), births)
             crash_point("table-created")
-        refuse_code(head.ledger, self.runner.name, self.runner.state_version, self.runner.can_upgrade)
+        runner = self.runner
+        refuse_code(head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape)
         self.head = head
 
     def _discover(self) -> Plan:
@@ -267,7 +274,7 @@ class Folding:
                 continue
             result = results.get(partition) or self._nothing_came(partition, whole, account)
             ensure(covers(result, whole), "a task accounts for its range", partition=str(partition))
-            changes.append(change_of(partition, account, result))
+            changes.append(change_of(partition, account, result, seen.log_end))
             findings += result.findings
             peak = max(peak, result.peak_memory_bytes)
             self.begin_again |= result.halt is not None
@@ -293,6 +300,7 @@ class Folding:
             run=self.run_id,
             product=__version__,
             machine=self.runner.name,
+            shape=self.runner.shape,
             state_version=self.runner.state_version,
             findings=tuple(findings),
         )

@@ -31,4 +31,4 @@ def discover(stream: Stream, log: Log, ledger: Ledger) -> Plan:
             f"{stream.name}: no topic matches {stream.topics!r}",
             next=f"check `topics` in {stream.name}.toml (it must match whole names) and the broker's address",
         )
-    return compare(ledger, bounds, stream.tier)
+    return compare(ledger, bounds, stream.tier, stream.on_poison)

@@ -231,18 +231,20 @@ def test_a_certificate_accounts_for_every_offset() -> None:
 
 def test_code_that_would_misread_the_state_is_refused() -> None:
     """Another machine, older code, or a newer version without a way up: each says what to do."""
-    written = Ledger(stream="s", machine="table", state_version=2)
-    refuse_code(written, "table", 2, can_upgrade=False)
-    refuse_code(written, "table", 3, can_upgrade=True)
-    refuse_code(Ledger(stream="s"), "anything", 7, can_upgrade=False)
+    written = Ledger(stream="s", machine="table", shape="key id", state_version=2)
+    refuse_code(written, "table", 2, can_upgrade=False, shape="key id")
+    refuse_code(written, "table", 3, can_upgrade=True, shape="key id")
+    refuse_code(Ledger(stream="s"), "anything", 7, can_upgrade=False, shape="key id")
     for machine, version, said in (
         ("book:Book", 2, "book:Book"),
         ("table", 1, "knows only 1"),
         ("table", 3, "no `upgrade`"),
     ):
         with pytest.raises(ConfigError, match=said) as refused:
-            refuse_code(written, machine, version, can_upgrade=False)
+            refuse_code(written, machine, version, can_upgrade=False, shape="key id")
         assert refused.value.next
+    with pytest.raises(ConfigError, match="misread the state"):
+        refuse_code(written, "table", 2, can_upgrade=False, shape="key other")
 
 
 def test_machine_and_version_are_remembered() -> None:

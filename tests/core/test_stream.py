@@ -134,7 +134,7 @@ def test_unknown_keys_are_refused_even_when_nothing_is_close() -> None:
         ("table__columns", ["id"], "a table of column = type"),
         ("table__columns", {"id": 1}, "a table of column = type"),
         ("output", "lake", "a section [output]"),
-        ("slice__messages_max", 0, "1 or more"),
+        ("slice__messages_max", 0, "1 to 1000000000"),
     ],
 )
 def test_values_of_the_wrong_type(key: str, value: Any, allowed: str) -> None:

@@ -190,6 +190,19 @@ def test_zero_fits_any_decimal() -> None:
     assert told(made, rows, type="snapshot", rows=[{"id": "a", "m": "0.0000"}])[0][-1] == 0
 
 
+def test_a_zero_that_cannot_be_written_is_poison() -> None:
+    """Zero with a large exponent is refused when it is decoded, not when it is written."""
+    (decoded,) = machine(columns=ALL_TYPES).decode([b'{"type": "snapshot", "rows": [{"id": "a", "m": "0E+100"}]}'])
+    assert "does not fit decimal" in decoded.cause
+
+
+def test_a_delete_may_carry_its_row() -> None:
+    """Columns that are not its key are ignored, also those that are checked elsewhere."""
+    made, rows = machine(columns=ALL_TYPES), {}
+    told(made, rows, type="snapshot", rows=[{"id": "a", "m": "1.00"}])
+    assert told(made, rows, type="delete", id="a", m="1.00", t="yesterday")[0][0] == "delete"
+
+
 def test_a_delete_needs_only_its_key() -> None:
     """Other columns may be there, of whatever type: they are ignored."""
     made, rows = machine(), {}

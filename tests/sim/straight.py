@@ -67,7 +67,7 @@ class Straight:
         self._set_aside(session, "poison", offset)
         return True
 
-    def _take(self, message: Sent, offset: int) -> None:
+    def _take(self, message: Sent, offset: int) -> None:  # noqa: C901  # in one go, as the module says
         name = message.session or ""
         session = self.sessions.setdefault(name, Meant())
         if message.kind != "snapshot":
@@ -77,7 +77,8 @@ class Straight:
             if session.state is None:
                 self.headless += 1
                 return
-        session.finding = None
+        if session.finding is not None:
+            session.finding = session.sequence = None
         try:
             if message.kind != "snapshot":
                 self._judge_sequence(session, message)
@@ -89,6 +90,9 @@ class Straight:
             return
         session.touched = True
         if message.kind == "snapshot":
+            last = session.sequence
+            if last is not None and message.sequence is not None and message.sequence > last + 1:
+                self._tell("sequence gap", offset, name)
             session.sequence = session.anchor = message.sequence
         elif message.sequence is not None:
             session.sequence = max(session.sequence or 0, message.sequence)
