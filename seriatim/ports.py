@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from seriatim.core.integrity import Finding
-from seriatim.core.ledger import Entry, File, Ledger
+from seriatim.core.ledger import Entry, File, Ledger, Manifest
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Folded, Kept, Session
@@ -105,6 +105,14 @@ class RecordStore(Protocol):
         """Delete a partition's files whose stem begins so and whose paths are not in `keep`."""
         ...
 
+    def paths(self, partition: Partition) -> list[str]:
+        """All files of a partition: records, state and quarantine."""
+        ...
+
+    def delete(self, paths: Iterable[str]) -> list[str]:
+        """Delete files; those that are gone already are no error."""
+        ...
+
 
 class StateStore(Protocol):
     """Where sessions' state is. Files are checked against their digest before use."""
@@ -150,6 +158,18 @@ class LedgerStore(Protocol):
         """The ledger as of an earlier entry."""
         ...
 
+    def manifest(self, stream: str, sequence: int) -> Manifest:
+        """An earlier entry, and the ledger as of it."""
+        ...
+
+    def active_paths(self, head: Head) -> set[str]:
+        """The record files of the table as of `head`."""
+        ...
+
+    def sweep(self, head: Head) -> list[str]:
+        """Delete manifests of entries up to `head` that never came to be, and drafts; their paths."""
+        ...
+
     def put_manifest(self, sequence: int, content: bytes) -> tuple[str, str]:
         """Store a manifest; its path and SHA-256."""
         ...
@@ -162,6 +182,15 @@ class LedgerStore(Protocol):
         """Whether an entry later than sequence `after` names this manifest."""
         ...
 
+    def entry(self, stream: str, sequence: int) -> Entry:
+        """What an entry did."""
+        ...
+
+    def told(self) -> int:
+        """The last entry whose findings a person was told; -1: none yet."""
+        ...
+
+    def put_told(self, sequence: int) -> None: ...
     def witness(self) -> tuple[int, str] | None: ...
     def put_witness(self, sequence: int, sha256: str) -> None: ...
 

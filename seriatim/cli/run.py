@@ -44,6 +44,7 @@ def run(
     from seriatim.cli import show
     from seriatim.cli.stop import stoppable
     from seriatim.steps.fold import Folding
+    from seriatim.steps.tell import mark_told, untold
 
     Options.json = json
     settings = config.load()
@@ -52,7 +53,9 @@ def run(
     until = _until(until_offsets) if until_offsets else None
     config.arm_crash_point(settings.crash_point)
     spark, progress = wiring.LazySpark(file, settings, say), show.Progress(file.stream.name)
-    folding = Folding(file.stream, runner, wiring.world(file, settings, spark), progress=progress)
+    world = wiring.world(file, settings, spark)
+    folding = Folding(file.stream, runner, world, progress=progress)
+    folding.outcome.findings += untold(world.ledger, file.stream.name)
 
     def last() -> None:
         progress.close()
@@ -69,14 +72,19 @@ def run(
         finally:
             progress.close()
             spark.stop()
-    show.outcome(file.stream.name, outcome, json=json)
+    try:
+        show.outcome(file.stream.name, outcome, json=json)
+    finally:
+        mark_told(world.ledger, outcome.sequence)
 
 
 def tell(folding: Folding) -> None:
-    """Findings of a run that ends before its time: they are committed, so no later run tells them."""
+    """Findings of a run that ends before its time."""
     from seriatim.cli import show
+    from seriatim.steps.tell import mark_told
 
     show.findings(folding.stream.name, folding.outcome.findings, json=Options.json)
+    mark_told(folding.world.ledger, folding.head.ledger.sequence)
 
 
 @app.command()

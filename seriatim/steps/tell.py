@@ -1,0 +1,25 @@
+"""Tell: findings reach a person once. A run that died between its commit and its telling leaves them to the next.
+
+Next room: cli/run.py shows them; core/integrity.py says what a finding is.
+"""
+
+from __future__ import annotations
+
+from seriatim.core.integrity import Finding
+from seriatim.ports import LedgerStore
+from seriatim.steps.commit import read_head
+
+
+def untold(store: LedgerStore, stream: str) -> list[Finding]:
+    """Findings that are in the ledger and that nobody was told."""
+    head = read_head(store, stream)
+    if head is None:
+        return []
+    entries = [store.entry(stream, sequence) for sequence in range(store.told() + 1, head.ledger.sequence + 1)]
+    return [finding for entry in entries for finding in entry.findings]
+
+
+def mark_told(store: LedgerStore, sequence: int) -> None:
+    """Everything up to this entry was told."""
+    if sequence > store.told():
+        store.put_told(sequence)
