@@ -6,6 +6,7 @@ Used by the adapters that write files; nothing here knows what is inside them.
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ WAITING_BYTES_MAX = 64 << 20
 RISING = ("offset", "source_offset", "timestamp", "sequence")
 """Columns whose numbers mostly rise by small steps."""
 BLOCK_BYTES = 1 << 20
+DRAFTS_MAX = 5
+DRAFT = re.compile(r"\..+\.(json|zst)\.[0-9a-f]{8}")
 
 
 def sync(path: Path) -> None:
@@ -38,15 +41,28 @@ def sync(path: Path) -> None:
 
 def write_file(path: Path, content: bytes) -> None:
     """Put a whole file in place at once: readers see the old one or the new one, never half."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        draft.write_bytes(content)
-        sync(draft)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    for left in reversed(range(DRAFTS_MAX)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+        try:
+            draft.write_bytes(content)
+            sync(draft)
+            draft.replace(path)
+            break
+        except FileNotFoundError:  # another run swept the draft, taking it for a dead one's
+            if not left:
+                raise
+        finally:
+            draft.unlink(missing_ok=True)
     sync(path)
+
+
+def sweep_drafts(folder: Path) -> list[str]:
+    """Delete what `write_file` left half done; whoever is writing now begins again."""
+    drafts = [name for name in file_names(folder) if DRAFT.fullmatch(name)]
+    for name in drafts:
+        (folder / name).unlink(missing_ok=True)
+    return drafts
 
 
 def file_digest(path: Path) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +27,11 @@ from msgspec.structs import replace
 from seriatim.core.errors import ConfigError, IntegrityError, ensure
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Change, Entry, File, Ledger, Manifest, decode
-from seriatim.disk import write_file
+from seriatim.disk import file_names, sweep_drafts, write_file
 from seriatim.ports import Conflict, Head
 
 KEY = "seriatim"
+MANIFEST = re.compile(r"\d{10,}-[0-9a-f]{64}\.json\.zst")
 TABLE_SETTINGS = {
     "delta.logRetentionDuration": "interval 3650 days",
     "delta.enableExpiredLogCleanup": "false",
@@ -114,6 +116,39 @@ class DeltaLedger:
             if mark.sha256 == sha256:
                 return True
         return False
+
+    def entry(self, stream: str, sequence: int) -> Entry:
+        """What an entry did."""
+        return self.manifest(stream, sequence).entry
+
+    def told(self) -> int:
+        """The last entry whose findings a person was told. Losing the file means telling again, never silence."""
+        try:
+            return int(json.loads((self.root / "told.json").read_bytes())["sequence"])
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+            return -1
+
+    def put_told(self, sequence: int) -> None:
+        """Note that everything up to this entry was told."""
+        write_file(self.root / "told.json", json.dumps({"sequence": sequence}).encode())
+
+    def active_paths(self, head: Head) -> set[str]:
+        """The record files of the table as of `head`."""
+        adds = pa.table(head.token.get_add_actions())
+        return {f"records/{path}" for path in adds.column("path").to_pylist()}
+
+    def sweep(self, head: Head) -> list[str]:
+        """Delete manifests of entries up to `head` that never came to be (an entry has one), and drafts."""
+        swept = [*sweep_drafts(self.root), *(f"manifests/{name}" for name in sweep_drafts(self.root / "manifests"))]
+        by_entry: dict[int, list[str]] = {}
+        for name in filter(MANIFEST.fullmatch, file_names(self.root / "manifests")):
+            by_entry.setdefault(int(name.partition("-")[0]), []).append(f"manifests/{name}")
+        several = [paths for number, paths in by_entry.items() if number <= head.ledger.sequence and len(paths) > 1]
+        named = {mark.manifest for mark in _marks(head.ledger.stream, head.token)} if several else set()
+        dead = {path for paths in several for path in paths} - named
+        for path in dead:
+            (self.root / path).unlink(missing_ok=True)
+        return swept + sorted(dead)
 
     def witness(self) -> tuple[int, str] | None:
         """The last entry that head.json has seen."""

@@ -125,14 +125,20 @@ class ParquetRecords:
 
     def sweep(self, partition: Partition, stem_prefix: str, keep: set[str]) -> list[str]:
         """Delete files of other attempts at what is committed now."""
-        swept = []
-        for room in ("records", "state", "quarantine"):
-            folder = self.root / room / str(partition)
-            names = [name for name in file_names(folder) if name.startswith(stem_prefix)]
-            for path in sorted({f"{room}/{partition}/{name}" for name in names} - keep):
-                (self.root / path).unlink(missing_ok=True)
-                swept.append(path)
-        return swept
+        paths = [path for path in self.paths(partition) if path.rpartition("/")[2].startswith(stem_prefix)]
+        return self.delete(set(paths) - keep)
+
+    def paths(self, partition: Partition) -> list[str]:
+        """All files of a partition: records, state and quarantine."""
+        rooms = [f"{room}/{partition}" for room in ("records", "state", "quarantine")]
+        return [f"{room}/{name}" for room in rooms for name in file_names(self.root / room)]
+
+    def delete(self, paths: Iterable[str]) -> list[str]:
+        """Delete files; those that are gone already are no error."""
+        deleted = sorted(paths)
+        for path in deleted:
+            (self.root / path).unlink(missing_ok=True)
+        return deleted
 
 
 class _Records:

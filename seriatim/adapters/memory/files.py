@@ -75,11 +75,20 @@ class MemoryFiles:
 
     def sweep(self, partition: Partition, stem_prefix: str, keep: set[str]) -> list[str]:
         """Delete a partition's files whose stem begins so and whose paths are not in `keep`."""
-        begins = tuple(f"{kind}/{partition}/{stem_prefix}" for kind in ("records", "quarantine", "state"))
-        dead = [path for path in self.files if path.startswith(begins) and path not in keep]
-        for path in dead:
-            del self.files[path]
-        return dead
+        paths = [path for path in self.paths(partition) if path.rpartition("/")[2].startswith(stem_prefix)]
+        return self.delete(set(paths) - keep)
+
+    def paths(self, partition: Partition) -> list[str]:
+        """All files of a partition: records, state and quarantine."""
+        begins = tuple(f"{kind}/{partition}/" for kind in ("records", "state", "quarantine"))
+        return [path for path in self.files if path.startswith(begins)]
+
+    def delete(self, paths: Iterable[str]) -> list[str]:
+        """Delete files; those that are gone already are no error."""
+        deleted = sorted(paths)
+        for path in deleted:
+            self.files.pop(path, None)
+        return deleted
 
     def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]:
         """The named sessions, each from the newest file that has it."""

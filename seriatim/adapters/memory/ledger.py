@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from seriatim.core import ledger as ledgers
 from seriatim.core.errors import ConfigError, IntegrityError, ensure
 from seriatim.core.integrity import Finding
-from seriatim.core.ledger import Entry, File, Ledger
+from seriatim.core.ledger import Entry, File, Ledger, Manifest
 from seriatim.ports import Conflict, Head
 
 
@@ -37,6 +37,7 @@ class MemoryLedger:
         self.commits: list[MemoryCommit] = []
         self.manifests: dict[str, bytes] = {}
         self.seen: tuple[int, str] | None = None
+        self.told_sequence = -1
         self.answers_lost = 0
         """So many commits happen, but are answered with an error."""
         self.refusals = 0
@@ -52,23 +53,41 @@ class MemoryLedger:
             return None
         later = [commit.foreign for commit in self.commits[ours[-1] + 1 :] if commit.foreign]
         foreign = [Finding(finding="foreign", cause=what) for what in later]
-        return Head(self._ledger(self.commits[ours[-1]], stream), token=len(self.commits), foreign=foreign)
+        return Head(self._manifest(self.commits[ours[-1]], stream).ledger, token=len(self.commits), foreign=foreign)
 
     def at(self, stream: str, sequence: int) -> Ledger:
         """The ledger as of an earlier entry."""
+        return self.manifest(stream, sequence).ledger
+
+    def manifest(self, stream: str, sequence: int) -> Manifest:
+        """An earlier entry, and the ledger as of it."""
         ours = [commit for commit in self.commits if commit.entry is not None]
         if not 0 <= sequence < len(ours):
             raise ConfigError(f"{stream}: there is no ledger entry {sequence}")
-        return self._ledger(ours[sequence], stream)
+        return self._manifest(ours[sequence], stream)
 
-    def _ledger(self, commit: MemoryCommit, stream: str) -> Ledger:
+    def _manifest(self, commit: MemoryCommit, stream: str) -> Manifest:
         content = self.manifests.get(commit.manifest, b"")
         if sha256_of(content).hexdigest() != commit.sha256:
             raise IntegrityError(f"{commit.manifest} is corrupt or missing", next="restore it from a backup")
-        ledger = ledgers.decode(content).ledger
+        manifest = ledgers.decode(content)
+        ledger = manifest.ledger
         if ledger.stream != stream:
             raise ConfigError(f"{stream}: its output path holds stream {ledger.stream!r}")
-        return replace(ledger, sha256=commit.sha256)
+        return replace(manifest, ledger=replace(ledger, sha256=commit.sha256))
+
+    def active_paths(self, _: Head) -> set[str]:
+        """The record files of the table."""
+        return {file.path for file in self.active()}
+
+    def sweep(self, head: Head) -> list[str]:
+        """Delete manifests of entries up to `head` that never came to be."""
+        named = {commit.manifest for commit in self.commits}
+        numbers = {path: int(path.removeprefix("manifests/").partition("-")[0]) for path in self.manifests}
+        dead = [path for path in numbers if numbers[path] <= head.ledger.sequence and path not in named]
+        for path in dead:
+            del self.manifests[path]
+        return sorted(dead)
 
     def put_manifest(self, sequence: int, content: bytes) -> tuple[str, str]:
         """Store a manifest under a name that says its content."""
@@ -117,6 +136,20 @@ class MemoryLedger:
         self.on_call("has")
         later = [c for c in self.commits if c.entry is not None and c.entry.sequence > after]
         return any(commit.sha256 == sha256 for commit in later)
+
+    def entry(self, stream: str, sequence: int) -> Entry:
+        """What an entry did."""
+        self.at(stream, sequence)
+        ours = [commit for commit in self.commits if commit.entry is not None]
+        return ledgers.decode(self.manifests[ours[sequence].manifest]).entry
+
+    def told(self) -> int:
+        """What told.json says."""
+        return self.told_sequence
+
+    def put_told(self, sequence: int) -> None:
+        """Write told.json."""
+        self.told_sequence = sequence
 
     def witness(self) -> tuple[int, str] | None:
         """What head.json says."""
