@@ -19,8 +19,8 @@ from seriatim.core.ledger import Account, Manifest
 from seriatim.core.offsets import Partition
 from seriatim.ports import Head, LedgerStore, RecordStore
 
-NAME = re.compile(r"(\d+)-(\d+)-(.+?)(?:\.parquet)?")
-"""Epoch, start and attempt, in the name of a file."""
+NAME = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-(.+?)(?:\.parquet)?")
+"""Epoch, start and attempt, in the name of a file; one with a name like `0-00-a` is not ours."""
 Place = tuple[int, int]
 """Epoch and offset: a partition's places only rise."""
 Attempts = dict[str, set[str]]
