@@ -182,10 +182,6 @@ class LedgerStore(Protocol):
         """Whether an entry later than sequence `after` names this manifest."""
         ...
 
-    def entry(self, stream: str, sequence: int) -> Entry:
-        """What an entry did."""
-        ...
-
     def told(self) -> int:
         """The last entry whose findings a person was told; -1: none yet."""
         ...

@@ -117,10 +117,6 @@ class DeltaLedger:
                 return True
         return False
 
-    def entry(self, stream: str, sequence: int) -> Entry:
-        """What an entry did."""
-        return self.manifest(stream, sequence).entry
-
     def told(self) -> int:
         """The last entry whose findings a person was told. Losing the file means telling again, never silence."""
         try:

@@ -35,6 +35,7 @@ from seriatim.ports import Clock, Head, LedgerStore, Log, Reader, RecordStore, S
 from seriatim.steps.changes import birth, by_partition, change_of, covers, found
 from seriatim.steps.commit import TRIES_MAX, commit, read_head, start
 from seriatim.steps.plan import discover
+from seriatim.steps.sweep import sweep_dead
 from seriatim.steps.task import Result, Work, hole_finding, stem_prefix
 
 REFOLDS_MAX = 5
@@ -113,6 +114,8 @@ class Folding:
             if not self.begin_again:
                 break
             plan = self._discover()
+        if self.outcome.slices:
+            sweep_dead(self.world.ledger, self.world.records, self.head)
         self.outcome.sequence = self.head.ledger.sequence
         self.outcome.gone = plan.gone
         self.outcome.matched = len(self.head.ledger.partitions) - len(plan.gone)

@@ -15,7 +15,7 @@ def untold(store: LedgerStore, stream: str) -> list[Finding]:
     head = read_head(store, stream)
     if head is None:
         return []
-    entries = [store.entry(stream, sequence) for sequence in range(store.told() + 1, head.ledger.sequence + 1)]
+    entries = [store.manifest(stream, sequence).entry for sequence in range(store.told() + 1, head.ledger.sequence + 1)]
     return [finding for entry in entries for finding in entry.findings]
 
 

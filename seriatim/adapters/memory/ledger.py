@@ -137,12 +137,6 @@ class MemoryLedger:
         later = [c for c in self.commits if c.entry is not None and c.entry.sequence > after]
         return any(commit.sha256 == sha256 for commit in later)
 
-    def entry(self, stream: str, sequence: int) -> Entry:
-        """What an entry did."""
-        self.at(stream, sequence)
-        ours = [commit for commit in self.commits if commit.entry is not None]
-        return ledgers.decode(self.manifests[ours[sequence].manifest]).entry
-
     def told(self) -> int:
         """What told.json says."""
         return self.told_sequence
