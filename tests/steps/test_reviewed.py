@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from seriatim import Machine
 from seriatim.core.offsets import Partition
+from seriatim.testing import fold
 from tests.steps.worlds import A0, begun, send, world
 
 
@@ -55,17 +61,64 @@ def test_a_partition_halted_by_poison_goes_on_once_the_stream_says_skip() -> Non
     assert other.accounts()[A0].halt is None
 
 
+class Tick(Struct):
+    """A message: what the machine is to do."""
+
+    do: str = ""
+
+    def __post_init__(self) -> None:
+        if self.do == "refuse":
+            raise KeyError("a user's own check")
+
+
+class Count(Struct):
+    """A record, and the state."""
+
+    n: int = 0
+
+
+class Leaves(BaseException):
+    """What a user's code may raise: not even an Exception."""
+
+
+class Counter(Machine[Count, Tick, Count]):
+    """Counts messages, and raises when told to."""
+
+    def start(self, session: str) -> Count:  # noqa: ARG002  # every session begins alike
+        return Count()
+
+    def apply(self, state: Count, message: Tick) -> Iterator[Count]:
+        state.n += 1
+        if message.do == "leave":
+            raise Leaves
+        yield Count(state.n)
+
+
 def test_warnings_never_hide_an_error() -> None:
     """However many messages are passed over, a session set aside is told."""
-    made = world(tier="none", on_poison="skip", sequence=None)
-    made.kafka.create("in-a", 1)
-    send(made, A0, ["a"], *[b"?"] * 150)
-    made.kafka.produce("in-a", None, b'{"type": "update", "id": "a", "v": 1}', partition=0)
+    done = fold(Counter, [{}, *[b"?"] * 150, {"do": "leave"}], tier="none", on_poison="skip")
 
-    outcome = made.run()
+    errors = [(finding.finding, finding.offset) for finding in done.findings if finding.level == "error"]
+    assert errors == [("raised", 151)]
+    assert len(done.findings) == 101
 
-    assert len(outcome.findings) == 100
-    assert made.accounts()[A0].counts["poison"] == 151
+
+def test_whatever_a_machine_raises_is_a_finding_and_is_undone() -> None:
+    """A BaseException sets the session aside with the state it had before that message."""
+    done = fold(Counter, [{}, {}, {"do": "leave"}, {}])
+
+    (finding,) = done.findings
+    assert (finding.finding, finding.offset) == ("raised", 2)
+    assert done.state == Count(2)
+
+
+def test_a_message_type_that_raises_makes_poison() -> None:
+    """A user's own check in a message is named by offset, like any other message that cannot be decoded."""
+    done = fold(Counter, [{}, {"do": "refuse"}])
+
+    (finding,) = done.findings
+    assert (finding.finding, finding.offset) == ("poison", 1)
+    assert "a user's own check" in finding.cause
 
 
 def test_what_is_passed_over_leaves_no_trace_in_state() -> None:
