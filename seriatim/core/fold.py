@@ -87,11 +87,13 @@ class Fold:
         sequences: Sequence[int | None],
         out: Folded,
     ) -> None:
-        """The loop. What is usual is inline; everything else is one call away."""
+        """The loop over what the machine did not fold by itself, as its usual messages."""
         sessions, start, careful = self.sessions, stretch.start, bool(self.careful)
         apply, is_snapshot, snapshot_kind = self.runner.apply, self.runner.is_snapshot, self.runner.snapshot_kind
         add_position, add_row = out.positions.append, out.rows.append
-        for i, (name, sequence, message) in enumerate(zip(names, sequences, messages, strict=True)):
+        every = range(len(messages))
+        for i in every if careful else self.runner.unusual(sessions, names, sequences, messages, out):
+            name, sequence, message = names[i], sequences[i], messages[i]
             session = sessions.get(name)  # type: ignore[arg-type]
             if session is None or not session.awake or message.__class__ is Poison:
                 if not self._admit(session, name, message, stretch, i, out):

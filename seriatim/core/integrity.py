@@ -119,6 +119,23 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return screen(headline, {label: shortened(fact) for label, fact in facts.items()})
 
 
+class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where output stops, or begins again, to be what it should: a gap's edge, for the ledger and the gaps table."""
+
+    finding: str
+    offset: int
+    """Opened: the first offset whose output is not to be trusted. Closed: the first that is right again."""
+    session: str | None = None
+    """None: all sessions of the partition."""
+    until: int = -1
+    """A gap that is closed as soon as it is known, such as missing offsets: its end."""
+    cause: str = ""
+    closed: str = ""
+    """What closed it: snapshot, repair, hand. Empty: this mark opens."""
+    quarantined: bool = False
+    """Whether the session's messages are set aside meanwhile."""
+
+
 NEXT = {
     "gap": "look at {place} in Kafka: no message may be missing there. The partition waits at this offset and\n"
     "loses nothing; the other partitions go on. `seriatim status {stream}` shows it",

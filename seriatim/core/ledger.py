@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim.core.errors import ConfigError, ensure
-from seriatim.core.integrity import Finding
+from seriatim.core.integrity import Finding, Mark
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Counts
 
@@ -150,6 +150,8 @@ class Change(Struct, frozen=True, kw_only=True):
     kept: tuple[File, ...] = ()
     """Quarantined messages."""
     halt: Halt | None = None
+    marks: tuple[Mark, ...] = ()
+    """Gaps opened and closed, in order."""
     log_end: int = 0
     """As seen when it was made."""
 

@@ -9,7 +9,7 @@ Next room: table.py, then fold.py.
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin
@@ -18,6 +18,7 @@ import msgspec
 
 from seriatim.core.errors import ConfigError
 from seriatim.core.message import Poison, decode
+from seriatim.core.session import Folded, Session
 
 S = TypeVar("S")
 M = TypeVar("M")
@@ -44,6 +45,10 @@ class Machine(Generic[S, M, R]):
     def is_snapshot(self, message: M) -> bool:  # noqa: ARG002  # a default that no message changes
         """Whether a session may begin, or begin again, with this message."""
         return False
+
+    def end(self, state: S) -> Iterable[R]:  # noqa: ARG002  # most machines have nothing to take back
+        """The records that take a session's output back, when it ends: it expired, or its topic was made again."""
+        return ()
 
     def upgrade(self, old: bytes, version: int) -> S:
         """State as saved by an older `state_version`, as today's."""
@@ -74,6 +79,15 @@ class Runner(Protocol):
     def session(self, message: Any) -> str: ...
     def start(self, session: str) -> Any: ...
     def apply(self, state: Any, message: Any) -> Sequence[tuple[Any, ...]]: ...
+    def end(self, state: Any) -> Sequence[tuple[Any, ...]]: ...
+    def unusual(
+        self,
+        sessions: Mapping[str, Session],
+        names: Sequence[str | None],
+        sequences: Sequence[int | None],
+        messages: Sequence[Any],
+        out: Folded,
+    ) -> Iterable[int]: ...
     def check(self, records: Sequence[tuple[Any, ...]]) -> None: ...
     def dump(self, state: Any) -> bytes: ...
     def load(self, saved: bytes, version: int) -> Any: ...
@@ -140,11 +154,29 @@ class UserMachine:
 
     def apply(self, state: Any, message: Any) -> Sequence[tuple[Any, ...]]:
         """One message's records as tuples in the order of `columns`."""
-        records = list(self.machine.apply(state, message))
+        return self._tuples("apply", self.machine.apply(state, message))
+
+    def end(self, state: Any) -> Sequence[tuple[Any, ...]]:
+        """The records that take a session's output back."""
+        return self._tuples("end", self.machine.end(state))
+
+    def _tuples(self, method: str, given: Iterable[Any]) -> Sequence[tuple[Any, ...]]:
+        records = list(given)
         for record in records:
             if record.__class__ is not self.record:
-                raise TypeError(f"apply must yield {self.record.__name__}, it gave {type(record).__name__}")
+                raise TypeError(f"{method} must yield {self.record.__name__}, it gave {type(record).__name__}")
         return [msgspec.structs.astuple(record) for record in records]
+
+    def unusual(
+        self,
+        sessions: Mapping[str, Session],  # noqa: ARG002  # the fold takes every message through `apply`
+        names: Sequence[str | None],  # noqa: ARG002
+        sequences: Sequence[int | None],  # noqa: ARG002
+        messages: Sequence[Any],
+        out: Folded,  # noqa: ARG002
+    ) -> Iterable[int]:
+        """Positions of messages that the fold must look at: all of them."""
+        return range(len(messages))
 
     def check(self, records: Sequence[tuple[Any, ...]]) -> None:
         """Refuse records whose values do not fit their columns."""

@@ -57,6 +57,9 @@ class Folded(Struct):
 
     def name_records(self, names: Sequence[str | None], sequences: Sequence[int | None]) -> None:
         """Give each record its session, its sequence and its number within its message."""
+        if self.positions == list(range(len(names))):  # one record for each message, as is usual
+            self.sessions, self.sequences, self.indexes = list(names), list(sequences), [0] * len(names)  # type: ignore[arg-type]
+            return
         self.sessions = [names[i] for i in self.positions]  # type: ignore[misc]  # a record has a session
         self.sequences = [sequences[i] for i in self.positions]
         self.indexes = [0] * len(self.positions)

@@ -9,7 +9,7 @@ Next room: fold.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Annotated, Any, Union
@@ -19,6 +19,7 @@ from msgspec import UNSET, Meta, UnsetType, defstruct
 from msgspec.structs import astuple
 
 from seriatim.core.message import Poison, decode
+from seriatim.core.session import Folded, Session
 
 Row = tuple[Any, ...]
 DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
@@ -144,6 +145,35 @@ class TableMachine:
             return self._delete(rows, message)
         return self._restart(rows, message)
 
+    def unusual(
+        self,
+        sessions: Mapping[str, Session],
+        names: Sequence[str | None],
+        sequences: Sequence[int | None],
+        messages: Sequence[Any],
+        out: Folded,
+    ) -> Iterable[int]:
+        """Folds updates that are in sequence, whole and of a row that is there; gives the positions of the rest.
+
+        It does what `apply` does without the calls, which cost as much as the work.
+        """
+        update, width, single, before = self.update, self._width, self._single, self.before
+        add_position, add_row = out.positions.append, out.rows.append
+        for i, (name, sequence, message) in enumerate(zip(names, sequences, messages, strict=True)):
+            session = sessions.get(name)  # type: ignore[arg-type]
+            if session is None or not session.awake or message.__class__ is not update:
+                yield i
+                continue
+            given, rows = astuple(message), session.state
+            old = rows.get(key := given[single] if single is not None else self._key(given))
+            if old is None or UNSET in given or (sequence is not None and session.sequence != sequence - 1):
+                yield i
+                continue
+            rows[key] = new = given[:width]
+            session.sequence = sequence
+            add_position(i)
+            add_row(("update", *new, *old) if before else ("update", *new))
+
     def _key(self, row: Row) -> Any:
         return row[self._single] if self._single is not None else tuple([row[i] for i in self.key_positions])
 
@@ -184,6 +214,10 @@ class TableMachine:
         rows.clear()
         rows.update(table)
         return records
+
+    def end(self, rows: dict[Any, Row]) -> Sequence[Row]:
+        """A delete for every row."""
+        return [self._record("delete", self._only_key(old), old) for old in rows.values()]
 
     def _record(self, op: str, new: Row, old: Row | None) -> Row:
         if not self.before:
