@@ -1,0 +1,220 @@
+"""Holes: every missing offset gets the one cause that is true of it, and losses are what the tier says."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seriatim.core.errors import BrokenPromiseError
+from seriatim.core.holes import Batch, LogView, Passage, Piece, explain, judged
+from seriatim.core.integrity import TIERS, Tier, action
+from seriatim.core.offsets import OffsetRange, Partition
+
+P = Partition("t", 0)
+ISOLATIONS = ("read_committed", "read_uncommitted")
+
+
+def view(*batches: Batch, end: int = 100, **fields: Any) -> LogView:
+    """A log from 0 to `end`, not compacted, all of it stable."""
+    return LogView(
+        **{"start": 0, "end": end, "log_start": 0, "stable": end, "compacted": False, **fields}, batches=batches
+    )
+
+
+def told(pieces: list[Piece]) -> list[tuple[int, int, str]]:
+    """Pieces as plain numbers."""
+    return [(whole.start, whole.end, cause) for whole, cause in pieces]
+
+
+def test_a_marker_is_a_marker_under_both_isolations() -> None:
+    """No reader ever gets one."""
+    log = view(Batch(0, 4), Batch(5, 5, control=True), Batch(6, 9), end=10)
+    for isolation in ISOLATIONS:
+        assert told(explain(OffsetRange(5, 6), log, isolation)) == [(5, 6, "marker")]
+
+
+def test_aborted_records_are_missing_under_read_committed_alone() -> None:
+    """Whoever reads uncommitted gets them, so there their absence is a loss."""
+    log = view(Batch(0, 4, aborted=True), Batch(5, 5, control=True), end=6)
+    assert told(explain(OffsetRange(0, 6), log, "read_committed")) == [(0, 5, "aborted"), (5, 6, "marker")]
+    assert told(explain(OffsetRange(0, 6), log, "read_uncommitted")) == [(0, 5, "unexplained"), (5, 6, "marker")]
+
+
+def test_a_record_that_is_there_should_have_been_read() -> None:
+    """The reader dropped it: on a compacted topic too."""
+    for compacted in (False, True):
+        log = view(Batch(0, 9), end=10, compacted=compacted)
+        assert told(explain(OffsetRange(3, 5), log, "read_committed")) == [(3, 5, "unexplained")]
+
+
+def test_what_the_log_lacks_is_compacted_where_the_topic_is() -> None:
+    """Records gone from a batch, batches without records, and batches gone altogether; elsewhere it is a loss."""
+    batches = (Batch(0, 9, records=(2, 7)), Batch(10, 14, records=()), Batch(20, 29))
+    hole = OffsetRange(0, 20)
+    pieces = [
+        (0, 2, "compacted"),
+        (2, 3, "unexplained"),
+        (3, 7, "compacted"),
+        (7, 8, "unexplained"),
+        (8, 20, "compacted"),
+    ]
+    assert told(explain(hole, view(*batches, end=30, compacted=True), "read_committed")) == pieces
+    assert told(explain(hole, view(*batches, end=30), "read_committed")) == [(0, 20, "unexplained")]
+
+
+def test_what_lies_below_the_log_start_has_expired() -> None:
+    """Whatever it was, nobody can tell any more; what is at the log start and after can be told."""
+    log = view(Batch(5, 5, control=True), start=5, end=6, log_start=5)
+    assert told(explain(OffsetRange(2, 6), log, "read_committed")) == [(2, 5, "expired"), (5, 6, "marker")]
+    assert told(explain(OffsetRange(2, 4), log, "read_committed")) == [(2, 4, "expired")]
+
+
+def test_nothing_from_the_stable_end_on_is_explained() -> None:
+    """An open transaction may still be committed, and compaction never reaches that far."""
+    log = view(Batch(0, 3), Batch(4, 4, control=True), end=5, stable=5, compacted=True)
+    assert told(explain(OffsetRange(4, 8), log, "read_committed")) == [(4, 5, "marker"), (5, 8, "unexplained")]
+    assert told(explain(OffsetRange(6, 8), log, "read_committed")) == [(6, 8, "unexplained")]
+
+
+def test_a_view_that_does_not_cover_the_hole_is_refused() -> None:
+    """What was not looked at cannot be called absent."""
+    log = view(Batch(10, 19), start=10, end=20, stable=100, compacted=True)
+    for hole in (OffsetRange(9, 12), OffsetRange(15, 21)):
+        with pytest.raises(BrokenPromiseError, match="covers"):
+            explain(hole, log, "read_committed")
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> tuple[LogView, list[str]]:
+    """A log, and for each offset what is true of it: record, aborted, marker or absent."""
+    batches, truth = [], []
+    for _ in range(draw(st.integers(0, 8))):
+        kind = draw(st.sampled_from(["record", "aborted", "marker", "absent"]))
+        span = 1 if kind == "marker" else draw(st.integers(1, 6))
+        base = len(truth)
+        there = draw(st.lists(st.booleans(), min_size=span, max_size=span))
+        if kind == "marker":
+            batches.append(Batch(base, base, control=True, records=draw(st.sampled_from([None, ()]))))
+            truth.append("marker")
+        elif kind == "absent":
+            truth += ["absent"] * span
+        else:
+            records = None if all(there) else tuple(base + i for i in range(span) if there[i])
+            batches.append(Batch(base, base + span - 1, aborted=kind == "aborted", records=records))
+            truth += [kind if one else "absent" for one in there]
+    start, stable = sorted(draw(st.tuples(st.integers(0, len(truth)), st.integers(0, len(truth)))))
+    compacted = draw(st.booleans())
+    kept = tuple(batch for batch in batches if batch.last >= start and batch.base < stable)
+    return LogView(start, stable, start, stable, compacted, kept), truth
+
+
+@given(logs(), st.data(), st.sampled_from(ISOLATIONS))
+def test_every_offset_has_the_cause_that_is_true_of_it(
+    drawn: tuple[LogView, list[str]], data: st.DataObject, isolation: str
+) -> None:
+    """Pieces tile the hole, no two neighbours have one cause, and each offset is what it is in the log."""
+    log, truth = drawn
+    start, end = sorted(data.draw(st.tuples(st.integers(0, len(truth) + 3), st.integers(0, len(truth) + 3))))
+    pieces = explain(OffsetRange(start, end), log, isolation)
+
+    assert [offset for whole, _ in pieces for offset in range(whole.start, whole.end)] == list(range(start, end))
+    assert all(a[1] != b[1] for a, b in pairwise(pieces))
+    causes = {offset: cause for whole, cause in pieces for offset in range(whole.start, whole.end)}
+    absent = "compacted" if log.compacted else "unexplained"
+    aborted = "aborted" if isolation == "read_committed" else "unexplained"
+    means = {"record": "unexplained", "aborted": aborted, "marker": "marker", "absent": absent}
+    for offset, cause in causes.items():
+        if offset < log.log_start:
+            assert cause == "expired"
+        elif offset >= log.stable:
+            assert cause == "unexplained"
+        else:
+            assert cause == means[truth[offset]]
+
+
+@st.composite
+def transactions(draw: st.DrawFn) -> tuple[list[Batch], list[tuple[int, int, int]], set[int]]:
+    """Batches of producers that interleave; aborted transactions (producer, first, marker); bases that are void."""
+    batches: list[Batch] = []
+    ended: list[tuple[int, int, int]] = []
+    void: set[int] = set()
+    open_since: dict[int, list[int]] = {}
+    at = 0
+    for _ in range(draw(st.integers(0, 25))):
+        producer = draw(st.integers(0, 3))
+        deed = draw(st.sampled_from(["send", "send", "commit", "abort", "plain"]))
+        span = draw(st.integers(1, 3))
+        if deed == "plain":
+            batches.append(Batch(at, at + span - 1, producer=producer + 10))
+        elif deed == "send":
+            open_since.setdefault(producer, []).append(at)
+            batches.append(Batch(at, at + span - 1, producer=producer, transactional=True))
+        elif producer in open_since:
+            span, sent = 1, open_since.pop(producer)
+            batches.append(Batch(at, at, control=True, abort=deed == "abort", producer=producer, transactional=True))
+            if deed == "abort":
+                ended.append((producer, sent[0], at))
+                void |= set(sent)
+        else:
+            continue
+        at += span
+    return batches, ended, void
+
+
+@given(transactions(), st.data())
+def test_a_transaction_is_void_wherever_a_fetch_begins_and_ends(
+    drawn: tuple[list[Batch], list[tuple[int, int, int]], set[int]], data: st.DataObject
+) -> None:
+    """Begun before the fetch, ended after it, several by one producer: the aborted batches and no others."""
+    batches, ended, void = drawn
+    first, until = sorted(data.draw(st.tuples(st.integers(0, len(batches)), st.integers(0, len(batches)))))
+    fetched = batches[first:until]
+    if not fetched:
+        return
+    start, end = fetched[0].base, fetched[-1].last + 1
+    listed = [(producer, since) for producer, since, marker in ended if marker >= start and since < end]
+    found = list(judged(fetched, data.draw(st.permutations(listed))))
+    assert [(batch.base, batch.aborted) for batch in found] == [(batch.base, batch.base in void) for batch in fetched]
+
+
+def passage(pieces: list[tuple[int, int, str]], tier: Tier) -> Passage:
+    """A way through one hole."""
+    way = Passage(until=pieces[0][0])
+    way.pass_over(P, OffsetRange(pieces[0][0], pieces[-1][1]), [(OffsetRange(a, b), c) for a, b, c in pieces], tier)  # type: ignore[misc]
+    return way
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_explained_offsets_are_passed_over_in_every_tier(tier: Tier) -> None:
+    """They are counted by cause, and are no finding and no gap."""
+    way = passage([(3, 4, "marker"), (4, 9, "aborted"), (9, 10, "marker"), (10, 30, "compacted")], tier)
+    assert (way.until, way.halt, way.marks) == (30, None, [])
+    assert way.counts == {"marker": 2, "aborted": 5, "compacted": 20}
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize(("cause", "finding"), [("unexplained", "gap"), ("expired", "expired")])
+def test_a_loss_is_what_the_tier_says(tier: Tier, cause: str, finding: str) -> None:
+    """It halts at its first offset, with what is explained before it passed; or it is counted, and marked."""
+    way = passage([(3, 5, "marker"), (5, 9, cause), (9, 10, "marker")], tier)
+    if action(finding, tier) == "halt":
+        assert way.halt is not None
+        assert (way.halt.finding, way.halt.offset, way.until, way.counts) == (finding, 5, 5, {"marker": 2})
+        assert "[5, 9)" in way.halt.cause
+        assert way.marks == []
+    else:
+        assert (way.halt, way.until, way.counts) == (None, 10, {"marker": 3, cause: 4})
+        assert [(mark.finding, mark.offset, mark.until) for mark in way.marks] == [(finding, 5, 9)]
+
+
+def test_pieces_that_do_not_tile_their_hole_are_refused() -> None:
+    """An offset without a cause would be an offset lost."""
+    for pieces in ([(0, 2, "marker"), (3, 5, "marker")], [(0, 2, "marker"), (1, 5, "marker")]):
+        with pytest.raises(BrokenPromiseError, match="tile"):
+            passage(pieces, "strict")
+    with pytest.raises(BrokenPromiseError, match="tile"):
+        Passage(until=0).pass_over(P, OffsetRange(0, 5), [(OffsetRange(0, 4), "marker")], "strict")
