@@ -1,10 +1,10 @@
-"""Kafka client settings: one file of the user's, in the names of librdkafka, for both dialects we speak.
+"""Kafka client settings: one file of the user's, in the names of librdkafka, for the dialects we speak.
 
 `SERIATIM_KAFKA_CONFIG` names a file of KEY=VALUE lines. Only the keys below are taken: nothing that
 loads a class, runs a command or fetches an address may come in this way. Secrets stay out of command
 lines and logs: the file should be readable by its owner alone.
 
-Next room: adapters/kafka.py and adapters/spark.py use what is made here.
+Next room: adapters/kafka.py, spark.py and batches.py use what is made here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from seriatim.core.errors import ConfigError
 
@@ -27,6 +28,17 @@ ALLOWED = (
     "ssl.endpoint.identification.algorithm",
     "client.id",
 )
+PYTHON_NAMES = {
+    "bootstrap.servers": "bootstrap_servers",
+    "client.id": "client_id",
+    "sasl.mechanism": "sasl_mechanism",
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+    "ssl.ca.location": "ssl_cafile",
+    "ssl.certificate.location": "ssl_certfile",
+    "ssl.key.location": "ssl_keyfile",
+    "ssl.key.password": "ssl_password",
+}
 LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -68,6 +80,18 @@ def for_java(settings: Mapping[str, str]) -> dict[str, str]:
     if "ssl.key.password" in settings:
         java["ssl.key.password"] = settings["ssl.key.password"]
     return java
+
+
+def for_python(settings: Mapping[str, str]) -> dict[str, Any]:
+    """The same settings as kafka-python names them."""
+    python: dict[str, Any] = {name: settings[key] for key, name in PYTHON_NAMES.items() if key in settings}
+    if "security.protocol" in settings:
+        python["security_protocol"] = settings["security.protocol"].upper()
+    if "sasl.username" in settings:
+        python.setdefault("sasl_mechanism", "PLAIN")
+    if "ssl.endpoint.identification.algorithm" in settings:
+        python["ssl_check_hostname"] = settings["ssl.endpoint.identification.algorithm"] not in ("", "none")
+    return python
 
 
 def _login(settings: Mapping[str, str]) -> str:

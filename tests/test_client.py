@@ -136,3 +136,26 @@ def test_a_certificate_without_its_key_is_a_configuration_error(tmp_path: Path, 
     (tmp_path / "cert.pem").write_text("CERT")
     with pytest.raises(ConfigError, match=r"ssl\.key\.location"):
         client.for_java({"ssl.certificate.location": str(tmp_path / "cert.pem"), **given})
+
+
+def test_kafka_python_takes_the_same_settings_under_its_names() -> None:
+    """Each that is allowed arrives, and the library knows every name it is given."""
+    from kafka.net import KafkaConnectionManager
+
+    given = {key: key for key in (*client.ALLOWED, "bootstrap.servers")} | {"security.protocol": "sasl_ssl"}
+    assert client.for_python(given) == {
+        "bootstrap_servers": "bootstrap.servers",
+        "client_id": "client.id",
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "sasl.mechanism",
+        "sasl_plain_username": "sasl.username",
+        "sasl_plain_password": "sasl.password",
+        "ssl_cafile": "ssl.ca.location",
+        "ssl_certfile": "ssl.certificate.location",
+        "ssl_keyfile": "ssl.key.location",
+        "ssl_password": "ssl.key.password",
+        "ssl_check_hostname": True,
+    }
+    assert set(client.for_python(given)) <= set(KafkaConnectionManager.DEFAULT_CONFIG)
+    assert client.for_python({"ssl.endpoint.identification.algorithm": "none"}) == {"ssl_check_hostname": False}
+    assert client.for_python({"sasl.username": "me"})["sasl_mechanism"] == "PLAIN"

@@ -8,11 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
+from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
-from seriatim.core.errors import ensure
+from seriatim.core.errors import PlatformError, ensure
+from seriatim.core.holes import Batch, LogView, Piece, explain
 from seriatim.core.message import Header, Stretch
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Bounds, Ranges, cut
@@ -26,6 +29,12 @@ class MemoryMessage(Struct, frozen=True):
     key: bytes | None
     value: bytes | None
     headers: tuple[Header, ...] = ()
+    fate: Literal["", "marker", "aborted", "compacted"] = ""
+    """Why a reader may not see it."""
+
+    def seen(self, isolation: str) -> bool:
+        """Whether a reader gets it."""
+        return not self.fate or (self.fate == "aborted" and isolation == "read_uncommitted")
 
 
 class MemoryTopic(Struct):
@@ -35,6 +44,7 @@ class MemoryTopic(Struct):
     messages: list[list[MemoryMessage]]
     """Per partition, from offset 0 on, also those that are gone."""
     log_starts: list[int]
+    compacted: bool = False
 
 
 class MemoryKafka:
@@ -44,11 +54,11 @@ class MemoryKafka:
         self.topics: dict[str, MemoryTopic] = {}
         self._ids = 0
 
-    def create(self, topic: str, partitions: int = 1) -> str:
+    def create(self, topic: str, partitions: int = 1, *, compacted: bool = False) -> str:
         """Make a topic, under an id nobody had before."""
         ensure(topic not in self.topics, "the topic is there already", topic=topic)
         self._ids += 1
-        self.topics[topic] = MemoryTopic(f"id-{self._ids}", [], [])
+        self.topics[topic] = MemoryTopic(f"id-{self._ids}", [], [], compacted)
         self.add_partitions(topic, partitions)
         return self.topics[topic].id
 
@@ -79,6 +89,24 @@ class MemoryKafka:
         log = made.messages[number]
         log.append(MemoryMessage(len(log) if timestamp is None else timestamp, name, value, headers))
         return Partition(topic, number), len(log) - 1
+
+    def end_transaction(self, partition: Partition, offsets: Iterable[int], *, abort: bool = False) -> int:
+        """Append the marker that ends the transaction of these messages; an abort voids them. Its offset."""
+        log = self.topics[partition.topic].messages[partition.number]
+        for offset in offsets if abort else ():
+            log[offset] = replace(log[offset], fate="aborted")
+        log.append(MemoryMessage(len(log), None, None, fate="marker"))
+        return len(log) - 1
+
+    def compact(self, partition: Partition, before: int) -> None:
+        """Keep the newest message of every key; what is aborted goes; nothing from `before` on is touched."""
+        topic = self.topics[partition.topic]
+        ensure(topic.compacted, "only a compacted topic is compacted", topic=partition.topic)
+        log = topic.messages[partition.number]
+        newest = {message.key: offset for offset, message in enumerate(log) if not message.fate}
+        for offset, message in enumerate(log[:before]):
+            if message.fate == "aborted" or (not message.fate and newest[message.key] != offset):
+                log[offset] = replace(message, fate="compacted")
 
     def delete_records(self, partition: Partition, before: int) -> None:
         """Let everything before an offset expire."""
@@ -112,6 +140,27 @@ class MemoryKafka:
         return topic.messages[partition.number][whole.start : whole.end]
 
 
+class MemoryBatches:
+    """What the log in memory says about missing offsets: each message is a batch of its own."""
+
+    def __init__(self, kafka: MemoryKafka, isolation: str = "read_committed") -> None:
+        self.kafka, self.isolation = kafka, isolation
+
+    def __call__(self, partition: Partition, hole: OffsetRange) -> list[Piece]:
+        """Every offset of the hole with its cause."""
+        topic = self.kafka.topics.get(partition.topic)
+        if topic is None:
+            raise PlatformError(f"{partition}: the topic is gone", next="run again")
+        log_start, log = topic.log_starts[partition.number], topic.messages[partition.number]
+        there = [
+            Batch(offset, offset, control=message.fate == "marker", aborted=message.fate == "aborted")
+            for offset, message in enumerate(log[hole.start : hole.end], hole.start)
+            if offset >= log_start and message.fate != "compacted"
+        ]
+        view = LogView(hole.start, hole.end, log_start, len(log), topic.compacted, tuple(there))
+        return explain(hole, view, self.isolation)
+
+
 def one_stretch(_: int) -> list[int]:
     """No cuts: all messages of a task come in one stretch."""
     return []
@@ -128,12 +177,13 @@ class MemoryReader:
     def __init__(
         self,
         kafka: MemoryKafka,
+        isolation: str = "read_committed",
         *,
         slicing: Callable[[Ranges, int], Iterable[Ranges]] = cut,
         cuts: Callable[[int], list[int]] = one_stretch,
         tasks: Callable[[Ranges], Iterable[Partition]] = in_order,
     ) -> None:
-        self.kafka = kafka
+        self.kafka, self.isolation = kafka, isolation
         self.slicing, self.cuts, self.tasks = slicing, cuts, tasks
         self.lost: set[tuple[Partition, int]] = set()
         """Offsets that get lost between log and reader: holes."""
@@ -163,7 +213,7 @@ class MemoryReader:
         there = [
             (offset, message)
             for offset, message in enumerate(self.kafka.read(partition, whole), whole.start)
-            if (partition, offset) not in self.lost
+            if message.seen(self.isolation) and (partition, offset) not in self.lost
         ]
         holes = [i for i in range(1, len(there)) if there[i][0] != there[i - 1][0] + 1]
         edges = sorted({0, len(there), *holes, *self.cuts(len(there))})
