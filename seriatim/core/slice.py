@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from seriatim.core.errors import ensure
-from seriatim.core.fold import OnPoison
 from seriatim.core.integrity import Finding, Tier, action
+from seriatim.core.judge import OnPoison
 from seriatim.core.ledger import Account, Ledger
 from seriatim.core.offsets import OffsetRange, Partition
 
@@ -44,6 +44,8 @@ class Plan(Struct, kw_only=True):
     """Halted or held since earlier."""
     gone: list[Partition] = field(default_factory=list)
     """Known partitions that no longer match or exist."""
+    retired: list[Partition] = field(default_factory=list)
+    """Partitions that a person retired: neither read nor judged, whatever Kafka has."""
 
     @property
     def backlog(self) -> int:
@@ -54,20 +56,23 @@ class Plan(Struct, kw_only=True):
 def plan(ledger: Ledger, bounds: Mapping[Partition, Bounds], tier: Tier, on_poison: OnPoison = "quarantine") -> Plan:
     """Compare what Kafka has with what the ledger knows."""
     known = {partition: ledger.partitions[str(partition)] for partition in ledger.known()}
-    made = Plan(gone=sorted(p for p in known if p not in bounds))
+    made = Plan(gone=sorted(p for p in known if p not in bounds and not known[p].retired))
+    over = retired_topics(ledger)
     if action("expired", tier) == "halt":
         made.findings += [lost for p in made.gone if (lost := deleted(p, known[p])) is not None]
     ids = {partition.topic: account.topic_id for partition, account in known.items()}
     for partition in sorted(bounds):
         seen = bounds[partition]
         account = known.get(partition)
+        if partition.topic in over or (account is not None and account.retired):
+            made.retired.append(partition)
+            continue
         if account is None:
             account = made.born[partition] = birth(seen, ids.get(partition.topic))
-        if waits(account, on_poison):
-            made.waiting.append(partition)
-            continue
         finding = judge(partition, account, seen)
-        if finding is not None and action(finding.finding, tier) == "halt":
+        if waits(account, on_poison) and not _is_made_again(account, finding):
+            made.waiting.append(partition)
+        elif finding is not None and action(finding.finding, tier) == "halt":
             made.findings.append(finding)
         elif finding is not None:
             made.skipped[partition] = OffsetRange(account.frontier, seen.log_start)
@@ -84,6 +89,19 @@ def birth(seen: Bounds, known_id: str | None) -> Account:
     """
     start = seen.log_start if known_id is None else 0
     return Account(topic_id=known_id or seen.topic_id, frontier=start, born=start)
+
+
+def retired_topics(ledger: Ledger) -> set[str]:
+    """Topics that are over as a whole: partitions added to them are not read either."""
+    accounts = [(partition.topic, ledger.partitions[str(partition)]) for partition in ledger.known()]
+    return {topic for topic, _ in accounts} - {topic for topic, account in accounts if not account.retired}
+
+
+def _is_made_again(account: Account, finding: Finding | None) -> bool:
+    """Whether the topic of a halted partition was made again meanwhile: another matter than what it waits for."""
+    if finding is None or finding.finding != "re-created" or account.hold is not None:
+        return False
+    return account.halt is None or account.halt.finding != "re-created"
 
 
 def waits(account: Account, on_poison: OnPoison) -> bool:

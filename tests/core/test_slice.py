@@ -109,7 +109,7 @@ def test_expired_messages_are_counted_without_a_tier() -> None:
 )
 def test_halted_and_held_partitions_wait(account: Account) -> None:
     """They are neither read nor found anew."""
-    made = planned(account, Bounds("other", 50, 60))
+    made = planned(account, Bounds("id", 50, 60))
     assert made.waiting == [A0]
     assert not (made.ranges)
     assert not (made.findings)
@@ -120,3 +120,35 @@ def test_topics_that_went_are_named() -> None:
     made = plan(Ledger(stream="s", sequence=0, partitions={"a/0": KNOWN}), {}, "strict")
     assert made.gone == [A0]
     assert not made.ranges
+
+
+def test_retired_partitions_are_left_out() -> None:
+    """Neither read nor judged, whatever Kafka has now; nor gone, when it has nothing."""
+    over = replace(KNOWN, retired=True)
+    made = planned(over, Bounds("other", 50, 60))
+    assert made.retired == [A0]
+    assert (made.ranges, made.findings, made.waiting, made.born) == ({}, [], [], {})
+    assert planned(over, Bounds("id", 0, 60)).retired == [A0]
+    gone = plan(Ledger(stream="s", sequence=0, partitions={"a/0": replace(over, log_end=20)}), {}, "strict")
+    assert (gone.gone, gone.findings) == ([], [])
+
+
+def test_partitions_added_to_a_retired_topic_are_not_read() -> None:
+    """To one of which only a partition is retired they are."""
+    over = replace(KNOWN, retired=True)
+    seen = {A0: Bounds("id", 0, 60), A1: Bounds("id", 0, 60), B0: Bounds("id-b", 0, 60)}
+    whole = plan(Ledger(stream="s", sequence=0, partitions={"a/0": over}), seen, "strict")
+    assert whole.retired == [A0, A1]
+    assert list(whole.born) == [B0]
+    one = plan(Ledger(stream="s", sequence=0, partitions={"a/0": over, "a/2": KNOWN}), seen, "strict")
+    assert (one.retired, list(one.born)) == ([A0], [A1, B0])
+
+
+def test_a_halted_partition_is_found_to_be_made_again_once() -> None:
+    """It waits for another decision then."""
+    made = planned(replace(KNOWN, halt=Halt("gap", 10, "")), Bounds("other", 0, 60))
+    assert [finding.finding for finding in made.findings] == ["re-created"]
+    again = planned(replace(KNOWN, halt=Halt("re-created", 10, "")), Bounds("other", 0, 60))
+    assert (again.findings, again.waiting) == ([], [A0])
+    held = planned(replace(KNOWN, hold="h1"), Bounds("other", 0, 60))
+    assert (held.findings, held.waiting) == ([], [A0])

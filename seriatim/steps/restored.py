@@ -1,0 +1,66 @@
+"""Restored: a person's decision that an older ledger is meant, so that its witness follows it.
+
+A witness ahead of its ledger is refused by every command: going on by itself would fold messages twice or
+lose them. After a deliberate restore `seriatim accept STREAM --restored` is the way out. With a ledger the
+decision is an entry on it; where there is none, the witness is moved aside with the reason in it, and the
+next run begins at 0.
+
+Next room: steps/commit.py reads and refuses; steps/accept.py decides about topics.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from seriatim.core.errors import ConfigError, IntegrityError
+from seriatim.ports import Clock, LedgerStore
+from seriatim.steps.accept import decision_entry
+from seriatim.steps.commit import commit, read_head
+
+
+class Restored(Struct, kw_only=True):
+    """What was decided, or would be."""
+
+    witness: int
+    """The last entry that head.json had seen."""
+    ledger: int
+    """The last entry that is there; -1: no ledger at all."""
+    trouble: str
+    reason: str
+    sequence: int = -1
+    """The entry that says so; -1: none was made."""
+    aside: str = ""
+    """Where the witness is now, if it was moved."""
+
+
+def restored(
+    store: LedgerStore, clock: Clock, stream: str, attempt: str, reason: str, *, dry_run: bool = False
+) -> Restored:
+    """Make the witness follow the ledger that is there."""
+    trouble, witness = _trouble(store, stream), store.witness()
+    head = store.head(stream)
+    if not trouble or witness is None:
+        raise ConfigError(
+            f"{stream}: nothing to accept: the ledger is not behind its witness",
+            next=f"`seriatim status {stream}` shows how it is",
+        )
+    decision = Restored(
+        witness=witness[0], ledger=head.ledger.sequence if head else -1, trouble=trouble, reason=reason
+    )
+    if dry_run:
+        return decision
+    store.put_told(min(store.told(), decision.ledger))  # entries to come have numbers that were told before
+    if head is None:
+        decision.aside = store.set_witness_aside(reason)
+        return decision
+    decision.sequence = commit(store, clock, head, decision_entry("accept", attempt, (), reason))[1].sequence
+    return decision
+
+
+def _trouble(store: LedgerStore, stream: str) -> str:
+    """Why the ledger is refused; empty if it is not."""
+    try:
+        read_head(store, stream)
+    except IntegrityError as error:
+        return error.message
+    return ""

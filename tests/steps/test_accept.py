@@ -1,0 +1,645 @@
+"""Accept: a topic made again begins a new life by one entry, both lives are in the records; and the way back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import Struct
+from msgspec.structs import replace
+
+from seriatim.core.crash import arm
+from seriatim.core.errors import ConfigError, FencedError
+from seriatim.core.machine import Machine, UserMachine
+from seriatim.core.offsets import Partition
+from seriatim.core.stream import Output, Stream
+from seriatim.steps.accept import Decision, Means, accept
+from seriatim.steps.retire import Retired, retire
+from seriatim.steps.status import status
+from seriatim.testing import MemoryClock, MemoryStream
+from tests.steps.test_crashes import Killed, killer
+from tests.steps.test_sweep import named, swept, there
+from tests.steps.worlds import A0, A1, B0, begun, frontiers, kinds, send
+
+A2 = Partition("in-a", 2)
+
+
+def means(made: MemoryStream) -> Means:
+    """What a decision is made with, in memory."""
+    folding = made.folding()
+    return Means(
+        stream=made.stream,
+        runner=made.machine(),
+        log=made.kafka,
+        ledger=made.ledger,
+        records=made.files,
+        state=made.files,
+        clock=made.clock,
+        new_attempt=folding.world.new_attempt,
+    )
+
+
+def accepted(made: MemoryStream, name: str = "in-a", **more: Any) -> Decision:
+    """Accept a topic."""
+    return accept(means(made), name, "meant", **more)
+
+
+def retired(made: MemoryStream, name: str = "in-a", **more: Any) -> Retired:
+    """Retire a topic or a partition."""
+    return retire(made.ledger, made.kafka, MemoryClock(), "s", made.stream.topics, name, "r1", "over", **more)
+
+
+def made_again(made: MemoryStream, partitions: int = 1, topic: str = "in-a") -> str:
+    """Delete a topic and make it again, with a snapshot and an update in each partition."""
+    made.kafka.delete(topic)
+    new = made.kafka.create(topic, partitions)
+    for number in range(partitions):
+        send(made, Partition(topic, number), ["x", "y"], b'{"type": "update", "id": "x", "v": 7}')
+    return new
+
+
+def folded(made: MemoryStream, partition: Partition) -> dict[str, dict[str, Any]]:
+    """Tables by session, from the records alone, in the order in which they were committed."""
+    tables: dict[str, dict[str, Any]] = {}
+    for row in made.rows(partition):
+        table = tables.setdefault(row["session"], {})
+        if row["op"] == "delete":
+            del table[row["id"]]
+        else:
+            table[row["id"]] = row["v"]
+    return {session: table for session, table in tables.items() if table}
+
+
+def saved(made: MemoryStream, partition: Partition) -> dict[str, dict[str, Any]]:
+    """Tables by session, from the state."""
+    runner, tables = made.machine(), {}
+    for name, session in made.sessions(partition).items():
+        if session.saved is not None:
+            rows = runner.show(runner.load(session.saved, session.version))["rows"]
+            tables[name] = {row["id"]: row["v"] for row in rows}
+    return {session: table for session, table in tables.items() if table}
+
+
+def is_right(made: MemoryStream) -> None:
+    """Folding the records gives the state, and no record has the place of another."""
+    places = [(row["topic_id"], row["partition"], row["offset"], row["index"]) for row in made.rows()]
+    assert len(places) == len(set(places))
+    for partition in made.accounts():
+        assert folded(made, partition) == saved(made, partition), partition
+
+
+def test_a_topic_made_again_begins_a_new_life() -> None:
+    """Old sessions end by the accept entry, the new life is read from 0, both are in the records."""
+    made = begun()
+    send(made, A0, ["c"], 5, session="t")
+    made.run()
+    old = made.accounts()[A0]
+    new = made_again(made)
+    assert [f.finding for f in made.run().findings] == ["re-created"]
+
+    done = accepted(made)
+
+    (one,) = done.partitions
+    assert (one.old_id, one.new_id, one.frontier, one.starts) == (old.topic_id, new, old.frontier, 0)
+    assert (one.sessions, one.records) == (2, 3)
+    account = made.accounts()[A0]
+    assert (account.topic_id, account.frontier, account.born, account.epoch) == (new, 0, 0, 1)
+    assert (account.state, account.halt, account.log_end, account.messages) == ((), None, 0, 5)
+    deletes = [row for row in made.rows() if row["offset"] == old.frontier]
+    assert {row["op"] for row in deletes} == {"delete"}
+    assert [row["index"] for row in deletes] == [0, 1, 2]
+    assert {(row["topic_id"], row["source_offset"]) for row in deletes} == {(old.topic_id, old.frontier)}
+    assert {row["session"]: row["timestamp"] for row in deletes} == {"s": 2, "t": 4}
+    assert folded(made, A0) == {}
+    is_right(made)
+
+    outcome = made.run()
+
+    assert (outcome.messages, outcome.findings, frontiers(made)) == (2, [], {"in-a/0": 2})
+    assert {row["topic_id"] for row in made.rows()} == {old.topic_id, new}
+    assert saved(made, A0) == {"s": {"x": 7, "y": 0}}
+    is_right(made)
+    entry = made.ledger.manifest("s", done.sequence).entry
+    assert (entry.kind, entry.reason) == ("accept", "meant")
+    assert made.run().findings == []
+
+
+def test_it_is_accepted_before_any_run_has_found_it() -> None:
+    """Accept looks at Kafka itself."""
+    made = begun()
+    made.run()
+    made_again(made)
+    accepted(made)
+    assert made.run().findings == []
+    is_right(made)
+
+
+def test_partitions_more_and_fewer() -> None:
+    """New ones are born at 0; those that are gone end, and go on from 0 if they come back."""
+    made = begun(2)
+    made.run()
+    new = made_again(made, 3)
+    accepted(made)
+    assert made.run().messages == 6
+    assert {account.topic_id for account in made.accounts().values()} == {new}
+    assert made.accounts()[A2].epoch == 0
+    is_right(made)
+
+    newest = made_again(made, 1)
+    made.run()
+    accepted(made)
+    outcome = made.run()
+    assert outcome.findings == []
+    assert frontiers(made) == {"in-a/0": 2, "in-a/1": 0, "in-a/2": 0}
+    assert made.accounts()[A1].state == ()
+    shown = {one["partition"]: one["topic_state"] for one in status_of(made)["partitions"]}
+    assert shown == {0: "live", 1: "retired", 2: "retired"}
+    is_right(made)
+
+    made.kafka.add_partitions("in-a", 1)
+    send(made, A1, ["x"], session="later")
+    assert made.run().messages == 1
+    assert {row["topic_id"] for row in made.rows(A1) if row["session"] == "later"} == {newest}
+    is_right(made)
+
+
+def status_of(made: MemoryStream) -> dict[str, Any]:
+    """What `seriatim status` shows."""
+    return status(made.stream, made.kafka, made.ledger, made.files)
+
+
+def test_status_is_right_before_and_after() -> None:
+    """Hurt and re-created, then good and live."""
+    made = begun()
+    made.run()
+    new = made_again(made)
+    made.run()
+    before = status_of(made)
+    assert before["verdict"] == "hurt"
+    assert before["partitions"][0]["topic_state"] == "re-created"
+    assert before["partitions"][0]["halted"]["finding"] == "re-created"
+    accepted(made)
+    made.run()
+    after = status_of(made)
+    assert after["verdict"] == "good"
+    (one,) = after["partitions"]
+    assert (one["topic_id"], one["frontier"], one["lag"], one["topic_state"]) == (new, 2, 0, "live")
+    assert (one["epoch"], one["halted"]) == (1, None)
+
+
+def test_sessions_in_quarantine_end_too() -> None:
+    """Their rows were in the records, so they are taken back; nobody is in quarantine any more."""
+    made = begun()
+    send(made, A0, b"?", 9)
+    made.run()
+    assert made.accounts()[A0].quarantined == 1
+    made_again(made)
+    accepted(made)
+    assert made.accounts()[A0].quarantined == 0
+    is_right(made)
+
+
+def test_whatever_halted_the_old_life_ends_with_it() -> None:
+    """A partition that waited at a gap is told to be made again as well, and accepted as the others are."""
+    made = begun(2)
+    made.reader.lost = {(A0, 1)}
+    made.run()
+    made.reader.lost = set()
+    made_again(made, 2)
+    assert {(f.finding, f.place) for f in made.run().findings} == {("re-created", "in-a/0"), ("re-created", "in-a/1")}
+    assert made.run().findings == []
+    accepted(made)
+    assert made.run().findings == []
+    assert all(account.halt is None for account in made.accounts().values())
+    is_right(made)
+
+
+def test_what_was_never_read_of_the_old_life_is_a_gap() -> None:
+    """Named by the entry, under the old topic id, so that the gaps table has it."""
+    made = begun()
+    made.run()
+    old = made.accounts()[A0].topic_id
+    send(made, A0, 3, 4)
+    made.run(until={A0: 4})
+    made_again(made)
+    done = accepted(made)
+    assert done.partitions[0].unread == 1
+    (change,) = made.ledger.manifest("s", done.sequence).entry.changes
+    assert [(m.finding, m.offset, m.until, m.topic_id) for m in change.marks] == [("re-created", 4, 5, old)]
+
+
+def test_a_new_life_that_has_lost_its_beginning_starts_where_it_can() -> None:
+    """The person is shown what is gone, and it is published as a gap; a halt would only ask the same again."""
+    made = begun()
+    made.run()
+    made_again(made)
+    send(made, A0, ["a"])
+    made.kafka.delete_records(A0, 2)
+    done = accepted(made)
+    assert done.partitions[0].starts == 2
+    (change,) = made.ledger.manifest("s", done.sequence).entry.changes
+    assert ("expired", 0, 2) in [(mark.finding, mark.offset, mark.until) for mark in change.marks]
+    outcome = made.run()
+    assert (outcome.findings, outcome.messages) == ([], 1)
+    is_right(made)
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing() -> None:
+    """Partitions, ids, sessions and records, counted by the machine itself."""
+    made = begun(2)
+    made.run()
+    made_again(made, 2)
+    files, entries = set(made.files.files), len(made.ledger.commits)
+    looked = accepted(made, dry_run=True)
+    assert (set(made.files.files), len(made.ledger.commits), looked.sequence) == (files, entries, -1)
+    assert looked.partitions == accepted(made).partitions
+
+
+def test_nothing_to_accept_is_refused_by_name() -> None:
+    """Unknown, being read, not in Kafka, never run: each says what helps."""
+    made = begun()
+    with pytest.raises(ConfigError, match="never run"):
+        accepted(made)
+    made.run()
+    with pytest.raises(ConfigError, match="nothing to accept: in-a is the topic that the ledger knows"):
+        accepted(made)
+    with pytest.raises(ConfigError, match="'in-b' was never read") as unknown:
+        accepted(made, "in-b")
+    assert unknown.value.fields["known"] == "in-a"
+    with pytest.raises(ConfigError, match="not a partition"):
+        accepted(made, "in-a/x")
+    made.kafka.delete("in-a")
+    with pytest.raises(ConfigError, match="not in Kafka") as gone:
+        accepted(made)
+    assert "seriatim retire s in-a" in gone.value.next
+    assert kinds(made) == ["start", "slice"]
+
+
+def test_other_findings_are_not_accepts_business() -> None:
+    """It says at what the partition waits and what to do."""
+    made = begun()
+    made.reader.lost = {(A0, 1)}
+    made.run()
+    with pytest.raises(ConfigError, match="not made again") as refused:
+        accepted(made)
+    assert "in-a/0 waits at offset 1: gap" in refused.value.fields["waits"]
+    assert "repair --forward" in refused.value.next
+
+
+def test_a_held_topic_is_refused() -> None:
+    """A repair works there."""
+    made = begun()
+    made.run()
+    made_again(made)
+    head = made.ledger.head("s")
+    assert head is not None
+    held = replace(head.ledger.partitions["in-a/0"], hold="h1")
+    made.ledger.head = lambda _: replace(  # type: ignore[method-assign]
+        head, ledger=replace(head.ledger, partitions={"in-a/0": held})
+    )
+    with pytest.raises(ConfigError, match="held by repair h1"):
+        accepted(made)
+
+
+def test_the_topic_that_the_ledger_knows_is_back() -> None:
+    """A run against the wrong cluster found every topic made again: pointed back, accept lets them go on."""
+    made = begun()
+    made.run()
+    right = made.kafka.topics["in-a"]
+    made_again(made)
+    assert made.run().findings
+    made.kafka.topics["in-a"] = right
+    send(made, A0, 3)
+    assert made.run().messages == 0
+    done = accepted(made)
+    assert (done.new_life, done.partitions[0].starts, done.partitions[0].records) == (False, 3, 0)
+    assert made.run().messages == 1
+    is_right(made)
+
+
+@pytest.mark.parametrize("point", ["record-file-open", "record-file-written", "manifest-written", "committed", "swept"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_killed_anywhere_and_done_again_is_right(point: str, times: int) -> None:
+    """The second try accepts, or finds it done; nothing is left that no entry named."""
+    made = begun(2)
+    made.run()
+    made_again(made, 2)
+    made.run()
+    arm(killer(point, times))
+    try:
+        accepted(made)
+    except Killed:
+        pass
+    finally:
+        arm(None)
+    done = kinds(made).count("accept")
+    assert done == (point in ("committed", "swept") or (times == 2 and not point.startswith("record")))
+    if not done:
+        accepted(made)
+    made.run()
+    assert frontiers(made) == {"in-a/0": 2, "in-a/1": 2}
+    assert kinds(made).count("accept") == 1
+    is_right(made)
+    swept(made)
+    assert there(made) == named(made)
+
+
+def meanwhile(made: MemoryStream, call: str, deed: Callable[[], object]) -> None:
+    """Somebody else does something just before a call to the ledger, once."""
+    waiting = [deed]
+
+    def before(name: str) -> None:
+        if name == call and waiting:
+            waiting.pop()()
+
+    made.ledger.on_call = before
+
+
+@pytest.mark.parametrize("call", ["put_manifest", "compare_and_set"])
+def test_of_two_accepts_one_wins(call: str) -> None:
+    """The other is told that it is done; deletes are there once."""
+    made = begun(2)
+    made.run()
+    made_again(made, 2)
+    meanwhile(made, call, lambda: accepted(made))
+    with pytest.raises(ConfigError, match="nothing to accept"):
+        accepted(made)
+    made.run()
+    assert kinds(made).count("accept") == 1
+    is_right(made)
+    swept(made)
+    assert there(made) == named(made)
+
+
+def test_a_run_that_folds_the_old_life_is_fenced_by_an_accept() -> None:
+    """It read the old topic before it was deleted; its commit comes too late, and the next run is right."""
+    made = begun()
+    made.run()
+    send(made, A0, 3)
+
+    def others() -> None:
+        made_again(made)
+        accepted(made)
+
+    meanwhile(made, "put_manifest", others)
+    with pytest.raises(FencedError):
+        made.run()
+    made.run()
+    assert kinds(made)[-2:] == ["accept", "slice"]
+    assert saved(made, A0) == {"s": {"x": 7, "y": 0}}
+    is_right(made)
+
+
+def test_a_run_whose_topic_is_made_again_and_accepted_goes_on_with_the_new_life() -> None:
+    """Reading the old one breaks; what discovery then finds is good."""
+    made = begun()
+    made.run()
+    send(made, A0, 3)
+    bounds, asked = made.kafka.bounds, [0]
+
+    def stale(pattern: str) -> Any:
+        """The look at the topics is from before it was made again."""
+        seen = bounds(pattern)
+        asked[0] += 1
+        if asked[0] == 1:
+            made_again(made)
+            accepted(made)
+        return seen
+
+    made.kafka.bounds = stale  # type: ignore[method-assign]
+    outcome = made.run()
+    assert (outcome.messages, outcome.findings) == (2, [])
+    assert kinds(made)[-2:] == ["accept", "slice"]
+    is_right(made)
+
+
+def test_an_accept_overtaken_by_a_slice_ends_what_is_there_then() -> None:
+    """A slice of the old life came first: the deletes are those of the newer state."""
+    made = begun()
+    made.run()
+    send(made, A0, ["a", "b", "c"])
+    late = made.folding()
+    again = [True]
+
+    def first() -> None:
+        late.run(100)
+        made_again(made)
+
+    real = made.kafka.bounds
+
+    def bounds(pattern: str) -> Any:
+        seen = real(pattern)
+        if again:
+            again.clear()
+            new = {p: replace(one, topic_id="id-9") for p, one in seen.items()}
+            meanwhile(made, "put_manifest", first)
+            return new
+        return seen
+
+    made.kafka.bounds = bounds  # type: ignore[method-assign]
+    done = accepted(made)
+    assert done.partitions[0].records == 3
+    made.run()
+    is_right(made)
+
+
+class Count(Struct):
+    """What was counted."""
+
+    n: int = 0
+
+
+class Tick(Struct):
+    """What is counted."""
+
+    n: int
+
+
+class Total(Struct):
+    """What came of it."""
+
+    n: int
+
+
+class Counting(Machine[Count, Tick, Total]):
+    """Takes its total back when a session ends."""
+
+    def start(self, _: str) -> Count:
+        return Count()
+
+    def apply(self, count: Count, tick: Tick) -> list[Total]:
+        count.n += tick.n
+        return [Total(n=count.n)]
+
+    def end(self, count: Count) -> list[Total]:
+        if count.n == 13:
+            raise ValueError("thirteen")
+        return [Total(n=-count.n)]
+
+
+def counting() -> MemoryStream:
+    """A stream with a machine of one's own."""
+    stream = Stream(name="s", topics="in-.*", machine="own:Counting", output=Output(path="memory"))
+    made = MemoryStream(stream, lambda: UserMachine("own:Counting", Counting))
+    made.kafka.create("in-a")
+    return made
+
+
+def test_a_machine_of_ones_own_says_how_a_session_ends() -> None:
+    """By its `end`; one that cannot is named with its session, and nothing is changed."""
+    made = counting()
+    made.kafka.produce("in-a", "a", b'{"n": 4}')
+    made.kafka.produce("in-a", "b", b'{"n": 13}')
+    made.run()
+    made.kafka.delete("in-a")
+    made.kafka.create("in-a")
+    files = set(made.files.files)
+    with pytest.raises(ConfigError, match=r"cannot end session 'b': ValueError: thirteen"):
+        accepted(made)
+    assert set(made.files.files) == files
+
+    made = counting()
+    made.kafka.produce("in-a", "a", b'{"n": 4}')
+    made.run()
+    made.kafka.delete("in-a")
+    made.kafka.create("in-a")
+    accepted(made)
+    assert [row["n"] for row in made.rows()] == [4, -4]
+
+
+def test_retired_is_neither_read_nor_found() -> None:
+    """Its state is kept, status shows it apart and good; the other topics go on."""
+    made = begun()
+    made.kafka.create("in-b")
+    send(made, B0, ["a"])
+    made.run()
+    send(made, A0, 3)
+    send(made, B0, 1)
+    done = retired(made)
+    assert [(one.partition, one.unread) for one in done.partitions] == [(A0, 1)]
+    assert made.run().messages == 1
+    made_again(made)
+    made.kafka.add_partitions("in-a", 1)
+    outcome = made.run()
+    assert (outcome.findings, outcome.messages, outcome.gone) == ([], 0, [])
+    assert frontiers(made) == {"in-a/0": 3, "in-b/0": 2}
+    assert saved(made, A0) == {"s": {"a": 2, "b": 0}}
+    shown = status_of(made)
+    assert shown["verdict"] == "good"
+    assert {(one["topic"], one["partition"]): one["topic_state"] for one in shown["partitions"]} == {
+        ("in-a", 0): "retired",
+        ("in-a", 1): "retired",
+        ("in-b", 0): "live",
+    }
+    assert made.ledger.manifest("s", done.sequence).entry.reason == "over"
+
+
+def test_accept_takes_a_retired_topic_back() -> None:
+    """The same topic goes on from its frontier; one made again begins a new life."""
+    made = begun()
+    made.run()
+    retired(made)
+    send(made, A0, 3)
+    made.run()
+    assert accepted(made).new_life is False
+    assert made.run().messages == 1
+    retired(made)
+    made_again(made)
+    made.run()
+    assert accepted(made).new_life is True
+    assert made.run().messages == 2
+    is_right(made)
+
+
+def test_one_partition_may_be_retired() -> None:
+    """The others go on, and partitions added later are read."""
+    made = begun(2)
+    made.run()
+    retired(made, "in-a/1")
+    send(made, A0, 3)
+    send(made, A1, 3)
+    made.kafka.add_partitions("in-a", 1)
+    send(made, A2, ["q"])
+    made.run()
+    assert frontiers(made) == {"in-a/0": 4, "in-a/1": 3, "in-a/2": 1}
+    with pytest.raises(ConfigError, match="retired already"):
+        retired(made, "in-a/1")
+    accepted(made, "in-a/1")
+    made.run()
+    assert frontiers(made)["in-a/1"] == 4
+    is_right(made)
+
+
+def test_retiring_a_topic_of_which_a_run_moved_the_frontier_is_fenced() -> None:
+    """The decision was about what is no longer so; a slice on a retired partition is dropped, the rest commits."""
+    made = begun(2)
+    made.run()
+    send(made, A0, 3)
+    meanwhile(made, "put_manifest", made.run)
+    with pytest.raises(FencedError):
+        retired(made)
+    send(made, A0, 4)
+    send(made, A1, 4)
+    meanwhile(made, "compare_and_set", lambda: retired(made, "in-a/0"))
+    made.run()
+    assert frontiers(made) == {"in-a/0": 4, "in-a/1": 4}
+    assert made.accounts()[A0].retired
+    is_right(made)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_many_lives_of_many_topics(seed: int) -> None:
+    """Runs, accepts, retirements and kills in any order: records give the state, places are unique, nothing is left."""
+    chance = random.Random(seed)
+    made = begun(2)
+    made.kafka.create("in-b")
+    send(made, B0, ["a"])
+    points = ["record-file-open", "record-file-written", "manifest-written", "committed", "witness-written", "swept"]
+
+    def live(topic: str) -> None:
+        for _ in range(chance.randrange(4)):
+            partition = Partition(topic, chance.randrange(len(made.kafka.topics[topic].messages)))
+            session = chance.choice("stu")
+            value = chance.choice([["a"], ["a", "b"], b"?"]) if chance.random() < 0.7 else 5
+            send(made, partition, value, session=session)
+
+    def again(topic: str) -> None:
+        made_again(made, chance.choice([1, 2, 3]), topic)
+
+    deeds: list[Callable[[str], object]] = [
+        live,
+        live,
+        again,
+        lambda _: made.run(messages_max=chance.choice([1, 2, 100])),
+        lambda _: made.run(),
+        lambda topic: accepted(made, topic),
+        lambda topic: accepted(made, topic),
+        lambda topic: retired(made, topic),
+    ]
+    for _ in range(25):
+        if chance.random() < 0.3:
+            arm(killer(chance.choice(points), chance.choice([1, 2])))
+        try:
+            chance.choice(deeds)(chance.choice(["in-a", "in-b"]))
+        except (Killed, ConfigError, FencedError):
+            pass
+        finally:
+            arm(None)
+    for topic in ("in-a", "in-b"):
+        try:
+            accepted(made, topic)
+        except ConfigError as nothing:
+            assert "nothing to accept" in nothing.message  # noqa: PT017  # either is fine
+    made.run()
+    assert all(
+        account.frontier == len(made.kafka.topics[p.topic].messages[p.number])
+        for p, account in made.accounts().items()
+        if p in made.kafka.bounds(".*")
+    )
+    is_right(made)
+    send(made, A0, ["end"])
+    made.run()
+    swept(made)
+    assert there(made) >= named(made)
