@@ -26,7 +26,9 @@ import msgspec
 from msgspec import Struct
 
 from seriatim.adapters.memory import (
+    MemoryBatches,
     MemoryClock,
+    MemoryDerived,
     MemoryDigests,
     MemoryFiles,
     MemoryKafka,
@@ -34,8 +36,8 @@ from seriatim.adapters.memory import (
     MemoryMessage,
     MemoryReader,
 )
-from seriatim.core.fold import OnPoison
 from seriatim.core.integrity import Finding, Tier
+from seriatim.core.judge import OnPoison
 from seriatim.core.ledger import Account
 from seriatim.core.machine import Machine, Runner, UserMachine
 from seriatim.core.offsets import Partition
@@ -50,7 +52,9 @@ __all__ = [
     "CRASH",
     "Crash",
     "Folded",
+    "MemoryBatches",
     "MemoryClock",
+    "MemoryDerived",
     "MemoryDigests",
     "MemoryFiles",
     "MemoryKafka",
@@ -172,9 +176,11 @@ class MemoryStream:
     def __init__(self, stream: Stream, machine: Callable[[], Runner]) -> None:
         self.stream, self.machine = stream, machine
         self.kafka = MemoryKafka()
-        self.reader = MemoryReader(self.kafka)
+        self.reader = MemoryReader(self.kafka, stream.isolation)
+        self.explain = MemoryBatches(self.kafka, stream.isolation)
         self.files = MemoryFiles(machine().columns)
         self.ledger = MemoryLedger(self.files.read)
+        self.derived = MemoryDerived(lambda file: self.files.read(file).rows)
         self.clock = MemoryClock()
         self._attempts = count()
 
@@ -184,8 +190,11 @@ class MemoryStream:
         world = World(
             log=self.kafka,
             reader=self.reader,
+            explain=self.explain,
             ledger=self.ledger,
             records=self.files,
+            state=lambda: self.files,
+            derived=self.derived,
             clock=self.clock,
             task=lambda works: self._task(works, runner),
             new_attempt=lambda: f"a{next(self._attempts)}",
@@ -201,9 +210,11 @@ class MemoryStream:
             runner=runner,
             tier=self.stream.tier,
             on_poison=self.stream.on_poison,
+            limits=self.stream.limits,
             session_field=self.stream.session_field is not None,
             records=self.files,
             state=self.files,
+            explain=self.explain,
             digests=MemoryDigests,
             peak_memory_bytes=lambda: 0,
         )

@@ -15,7 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from seriatim.core.errors import ensure
-from seriatim.core.message import Header, Stretch, session_name
+from seriatim.core.message import YEARS_MS, Header, Stretch, session_name
 
 
 class ArrowStretch(Stretch):
@@ -42,6 +42,18 @@ class ArrowStretch(Stretch):
         if keys.null_count == 0:
             return [known[i] for i in keys.indices.to_numpy().tolist()]
         return [None if i is None else known[i] for i in keys.indices.to_pylist()]
+
+    @property
+    def rises(self) -> bool:
+        """Whether no timestamp is below the one before."""
+        return bool((np.diff(self.microseconds) >= 0).all())
+
+    def untimely(self) -> list[int]:
+        """Positions of messages whose timestamp no calendar has."""
+        times = self.timestamps
+        if YEARS_MS[0] <= np.min(times) and np.max(times) <= YEARS_MS[1]:
+            return []
+        return super().untimely()
 
     @cached_property
     def timestamps(self) -> Sequence[int]:  # type: ignore[override]

@@ -21,7 +21,7 @@ from seriatim.core.ledger import File
 from seriatim.core.machine import fits
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import Partition
-from seriatim.core.session import Folded, Kept
+from seriatim.core.session import Ended, Folded, Kept
 from seriatim.core.table import DECIMAL
 from seriatim.disk import ParquetFileWriter, file_names
 from seriatim.ports import UnfitRecords
@@ -120,7 +120,7 @@ class ParquetRecords:
 
     def kept(self, partition: Partition, topic_id: str, stem: str) -> _KeptMessages:
         """A file of messages set aside."""
-        path = f"quarantine/{partition}/{stem}.parquet"
+        path = f"kept/{partition}/{stem}.parquet"
         return _KeptMessages(partition, topic_id, ParquetFileWriter(self.root, path, KEPT_SCHEMA, self.compression))
 
     def sweep(self, partition: Partition, stem_prefix: str, keep: set[str]) -> list[str]:
@@ -129,8 +129,8 @@ class ParquetRecords:
         return self.delete(set(paths) - keep)
 
     def paths(self, partition: Partition) -> list[str]:
-        """All files of a partition: records, state and quarantine."""
-        rooms = [f"{room}/{partition}" for room in ("records", "state", "quarantine")]
+        """All files of a partition: records, state and messages set aside."""
+        rooms = [f"{room}/{partition}" for room in ("records", "state", "kept")]
         return [f"{room}/{name}" for room in rooms for name in file_names(self.root / room)]
 
     def delete(self, paths: Iterable[str]) -> list[str]:
@@ -153,15 +153,38 @@ class _Records:
         if not folded.rows:
             return
         own = self._own_columns(stretch, folded)
-        try:
-            columns = list(map(self.store.column, zip(*folded.rows, strict=True), self.store.kinds))
-        except UNFIT:
-            if rows := _unfit_rows(folded.rows, self.store.kinds):
-                raise UnfitRecords(rows) from None
-            raise
+        columns = self._machine_columns(folded.rows)
         self.file.add(pa.RecordBatch.from_arrays([*own, *columns], schema=self.store.schema))
         self.first = stretch.start + folded.positions[0] if self.first < 0 else self.first
         self.last = stretch.start + folded.positions[-1]
+
+    def end(self, offset: int, ended: Ended) -> None:
+        """Add records that end sessions, all at one offset."""
+        count = len(ended.rows)
+        offsets = pa.repeat(pa.scalar(offset, pa.int64()), count)
+        made = {
+            "topic": pa.repeat(self.partition.topic, count),
+            "topic_id": pa.repeat(self.topic_id, count),
+            "partition": pa.repeat(pa.scalar(self.partition.number, pa.int32()), count),
+            "offset": offsets,
+            "index": pa.array(ended.indexes, pa.int32()),
+            "source_offset": offsets,
+            "timestamp": pa.array(np.asarray(ended.timestamps, np.int64) * 1000, UTC_MICROSECONDS),
+            "session": pa.array(ended.sessions, pa.string()),
+            "sequence": pa.array(ended.sequences, pa.int64()),
+        }
+        own = [made[name] for name in self.store.own]
+        columns = self._machine_columns(ended.rows)
+        self.file.add(pa.RecordBatch.from_arrays([*own, *columns], schema=self.store.schema))
+        self.first = self.last = offset
+
+    def _machine_columns(self, rows: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
+        try:
+            return list(map(self.store.column, zip(*rows, strict=True), self.store.kinds))
+        except UNFIT:
+            if unfit := _unfit_rows(rows, self.store.kinds):
+                raise UnfitRecords(unfit) from None
+            raise
 
     def _own_columns(self, stretch: Stretch, folded: Folded) -> list[pa.Array]:
         positions = np.asarray(folded.positions, dtype=np.int64)
@@ -169,14 +192,18 @@ class _Records:
         count = len(positions)
         times = getattr(stretch, "microseconds", None)
         times = np.asarray(stretch.timestamps, dtype=np.int64) * 1000 if times is None else times
+        times = times[positions]
+        sources = positions + stretch.start
+        for row, source in folded.sources.items():
+            sources[row], times[row] = source.offset, source.timestamp * 1000
         made = {
             "topic": lambda: pa.repeat(self.partition.topic, count),
             "topic_id": lambda: pa.repeat(self.topic_id, count),
             "partition": lambda: pa.repeat(pa.scalar(self.partition.number, pa.int32()), count),
             "offset": lambda: offsets,
             "index": lambda: pa.array(folded.indexes, pa.int32()),
-            "source_offset": lambda: offsets,
-            "timestamp": lambda: pa.array(times[positions], UTC_MICROSECONDS),
+            "source_offset": lambda: pa.array(sources),
+            "timestamp": lambda: pa.array(times, UTC_MICROSECONDS),
             "session": lambda: pa.array(folded.sessions, pa.string()),
             "sequence": lambda: pa.array(folded.sequences, pa.int64()),
         }
@@ -239,22 +266,8 @@ class _KeptMessages:
 
     def write(self, stretch: Stretch, kept: list[Kept]) -> None:
         """Add messages of a stretch."""
-        rows = [
-            {
-                "topic": self.partition.topic,
-                "topic_id": self.topic_id,
-                "partition": self.partition.number,
-                "offset": stretch.start + message.position,
-                "timestamp": int(stretch.timestamps[message.position]) * 1000,
-                "session": message.session,
-                "finding": message.finding,
-                "cause": message.cause,
-                "key": stretch.keys[message.position],
-                "value": stretch.values[message.position],
-                "headers": _headers(stretch, message.position),
-            }
-            for message in kept
-        ]
+        own = {"topic": self.partition.topic, "topic_id": self.topic_id, "partition": self.partition.number}
+        rows = [own | row | _for_parquet(row) for row in (message.row(stretch) for message in kept)]
         self.file.add(pa.RecordBatch.from_pylist(rows, schema=KEPT_SCHEMA))
 
     def close(self) -> File | None:
@@ -262,7 +275,7 @@ class _KeptMessages:
         return self.file.finish()
 
 
-def _headers(stretch: Stretch, position: int) -> list[dict[str, Any]] | None:
-    if stretch.headers is None:
-        return None
-    return [{"key": key, "value": value} for key, value in stretch.headers[position]]
+def _for_parquet(row: dict[str, Any]) -> dict[str, Any]:
+    headers = row["headers"]
+    told = None if headers is None else [{"key": key, "value": value} for key, value in headers]
+    return {"timestamp": row["timestamp"] * 1000, "headers": told}

@@ -13,11 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from msgspec.msgpack import decode, encode
 
 from seriatim.core.errors import IntegrityError, broken
 from seriatim.core.ledger import File
 from seriatim.core.offsets import Partition
-from seriatim.core.session import Session
+from seriatim.core.session import Session, Waiting
 from seriatim.disk import ParquetFileWriter, file_digest
 
 ROWS_PER_GROUP = 4_096
@@ -28,7 +29,13 @@ STATE_SCHEMA = pa.schema(
         pa.field("state_version", pa.int32()),
         pa.field("sequence", pa.int64()),
         pa.field("anchor", pa.int64()),
-        pa.field("buffer", pa.binary()),
+        pa.field("fingerprint", pa.binary()),
+        pa.field("missing", pa.binary()),
+        pa.field("waiting", pa.binary()),
+        pa.field("damaged", pa.int64()),
+        pa.field("since_snapshot", pa.int64()),
+        pa.field("snapshot_timestamp", pa.int64()),
+        pa.field("reach_ms", pa.int64()),
         pa.field("first_offset", pa.int64()),
         pa.field("last_offset", pa.int64()),
         pa.field("snapshot_offset", pa.int64()),
@@ -58,6 +65,13 @@ class ParquetState:
                 wanted.discard(name)
         return found
 
+    def holds(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
+        """Which of these names are in the files, by the column of names alone."""
+        wanted, found = set(names), set()
+        for file in files if wanted else ():
+            found |= _names_in(self.root / file.path, wanted)
+        return found
+
     def save(self, partition: Partition, stem: str, sessions: Mapping[str, Session], merge: Iterable[File]) -> File:
         """Write sessions, over those of the files to be merged, row group by row group."""
         path = f"state/{partition}/{stem}.parquet"
@@ -83,6 +97,10 @@ class ParquetState:
     def quarantined(self, files: Iterable[File]) -> dict[str, Session]:
         """Sessions in quarantine."""
         return {name: session for name, session in self.everything(files) if session.finding is not None}
+
+    def each(self, files: Iterable[File]) -> Iterator[tuple[str, Session]]:
+        """Every session, one by one, a row group in memory at a time."""
+        return self.everything(files)
 
     def everything(self, files: Iterable[File]) -> Iterator[tuple[str, Session]]:
         """Every session, each once."""
@@ -129,6 +147,22 @@ class _StateFile:
             yield from self._parquet.read_row_group(group).to_batches()
 
 
+def _names_in(path: Path, wanted: set[str]) -> set[str]:
+    """Row groups whose range of names has none of the wanted are not read."""
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        column = file.schema_arrow.get_field_index("session")
+        parts = [file.metadata.row_group(i).column(column).statistics for i in range(file.num_row_groups)]
+        groups = [
+            i
+            for i, part in enumerate(parts)
+            if part is None or not part.has_min_max or any(part.min <= name <= part.max for name in wanted)
+        ]
+        if not groups:
+            return set()
+        names = file.read_row_groups(groups, columns=["session"]).column("session")
+        return set(names.filter(pc.is_in(names, value_set=pa.array(list(wanted), pa.string()))).to_pylist())
+
+
 def _damaged(file: File, what: str) -> IntegrityError:
     return IntegrityError(
         f"state file {file.path}: {what}",
@@ -144,7 +178,13 @@ def _state_row(name: str, session: Session) -> dict[str, Any]:
         "state_version": session.version,
         "sequence": session.sequence,
         "anchor": session.anchor,
-        "buffer": session.buffer,
+        "fingerprint": session.fingerprint,
+        "missing": encode(session.missing) if session.missing else None,
+        "waiting": encode(session.waiting) if session.waiting else None,
+        "damaged": session.damaged,
+        "since_snapshot": session.since_snapshot,
+        "snapshot_timestamp": session.snapshot_timestamp,
+        "reach_ms": session.reach_ms,
         "first_offset": session.first_offset,
         "last_offset": session.last_offset,
         "snapshot_offset": session.snapshot_offset,
@@ -161,7 +201,13 @@ def _session(row: dict[str, Any]) -> Session:
         version=row["state_version"],
         sequence=row["sequence"],
         anchor=row["anchor"],
-        buffer=row["buffer"],
+        fingerprint=row["fingerprint"],
+        missing=decode(row["missing"], type=list[tuple[int, int]]) if row["missing"] else [],
+        waiting=decode(row["waiting"], type=list[Waiting]) if row["waiting"] else [],
+        damaged=row["damaged"],
+        since_snapshot=row["since_snapshot"],
+        snapshot_timestamp=row["snapshot_timestamp"],
+        reach_ms=row["reach_ms"],
         first_offset=row["first_offset"],
         last_offset=row["last_offset"],
         snapshot_offset=row["snapshot_offset"],

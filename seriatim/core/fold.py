@@ -4,31 +4,45 @@
 first met and handed back when touched. At a finding it sets the session aside or stops the partition,
 as the tier says. It neither reads nor writes anything.
 
-Next room: steps/fold.py feeds it and writes what it gives.
+Next room: sequence.py, window.py, expiry.py and distance.py have the rules it follows; steps/task.py feeds it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from msgspec.structs import replace
+from msgspec import Struct
 
 from seriatim.core.crash import crash_point
+from seriatim.core.distance import Distance
 from seriatim.core.errors import ensure
-from seriatim.core.integrity import FINDINGS_TOLD_MAX, Finding, Tier, action
+from seriatim.core.expiry import Expiry
+from seriatim.core.integrity import Tier
+from seriatim.core.judge import Judge, OnPoison, told
 from seriatim.core.machine import Runner
 from seriatim.core.message import Poison, Stretch
 from seriatim.core.offsets import Partition
-from seriatim.core.session import Counts, Folded, Kept, Session
-from seriatim.core.table import Precondition
+from seriatim.core.session import Folded, Session, Waiting
+from seriatim.core.window import Turn, Window, WindowSize
 
-OnPoison = Literal["quarantine", "halt", "skip"]
 Load = Callable[[list[str]], dict[str, Session]]
 
 
-class Fold:
+class Limits(Struct, frozen=True, kw_only=True):
+    """What a stream allows its sessions."""
+
+    window: WindowSize | None = None
+    timeout_ms: int = 0
+    """Silence after which a session has expired; 0: never."""
+    distance_ms: int = 0
+    """The agreed distance between snapshots; 0: none."""
+
+
+NO_LIMITS = Limits()
+
+
+class Fold(Judge):
     """One partition's walk through its messages."""
 
     def __init__(
@@ -41,62 +55,63 @@ class Fold:
         *,
         session_field: bool = False,
         careful: Iterable[str] = (),
+        moved: Mapping[str, str] | None = None,
+        limits: Limits = NO_LIMITS,
+        time: int = -1,
     ) -> None:
-        self.partition, self.runner, self.tier, self.on_poison = partition, runner, tier, on_poison
+        super().__init__(partition, runner, tier, on_poison, moved or {})
         self.load, self.session_field = load, session_field
         self.careful = frozenset(careful)
         self.sessions: dict[str, Session] = {}
-        self.findings: list[Finding] = []
-        self.halt: Finding | None = None
-        self.raised: set[str] = set()
-        """Sessions that a failed `apply` may have left half changed: fold again, careful with these."""
-        self.counts = Counts()
-        self._by_kind: Counter[str] = Counter()
-        self._by_level: Counter[str] = Counter()
-        self._skipped: set[int] = set()
-        self._timestamps: Sequence[int] = ()
-        self._contradictions = runner.contradictions
+        self.limits = limits
+        self.window = Window(limits.window, runner, self) if limits.window else None
+        self.expiry = Expiry(limits.timeout_ms, time) if limits.timeout_ms else None
+        self._distance = Distance(limits.distance_ms, self._too_far)
+        self._ended: set[int] = set()
 
     def stretch(self, stretch: Stretch) -> Folded:
         """Fold messages in order until the end or a halt; `consumed` says how many."""
         ensure(self.halt is None, "a halted partition goes no further", partition=str(self.partition))
         messages = self.runner.decode(stretch.values)
+        for i in stretch.untimely():
+            messages[i] = Poison(f"its timestamp {stretch.timestamps[i]} is no time between the years 1 and 9999")
         ensure(len(messages) == len(stretch), "as many messages as values", start=stretch.start)
-        names = self._names(stretch, messages)
+        self._stretch, self._names = stretch, self._named(stretch, messages)
+        names = self._names
         self._meet(names)
-        self._timestamps = stretch.timestamps
+        self._ended = self.expiry.ended(names, messages, stretch.timestamps, self.sessions) if self.expiry else set()
+        self._anchored.clear()
         self._skipped.clear()
         out = Folded()
         sequences = self.runner.sequences(messages)
-        self._walk(stretch, messages, names, sequences, out)
+        self._walk(messages, names, sequences, out)
         crash_point("mid-fold")
         out.name_records(names, sequences)
-        self._touch(stretch, names, out.consumed)
+        self._touch(names, out.consumed)
+        if self.expiry:
+            self.expiry.pass_by(messages[: out.consumed], stretch.timestamps)
+        self._distance.measure(stretch, names[: out.consumed], self._anchored, self.sessions, self.counts)
         self.counts.messages += out.consumed
         self.counts.records += len(out.rows)
-        self.counts.findings = dict(self._by_kind)
-        if contradictions := self.runner.contradictions - self._contradictions:
-            self.counts.findings["precondition"] = contradictions
+        self.tally.settle(self.runner.contradictions - self._contradictions)
         return out
 
     def _walk(  # noqa: C901, PLR0912  # the one loop that is paid per message: calls would cost more than branches
-        self,
-        stretch: Stretch,
-        messages: list[Any],
-        names: list[str | None],
-        sequences: Sequence[int | None],
-        out: Folded,
+        self, messages: list[Any], names: list[str | None], sequences: Sequence[int | None], out: Folded
     ) -> None:
         """The loop over what the machine did not fold by itself, as its usual messages."""
-        sessions, start, careful = self.sessions, stretch.start, bool(self.careful)
+        sessions, start, careful, window = self.sessions, self._stretch.start, bool(self.careful), self.window
         apply, is_snapshot, snapshot_kind = self.runner.apply, self.runner.is_snapshot, self.runner.snapshot_kind
         add_position, add_row = out.positions.append, out.rows.append
         every = range(len(messages))
-        for i in every if careful else self.runner.unusual(sessions, names, sequences, messages, out):
+        slow = careful or window is not None or bool(self._ended)
+        for i in every if slow else self.runner.unusual(sessions, names, sequences, messages, out):
             name, sequence, message = names[i], sequences[i], messages[i]
             session = sessions.get(name)  # type: ignore[arg-type]
+            if slow and self._is_settled(session, name, sequence, message, i, out):
+                continue
             if session is None or not session.awake or message.__class__ is Poison:
-                if not self._admit(session, name, message, stretch, i, out):
+                if not self._admit(session, name, message, i, out):
                     if self.halt is not None:
                         return
                     continue
@@ -104,8 +119,8 @@ class Fold:
             try:
                 snapshot = message.__class__ is snapshot_kind if snapshot_kind else is_snapshot(message)
                 last = session.sequence
-                jumps = sequence is not None and last is not None and sequence != last + 1 and not snapshot
-                if jumps and not self._judge_sequence(session, name, sequence, start + i, i, out):
+                jumps = sequence is not None and last is not None and sequence != last + 1
+                if jumps and not self._judge_sequence(session, name or "", sequence or 0, i, out, snapshot=snapshot):
                     continue
                 if careful and session.careful:
                     records = self._undoably(session, message)
@@ -114,12 +129,14 @@ class Fold:
             except (MemoryError, KeyboardInterrupt):
                 raise
             except BaseException as error:  # noqa: BLE001  # the machine's own: it becomes a finding
-                self._refused(session, name, error, start + i, i, out)
+                self._refused(session, name, error, i, out)
                 continue
             if snapshot:
-                self._anchor(session, name, sequence, start + i)
+                self._anchor(session, name or "", sequence, start + i, i, self._stretch.values[i])
             elif not jumps or sequence > last:  # type: ignore[operator]  # a jump is between numbers
                 session.sequence = sequence
+            if self.runner.contradictions != self._known_contradictions:
+                self._contradicted(session, name or "", start + i)
             if len(records) == 1:
                 add_position(i)
                 add_row(records[0])
@@ -128,7 +145,100 @@ class Fold:
                 out.rows += records
         out.consumed = len(messages)
 
-    def _names(self, stretch: Stretch, messages: list[Any]) -> list[str | None]:
+    def _is_settled(
+        self, session: Session | None, name: str | None, sequence: int | None, message: Any, i: int, out: Folded
+    ) -> bool:
+        """End the session if it has expired; then whether the window has dealt with the message."""
+        if session is None or name is None:
+            return False
+        if i in self._ended:
+            if self.window is not None:
+                self.window.flush(session, Turn(name, i, None, -1, snapshot=False), out)
+            self._end(session, name, i, out)
+        in_order = self.window is None or sequence is None or message.__class__ is Poison
+        if in_order or session.finding is not None or (name in self.moved and not session.awake):
+            return False
+        try:
+            snapshot = self.runner.is_snapshot(message)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's own
+            self._quarantine(session, name, "raised", i, out, cause=told(error))
+            return True
+        given = self._stretch
+        time = int(given.timestamps[i])
+        waiting = Waiting(sequence, given.start + i, time, given.keys[i], given.values[i], snapshot)  # type: ignore[arg-type]
+        turn = Turn(name, i, message, sequence, snapshot)  # type: ignore[arg-type]  # the window has sequences
+        self.window.meet(session, turn, waiting, out)  # type: ignore[union-attr]  # in_order says there is one
+        if session.waiting:
+            if session.saved is None and session.state is None:
+                self.strangers.setdefault(name, waiting.offset)
+            session.touched = True
+            session.last_offset, session.timestamp = waiting.offset, time
+        return True
+
+    def take(self, session: Session, turn: Turn, out: Folded) -> None:
+        """One message at its turn, by way of the window: of this position, or one that waited."""
+        i, waited = turn.position, turn.waited
+        if turn.message.__class__ is Poison:
+            self._quarantine(session, turn.name, "poison", i, out, cause=turn.message.cause, waited=waited)
+            return
+        if not session.awake and not self._wake(session, turn.name, turn.message, i, out, waited):
+            return
+        apply = self._undoably if session.careful else self._applied
+        try:
+            records = apply(session, turn.message)
+        except (MemoryError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001  # the machine's own: it becomes a finding
+            self._refused(session, turn.name, error, i, out, waited)
+            return
+        offset = self._stretch.start + i
+        if turn.snapshot:
+            value = waited.value if waited else self._stretch.values[i]
+            self._anchor(session, turn.name, turn.sequence, offset, i, value)
+        session.sequence = turn.sequence
+        self._contradicted(session, turn.name, offset)
+        if waited is not None:
+            rows = range(len(out.rows), len(out.rows) + len(records))
+            out.sources.update(dict.fromkeys(rows, waited))
+        out.positions += [i] * len(records)
+        out.rows += records
+
+    def _applied(self, session: Session, message: Any) -> Sequence[tuple[Any, ...]]:
+        return self.runner.apply(session.state, message)
+
+    def dropped(self, kind: str, name: str, offset: int, found: str) -> None:
+        """A message that the window drops: it came twice, or too late. A late one is told."""
+        if kind == "disorder":
+            self.tally.warn(self.tally.finding(kind, name, offset, found=found), "it came after its window was over")
+        else:
+            self.tally.count(kind)
+
+    def passed(self, session: Session, name: str, offset: int, found: str) -> None:
+        """The window was over before what is missing came: counted, and the session goes on, damaged."""
+        expected = f"sequence {(session.sequence or 0) + 1}"
+        finding = self.tally.finding("sequence gap", name, offset, expected, found)
+        self.tally.warn(finding, "it did not come within the window; the session goes on without it")
+        self.tally.damage(session, name, "sequence gap", offset, f"expected {expected}, found {found}")
+
+    def aside(self, session: Session, turn: Turn, out: Folded) -> None:
+        """A message whose session was set aside by one before it: a snapshot brings it back, others wait."""
+        if self._wake(session, turn.name, turn.message, turn.position, out):
+            self.take(session, turn, out)
+
+    def headless(self, name: str, waiting: Waiting) -> None:
+        """A message from before its session began."""
+        self.counts.headless += 1
+        self.strangers.setdefault(name, waiting.offset)
+
+    def _too_far(self, name: str, session: Session, offset: int) -> None:
+        minutes = self.limits.distance_ms // 60_000
+        found = f"none for {session.reach_ms / 60_000:.1f} minutes and {session.since_snapshot} messages"
+        finding = self.tally.finding(
+            "snapshot distance", name, offset, f"a snapshot at least every {minutes} minutes", found
+        )
+        self.tally.warn(finding, f"the last one is at offset {session.snapshot_offset}")
+
+    def _named(self, stretch: Stretch, messages: list[Any]) -> list[str | None]:
         if not self.session_field:
             return stretch.names()
         return [None if m.__class__ is Poison else self.runner.session(m) for m in messages]
@@ -143,169 +253,9 @@ class Fold:
                 session.careful = name in self.careful
             crash_point("state-loaded")
 
-    def _admit(
-        self, session: Session | None, name: str | None, message: Any, stretch: Stretch, i: int, out: Folded
-    ) -> bool:
-        """Whether an unusual message goes on to the machine. If not, it is counted, kept, or halts the partition."""
-        offset = stretch.start + i
-        if message.__class__ is Poison or name is None or session is None:
-            self._poisoned(session, name, message, offset, i, out)
-            return False
-        return self._wake(session, name, message, offset, i, out)
-
-    def _wake(self, session: Session, name: str, message: Any, offset: int, i: int, out: Folded) -> bool:
-        """Bring a sleeping session to life, if this message may: by its saved state or a snapshot."""
-        try:
-            begins = not self.runner.has_snapshots or self.runner.is_snapshot(message)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's own
-            self._quarantine(session, name, "raised", offset, i, out, cause=told(error))
-            return False
-        if session.finding is not None and not (self.runner.has_snapshots and begins):
-            out.kept.append(Kept(i, name, session.finding, f"waits since offset {session.finding_offset}"))
-            return False
-        if session.saved is None and session.state is None and not begins:
-            self.counts.headless += 1
-            return False
-        try:
-            self._awaken(session, name)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's own upgrade or start
-            self._quarantine(session, name, "raised", offset, i, out, cause=told(error))
-            return False
-        if session.finding is not None:
-            session.finding, session.finding_offset, session.sequence = None, -1, None
-            self.counts.released += 1
-        session.version = self.runner.state_version
-        session.awake = True
-        if session.first_offset < 0:
-            session.first_offset = offset
-        return True
-
-    def _awaken(self, session: Session, name: str) -> None:
-        """Decode or begin the state. A careful session's must be fit to be saved before anything is applied."""
-        if session.saved is not None:
-            state = self.runner.load(session.saved, session.version)
-        else:
-            state = self.runner.start(name) if session.state is None else session.state
-        if session.careful:
-            self.runner.dump(state)
-        session.state, session.saved = state, None
-
-    def _anchor(self, session: Session, name: str | None, sequence: int | None, offset: int) -> None:
-        """A snapshot begins the session's sequence anew. A jump up to it is a closed gap: told, and all is well."""
-        last = session.sequence
-        if sequence is not None and last is not None and sequence > last + 1:
-            finding = self._finding("sequence gap", name, offset, f"sequence {last + 1}", f"sequence {sequence}")
-            closed = (
-                f"closed: {sequence - last - 1} messages are missing before this snapshot, which makes it right again"
-            )
-            self._tell(replace(finding, level="warning", cause=closed))
-        session.sequence = session.anchor = sequence
-        session.snapshot_offset = offset
-        self.counts.snapshots += 1
-        self.counts.last_snapshot = offset
-        if self.counts.first_snapshot < 0:
-            self.counts.first_snapshot = offset
-
-    def _judge_sequence(
-        self, session: Session, name: str | None, sequence: int | None, offset: int, i: int, out: Folded
-    ) -> bool:
-        """Whether a message out of sequence is applied all the same."""
-        last = session.sequence
-        if last is None or sequence is None:
-            return True
-        anchor = session.anchor if session.anchor is not None else last
-        kind = "sequence gap" if sequence > last else "repeat" if sequence >= anchor else "disorder"
-        if action(kind, self.tier) == "halt":
-            expected, found = f"sequence {last + 1}", f"sequence {sequence}"
-            self._quarantine(session, name or "", kind, offset, i, out, expected=expected, found=found)
-            return False
-        self._by_kind[kind] += 1
-        return True
-
-    def _refused(
-        self, session: Session, name: str | None, error: BaseException, offset: int, i: int, out: Folded
-    ) -> None:
-        """The machine would not take a message."""
-        kind = "precondition" if isinstance(error, Precondition) else "raised"
-        cause = str(error) if kind == "precondition" else told(error)
-        self._quarantine(session, name or "", kind, offset, i, out, cause=cause)
-        if kind == "raised" and self.runner.may_half_change and not session.careful:
-            self.raised.add(name or "")
-
-    def _undoably(self, session: Session, message: Any) -> Sequence[tuple[Any, ...]]:
-        """Apply, and if anything is wrong with the outcome, leave the state as it was."""
-        good = self.runner.dump(session.state)
-        try:
-            records = self.runner.apply(session.state, message)
-            self.runner.check(records)
-            self.runner.dump(session.state)
-        except BaseException:
-            session.state = self.runner.load(good, self.runner.state_version)
-            raise
-        return records
-
-    def _poisoned(
-        self, session: Session | None, name: str | None, message: Any, offset: int, i: int, out: Folded
-    ) -> None:
-        """A message that cannot be decoded, or whose session cannot be known."""
-        cause = message.cause if message.__class__ is Poison else "no readable key, so its session is unknown"
-        finding = replace(self._finding("poison", name, offset), cause=cause)
-        if self.on_poison == "skip":
-            self._skipped.add(i)
-            self._tell(replace(finding, level="warning"))
-        elif self.on_poison == "halt" or session is None:
-            self.halt = _of_partition(finding)
-            self._tell(self.halt)
-            out.consumed = i
-        else:
-            self._quarantine(session, name or "", "poison", offset, i, out, cause=cause)
-
-    def _quarantine(
-        self,
-        session: Session,
-        name: str,
-        kind: str,
-        offset: int,
-        i: int,
-        out: Folded,
-        *,
-        cause: str = "",
-        expected: str = "",
-        found: str = "",
-    ) -> None:
-        """Set the session aside from this message on; its last good state stays."""
-        out.kept.append(Kept(i, name, kind, cause or f"expected {expected}, found {found}"))
-        if session.finding is not None:
-            return
-        session.touched = True
-        session.finding, session.finding_offset = kind, offset
-        session.last_offset, session.timestamp = offset, int(self._timestamps[i])
-        if session.first_offset < 0:
-            session.first_offset = offset
-        session.awake = False
-        self.counts.quarantined += 1
-        self._tell(replace(self._finding(kind, name, offset, expected, found), cause=cause))
-
-    def _finding(self, kind: str, session: str | None, offset: int, expected: str = "", found: str = "") -> Finding:
-        return Finding(
-            finding=kind,
-            topic=self.partition.topic,
-            partition=self.partition.number,
-            offset=offset,
-            session=session,
-            expected=expected,
-            found=found,
-        )
-
-    def _tell(self, finding: Finding) -> None:
-        """Keep a finding to be told; beyond a bound it is only counted."""
-        self._by_kind[finding.finding] += 1
-        self._by_level[finding.level] += 1
-        if self._by_level[finding.level] <= FINDINGS_TOLD_MAX or finding is self.halt:
-            self.findings.append(finding)
-
-    def _touch(self, stretch: Stretch, names: list[str | None], consumed: int) -> None:
+    def _touch(self, names: list[str | None], consumed: int) -> None:
         """Note where each session was last met by a message that counts."""
+        stretch = self._stretch
         if self._skipped:
             names = [None if i in self._skipped else name for i, name in enumerate(names)]
         for name, i in dict(zip(names[:consumed], range(consumed), strict=True)).items():
@@ -325,15 +275,3 @@ class Fold:
                     ensure(not session.careful, "a careful session can be saved", session=name, error=told(error))
                     self.raised.add(name)
         return touched
-
-
-def told(error: BaseException) -> str:
-    """An exception as one line."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _of_partition(finding: Finding) -> Finding:
-    """The same finding, hurting the partition: its session is named in the cause."""
-    cause = finding.cause if finding.session is None else f"{finding.cause} (session {finding.session})"
-    return replace(finding, session=None, cause=cause)

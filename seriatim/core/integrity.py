@@ -13,6 +13,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from seriatim.core.errors import IntegrityError, ensure, screen
+from seriatim.core.retention import duration
 
 Tier = Literal["none", "once", "order", "window", "strict"]
 TIERS: tuple[Tier, ...] = ("none", "once", "order", "window", "strict")
@@ -51,6 +52,8 @@ TITLES = {
     "raised": "RaisedError",
     "poison": "PoisonError",
     "foreign": "ForeignCommitError",
+    "time left": "TimeLeftWarning",
+    "snapshot distance": "SnapshotDistanceWarning",
 }
 
 
@@ -67,6 +70,8 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cause: str = ""
     touched: str = ""
     level: Literal["error", "warning"] = "error"
+    time_left_seconds: int | None = None
+    """Until Kafka drops the message at its partition's frontier, when it was told."""
 
     def __post_init__(self) -> None:
         ensure(self.finding in TITLES, "unknown finding", finding=self.finding)
@@ -85,7 +90,10 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def next(self, stream: str) -> str:
         """What to do about it."""
-        return NEXT[self.finding if self.scope != "session" else "session"].format(stream=stream, place=self.place)
+        own = self.scope != "session" or self.finding == "snapshot distance"
+        return NEXT[self.finding if own else "session"].format(
+            stream=stream, place=self.place, topic=self.topic, expected=self.expected
+        )
 
     def told(self, stream: str) -> dict[str, Any]:
         """As one JSON object for scripts."""
@@ -100,6 +108,7 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
             "expected": self.expected or None,
             "found": self.found or None,
             "cause": self.cause or None,
+            "time_left_seconds": self.time_left_seconds,
             "next": self.next(stream),
         }
 
@@ -114,6 +123,7 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
             "found": self.found,
             "cause": self.cause,
             "touched": self.touched,
+            "time_left": "" if self.time_left_seconds is None else duration(self.time_left_seconds),
             "next": self.next(stream),
         }
         return screen(headline, {label: shortened(fact) for label, fact in facts.items()})
@@ -134,21 +144,30 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What closed it: snapshot, repair, hand. Empty: this mark opens."""
     quarantined: bool = False
     """Whether the session's messages are set aside meanwhile."""
+    topic_id: str = ""
+    """Of the topic's earlier life, where it is of that; empty: as the change says."""
 
 
 NEXT = {
     "gap": "look at {place} in Kafka: no message may be missing there. The partition waits at this offset and\n"
     "loses nothing; the other partitions go on. `seriatim status {stream}` shows it",
     "expired": "these messages are gone from Kafka. Raise the topic's retention now, so that no more is lost;\n"
-    "the partition waits, the others go on. `seriatim status {stream}` shows it",
-    "re-created": "ask who deleted and made the topic again. The partition waits with its old state;\n"
-    "the other topics go on. `seriatim status {stream}` shows it",
+    "the partition waits, the others go on. `seriatim status {stream}` shows it. If the topic is over for good:\n"
+    'seriatim retire {stream} {topic} --because "…"',
+    "re-created": "ask who deleted and made the topic again. The partition waits with its old state; the other topics\n"
+    "go on. If its new life is meant (--dry-run shows what that does):\n"
+    'seriatim accept {stream} {topic} --because "…"',
     "truncated": "ask what happened to the topic's log (restored broker, unclean leader election?). The partition\n"
     "waits, the others go on. `seriatim status {stream}` shows it",
     "poison": "the partition waits at this message, the others go on. Look at it with Kafka's own tools; with\n"
     'tier = "none" and on_poison = "skip" in the stream file the next run passes over it',
     "session": "fix the producer or the machine; the session's messages are kept under quarantine/, and the session\n"
     "is right again after its next snapshot (without snapshots: it waits). `seriatim status {stream}` lists it",
+    "snapshot distance": "ask the producer for snapshots at the agreed distance: one lost message spoils the session\n"
+    "until its next one. Nothing is wrong yet; alerts.snapshot_distance_max_minutes has the agreed distance",
+    "time left": "`seriatim run {stream}` folds what waits; `seriatim status {stream}` says if it waits for a person.\n"
+    "To keep messages longer: kafka-configs.sh --bootstrap-server SERVER --alter --entity-type topics\n"
+    "--entity-name {topic} --add-config {expected}",
     "foreign": "find who wrote to the records table beside Seriatim, and take that write back",
 }
 for _kind in ("sequence gap", "repeat", "disorder", "moved session", "precondition", "raised"):

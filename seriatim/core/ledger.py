@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from seriatim.core.errors import ConfigError, ensure
 from seriatim.core.integrity import Finding, Mark
 from seriatim.core.offsets import Partition
+from seriatim.core.retention import Pace
 from seriatim.core.session import Counts
 
 Kind = Literal["start", "slice", "hold", "release", "repair", "compact", "verdict", "accept", "retire"]
@@ -71,6 +72,12 @@ class Account(Struct, frozen=True, kw_only=True):
     headless: int = 0
     quarantined: int = 0
     """Sessions in quarantine now."""
+    distance_messages: int = 0
+    """The most messages between two snapshots of one session."""
+    distance_ms: int = 0
+    """The longest time between them."""
+    time: int = -1
+    """Message time: the largest timestamp so far, where sessions expire by it."""
     counts: dict[str, int] = field(default_factory=dict)
     """Findings and holes by name, since birth."""
 
@@ -94,6 +101,8 @@ class Ledger(Struct, frozen=True, kw_only=True):
     """Partitions whose check failed and was neither repaired nor accepted."""
     partitions: dict[str, Account] = field(default_factory=dict)
     """By `topic/number`, sorted."""
+    pace: Pace = Pace()
+    """How fast it was folded lately: for people, it decides nothing."""
 
     def account(self, partition: Partition) -> Account | None:
         """What is known of a partition, if anything."""
@@ -118,6 +127,8 @@ class Certificate(Struct, frozen=True, kw_only=True):
     first_timestamp: int | None = None
     last_timestamp: int | None = None
     sessions: int = 0
+    time: int = -1
+    """The partition's message time, where sessions expire by it."""
 
     def __post_init__(self) -> None:
         found = self.counts.messages + sum(self.holes.values())
@@ -179,6 +190,10 @@ class Entry(Struct, frozen=True, kw_only=True):
     judged: int = -1
     reason: str = ""
     peak_memory_bytes: int = 0
+    at_seconds: float = 0.0
+    """The clock when it was made. It informs and never decides."""
+    took_seconds: float = 0.0
+    """Slice: how long reading and folding took."""
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
@@ -198,13 +213,21 @@ def unmet(entry: Entry, ledger: Ledger) -> list[str]:
     for change in entry.changes:
         account = ledger.account(change.partition)
         broken += _unmet_change(entry, change, account)
-    return broken
+    return broken + _left_out(entry, ledger)
+
+
+def _left_out(entry: Entry, ledger: Ledger) -> list[str]:
+    """A topic's new life is that of all its partitions: known ones that an accept says nothing of."""
+    lives = {change.partition.topic: change.topic_id for change in entry.changes if entry.kind == "accept"}
+    known = [place for place in ledger.known() if ledger.partitions[str(place)].topic_id != lives.get(place.topic)]
+    changed = {change.partition for change in entry.changes}
+    return [f"{place} belongs to it too" for place in known if place.topic in lives and place not in changed]
 
 
 def _unmet_change(entry: Entry, change: Change, account: Account | None) -> list[str]:
     place = str(change.partition)
     if account is None:
-        return [] if entry.kind == "slice" else [f"{place} is not known"]
+        return [] if entry.kind in ("slice", "accept") else [f"{place} is not known"]
     broken = []
     if account.epoch != change.epoch and entry.kind != "release":
         broken.append(f"{place} is at epoch {account.epoch}, not {change.epoch}")
@@ -216,22 +239,29 @@ def _unmet_change(entry: Entry, change: Change, account: Account | None) -> list
         broken.append(f"{place} is held by {account.hold}, not by {entry.held}")
     if entry.kind == "slice" and account.halt is not None and not _passes_over(change, account.halt):
         broken.append(f"{place} is halted at {account.halt.offset}")
+    if entry.kind == "slice" and account.retired:
+        broken.append(f"{place} is retired")
     if entry.kind == "accept" and account.halt != change.halt:
         broken.append(f"{place} has another finding than the one shown")
     return broken
 
 
 def _passes_over(change: Change, halt: Halt) -> bool:
-    """Whether a slice goes past the poison at which its partition halted: the stream now says to skip it."""
+    """Whether a slice goes past the poison at which its partition halted: the stream now says to skip it.
+
+    Or finds the topic of a halted partition made again, which is another matter for a person.
+    """
+    if change.halt is not None and change.halt.finding == "re-created":
+        return halt.finding != "re-created" and change.until == change.frontier
     return halt.finding == "poison" and change.until > halt.offset
 
 
 def without_held(entry: Entry, ledger: Ledger) -> Entry:
-    """A slice without the partitions that are newly held: the rest may still commit."""
+    """A slice without the partitions that are newly held or retired: the rest may still commit."""
 
     def held(change: Change) -> bool:
         account = ledger.account(change.partition)
-        return account is not None and account.hold is not None
+        return account is not None and (account.hold is not None or account.retired)
 
     if entry.kind != "slice":
         return entry
@@ -247,7 +277,8 @@ def apply(entry: Entry, ledger: Ledger) -> Ledger:
     ensure(not broken, "an entry is applied only where its requirements hold", unmet="; ".join(broken))
     partitions = dict(ledger.partitions)
     for change in entry.changes:
-        partitions[str(change.partition)] = _changed(entry, change, ledger.account(change.partition))
+        account, place = ledger.account(change.partition), str(change.partition)
+        partitions[place] = (_accepted if entry.kind == "accept" else _changed)(entry, change, account)
     after = replace(
         ledger,
         sequence=ledger.sequence + 1,
@@ -255,6 +286,7 @@ def apply(entry: Entry, ledger: Ledger) -> Ledger:
         machine=ledger.machine or entry.machine,
         shape=ledger.shape or entry.shape,
         state_version=max(ledger.state_version, entry.state_version),
+        pace=ledger.pace.then(entry.at_seconds, _folded_count(entry), entry.took_seconds),
     )
     return _judged(entry, after)
 
@@ -271,7 +303,7 @@ def _changed(entry: Entry, change: Change, account: Account | None) -> Account:
     if entry.kind == "compact":
         return replace(account, state=change.state if change.state is not None else account.state)
     account = _folded(entry, change, account)
-    if entry.kind in ("repair", "accept"):
+    if entry.kind == "repair":
         account = replace(
             account,
             epoch=account.epoch + 1,
@@ -281,6 +313,33 @@ def _changed(entry: Entry, change: Change, account: Account | None) -> Account:
             retired=False,
         )
     return account
+
+
+LIFTED = ("re-created", "expired")
+"""Findings of discovery that end when a topic is accepted as it is: the next run judges it anew."""
+
+
+def _accepted(_: Entry, change: Change, account: Account | None) -> Account:
+    """A partition after a person's decision: it is read again, or its topic's new life begins."""
+    if account is None:
+        return Account(topic_id=change.topic_id, frontier=change.born, born=change.born)
+    if change.topic_id == account.topic_id:
+        other = account.halt if account.halt and account.halt.finding not in LIFTED else None
+        return replace(account, epoch=account.epoch + 1, retired=False, halt=other)
+    return replace(
+        account,
+        topic_id=change.topic_id,
+        epoch=account.epoch + 1,
+        frontier=change.until,
+        born=change.born,
+        state=(),
+        halt=None,
+        retired=False,
+        log_end=change.log_end,
+        time=-1,
+        records=account.records + sum(file.rows for file in change.records),
+        quarantined=0,
+    )
 
 
 def _folded(entry: Entry, change: Change, account: Account) -> Account:
@@ -305,8 +364,15 @@ def _folded(entry: Entry, change: Change, account: Account) -> Account:
         records=account.records + counts.records,
         headless=account.headless + counts.headless,
         quarantined=account.quarantined + counts.quarantined - counts.released,
+        distance_messages=max(account.distance_messages, counts.distance_messages),
+        distance_ms=max(account.distance_ms, counts.distance_ms),
+        time=max(account.time, certificate.time if certificate else -1),
         counts={k: account.counts.get(k, 0) + added.get(k, 0) for k in sorted({**account.counts, **added})},
     )
+
+
+def _folded_count(entry: Entry) -> int:
+    return sum(change.certificate.counts.messages for change in entry.changes if change.certificate)
 
 
 def _judged(entry: Entry, ledger: Ledger) -> Ledger:
@@ -320,33 +386,6 @@ def _judged(entry: Entry, ledger: Ledger) -> Ledger:
     circuit: Literal["closed", "open"] = "open" if failed else "closed"
     checked = max(ledger.checked, entry.judged) if not failed else ledger.checked
     return replace(ledger, failed=tuple(sorted(failed)), circuit=circuit, checked=checked)
-
-
-def refuse_code(ledger: Ledger, machine: str, state_version: int, can_upgrade: bool, shape: str) -> None:
-    """Refuse code that would misread the state: older than it, another machine, or without a way up."""
-    stream = ledger.stream
-    if ledger.machine and ledger.machine != machine:
-        raise ConfigError(
-            f"{stream}: the state was written by machine {ledger.machine!r}, the stream file says {machine!r}",
-            next=f"set machine = {ledger.machine!r}, or give the new machine its own stream file and output path",
-        )
-    if ledger.shape and ledger.shape != shape:
-        raise ConfigError(
-            f"{stream}: the stream file has changed in a way that would misread the state",
-            expected=ledger.shape,
-            found=shape,
-            next="set it back, or give the stream a new output path",
-        )
-    if state_version < ledger.state_version:
-        raise ConfigError(
-            f"{stream}: the state has version {ledger.state_version}, this code knows only {state_version}",
-            next=f"deploy the code that wrote version {ledger.state_version}, or newer",
-        )
-    if ledger.state_version and state_version > ledger.state_version and not can_upgrade:
-        raise ConfigError(
-            f"{stream}: the state has version {ledger.state_version}, this code {state_version} and no `upgrade`",
-            next=f"write {machine}'s upgrade(old, version), or set state_version back to {ledger.state_version}",
-        )
 
 
 def encode(manifest: Manifest) -> bytes:

@@ -6,6 +6,7 @@ Next room: machine.py says what a machine makes of a message; fold.py walks over
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import msgspec
@@ -14,6 +15,8 @@ from msgspec import Struct
 from seriatim.core.errors import ensure
 
 Header = tuple[str, bytes | None]
+YEARS_MS = (-62_135_596_800_000, 253_402_300_799_999)
+"""The first millisecond of year 1 and the last of 9999."""
 
 
 class Poison(Struct, frozen=True):
@@ -57,6 +60,15 @@ class Stretch:
     def names(self) -> list[str | None]:
         """Sessions by Kafka key; None where there is no readable key."""
         return [session_name(key) for key in self.keys]
+
+    @property
+    def rises(self) -> bool:
+        """Whether no timestamp is below the one before."""
+        return all(before <= after for before, after in pairwise(self.timestamps))
+
+    def untimely(self) -> list[int]:
+        """Positions of messages whose timestamp no calendar has."""
+        return [i for i, time in enumerate(self.timestamps) if not YEARS_MS[0] <= time <= YEARS_MS[1]]
 
 
 def session_name(key: bytes | None) -> str | None:

@@ -10,6 +10,19 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from seriatim.core.message import Stretch
+
+
+class Waiting(Struct, frozen=True, array_like=True):
+    """A message that came before its turn."""
+
+    sequence: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    snapshot: bool
+
 
 class Session(Struct, kw_only=True):
     """One session during a fold. `saved` is decoded when first needed."""
@@ -20,7 +33,19 @@ class Session(Struct, kw_only=True):
     sequence: int | None = None
     anchor: int | None = None
     """The sequence of the last snapshot: what is below was never ours to see."""
-    buffer: bytes | None = None
+    fingerprint: bytes = b""
+    """Of the last snapshot: to know it again."""
+    missing: list[tuple[int, int]] = field(default_factory=list)
+    """Sequences passed over since the last snapshot, [from, until)."""
+    waiting: list[Waiting] = field(default_factory=list)
+    """Tier window: messages that came before their turn, by sequence."""
+    damaged: int = -1
+    """The offset since which the session's output is not to be trusted."""
+    since_snapshot: int = 0
+    """Messages since the last snapshot."""
+    snapshot_timestamp: int = -1
+    reach_ms: int = 0
+    """The longest time from the last snapshot to a message after it."""
     first_offset: int = -1
     last_offset: int = -1
     snapshot_offset: int = -1
@@ -42,6 +67,27 @@ class Kept(Struct, frozen=True):
     session: str
     finding: str
     cause: str
+    waiting: Waiting | None = None
+    """The message itself, where it waited in a window and is not that of its position."""
+
+    def row(self, stretch: Stretch) -> dict[str, Any]:
+        """The message whole, and why it had no effect. Headers of one that waited are not known any more."""
+        i, waited, headers = self.position, self.waiting, None
+        if waited is None:
+            offset, time, key, value = stretch.start + i, stretch.timestamps[i], stretch.keys[i], stretch.values[i]
+            headers = None if stretch.headers is None else stretch.headers[i]
+        else:
+            offset, time, key, value = waited.offset, waited.timestamp, waited.key, waited.value
+        return {
+            "offset": offset,
+            "timestamp": int(time),
+            "session": self.session,
+            "key": key,
+            "value": value,
+            "headers": headers,
+            "finding": self.finding,
+            "cause": self.cause,
+        }
 
 
 class Folded(Struct):
@@ -53,11 +99,13 @@ class Folded(Struct):
     sessions: list[str] = field(default_factory=list)
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
+    sources: dict[int, Waiting] = field(default_factory=dict)
+    """Records of messages that waited: row to message. The others come from the message of their position."""
     consumed: int = 0
 
     def name_records(self, names: Sequence[str | None], sequences: Sequence[int | None]) -> None:
         """Give each record its session, its sequence and its number within its message."""
-        if self.positions == list(range(len(names))):  # one record for each message, as is usual
+        if not self.sources and self.positions == list(range(len(names))):  # one record for each message, as is usual
             self.sessions, self.sequences, self.indexes = list(names), list(sequences), [0] * len(names)  # type: ignore[arg-type]
             return
         self.sessions = [names[i] for i in self.positions]  # type: ignore[misc]  # a record has a session
@@ -67,6 +115,27 @@ class Folded(Struct):
             for row in range(1, len(self.positions)):
                 if self.positions[row] == self.positions[row - 1]:
                     self.indexes[row] = self.indexes[row - 1] + 1
+        for row, source in self.sources.items():
+            self.sequences[row] = source.sequence
+
+
+class Ended(Struct):
+    """Records that take back the output of sessions that end, in columns."""
+
+    indexes: list[int] = field(default_factory=list)
+    timestamps: list[int] = field(default_factory=list)
+    sessions: list[str] = field(default_factory=list)
+    sequences: list[int | None] = field(default_factory=list)
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def add(self, name: str, session: Session, first: int, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Records of one session, counted from `first`, as of its last message."""
+        count = len(rows)
+        self.indexes += range(first, first + count)
+        self.timestamps += [session.timestamp] * count
+        self.sessions += [name] * count
+        self.sequences += [session.sequence] * count
+        self.rows += rows
 
 
 class Counts(Struct):
@@ -83,4 +152,10 @@ class Counts(Struct):
     quarantined: int = 0
     """Sessions set aside."""
     released: int = 0
+    ended: int = 0
+    """Sessions that expired."""
+    distance_messages: int = 0
+    """The most messages between two snapshots of one session."""
+    distance_ms: int = 0
+    """The longest time between them, by the messages' own."""
     findings: dict[str, int] = field(default_factory=dict)

@@ -16,9 +16,11 @@ from typing import Any, NoReturn
 from msgspec import Struct, field
 
 from seriatim.core.errors import ConfigError
-from seriatim.core.fold import OnPoison
+from seriatim.core.fold import Limits
 from seriatim.core.integrity import TIERS, Tier, action
+from seriatim.core.judge import OnPoison
 from seriatim.core.table import TableMachine, column_type
+from seriatim.core.window import WindowSize
 
 MESSAGES_MAX = 1_000_000_000
 COLUMN_NAME = re.compile(r"[^\s,;{}()=\x00-\x1f]{1,128}")
@@ -109,6 +111,16 @@ class Stream(Struct, frozen=True, kw_only=True):
         """The message field that names the session, if it is not the Kafka key."""
         return self.session.removeprefix("field:") if self.session.startswith("field:") else None
 
+    @property
+    def limits(self) -> Limits:
+        """What its sessions are allowed."""
+        window = WindowSize(self.window_messages, self.window_seconds) if self.tier == "window" else None
+        return Limits(
+            window=window,
+            timeout_ms=self.session_timeout_hours * 3_600_000,
+            distance_ms=self.alerts.snapshot_distance_max_minutes * 60_000,
+        )
+
     def table_machine(self) -> TableMachine:
         """The stock machine as this stream wants it."""
         return TableMachine(
@@ -139,25 +151,29 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "output.compression": ("zstd", "snappy", "gzip", "lz4", "none"),
 }
 BUILT: dict[str, tuple[Any, ...]] = {
-    "tier": ("none", "strict"),
-    "window_messages": (100,),
-    "window_seconds": (60,),
     "decoder": ("json",),
     "on_check_failure": ("hold-publish",),
-    "session_timeout_hours": (0,),
     "parallelism": ("partition",),
-    "topic_drained_hours": (72,),
     "snapshot_requests": ("",),
     "output.file_bytes_target": (134_217_728,),
     "output.keep_versions_days": (30,),
     "schedule.cron": ("*/15 * * * *",),
     "alerts.to": ((),),
-    "alerts.time_left_warning_hours": (24,),
     "alerts.remind_hours": (12,),
-    "alerts.late_run_minutes": (60,),
-    "alerts.snapshot_distance_max_minutes": (0,),
 }
 """Values this version can honour, where it cannot honour all. Later features take their key off this list."""
+
+
+NUMBERS = (
+    ("window_messages", 1, 10_000),
+    ("window_seconds", 1, 7 * 86_400),
+    ("session_timeout_hours", 0, 100_000),
+    ("alerts.snapshot_distance_max_minutes", 0, 10_000_000),
+    ("topic_drained_hours", 1, 100_000),
+    ("alerts.time_left_warning_hours", 1, 100_000),
+    ("alerts.late_run_minutes", 1, 10_000_000),
+)
+"""Bounds of whole numbers."""
 
 
 class _File:
@@ -270,6 +286,8 @@ def _check_names(file: _File, stream: Stream) -> None:
         file.refuse("session", f"found {stream.session!r}", '"key" or "field:NAME"')
     if stream.sequence == "":
         file.refuse("sequence", "empty", "a field of the message; leave the key out for none")
+    if stream.tier in ("once", "order", "window") and stream.sequence is None:
+        file.refuse("sequence", f"missing; tier {stream.tier} needs it", "the field with the producer's counter")
     if stream.tier == "strict" and stream.on_poison == "skip":
         file.refuse("on_poison", "'skip' under tier strict would lose messages", "quarantine | halt, or another tier")
     extra = [name for name in stream.output.partition_by if name not in ("topic", "partition")]
@@ -284,6 +302,11 @@ def _check_names(file: _File, stream: Stream) -> None:
 def _check_numbers(file: _File, stream: Stream) -> None:
     if not 1 <= stream.slice.messages_max <= MESSAGES_MAX:
         file.refuse("slice.messages_max", f"found {stream.slice.messages_max}", f"1 to {MESSAGES_MAX}")
+
+
+    for key, least, most in NUMBERS:
+        if not least <= (found := _get(stream, key)) <= most:
+            file.refuse(key, f"found {found}", f"{least} to {most}")
 
 
 def _check_table(file: _File, stream: Stream) -> None:

@@ -10,11 +10,13 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from seriatim.core.errors import broken, ensure
-from seriatim.core.integrity import Finding
+from seriatim.core.holes import Passage, mark
+from seriatim.core.integrity import Finding, Tier
 from seriatim.core.ledger import Account, Certificate, Change, Halt, Ledger
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.session import Counts
 from seriatim.core.slice import Plan
+from seriatim.ports import Explain
 from seriatim.steps.task import Result, read_result
 
 
@@ -41,16 +43,28 @@ def found(plan: Plan, ledger: Ledger) -> Iterable[Change]:
         if finding is not None:
             change = replace(change, halt=halt_of(finding))
         if skipped := plan.skipped.get(partition):
-            certificate = Certificate(
-                partition=partition,
-                epoch=account.epoch,
-                start=skipped.start,
-                until=skipped.end,
-                counts=Counts(),
-                holes={"expired": len(skipped)},
-            )
-            change = replace(change, until=skipped.end, certificate=certificate)
+            certificate = hole_certificate(partition, account, skipped, {"expired": len(skipped)})
+            change = replace(change, until=skipped.end, certificate=certificate, marks=(mark(skipped, "expired"),))
         yield change
+
+
+def hole_certificate(partition: Partition, account: Account, whole: OffsetRange, holes: dict[str, int]) -> Certificate:
+    """The certificate of a range that is one hole."""
+    return Certificate(
+        partition=partition, epoch=account.epoch, start=whole.start, until=whole.end, counts=Counts(), holes=holes
+    )
+
+
+def nothing_came(partition: Partition, account: Account, whole: OffsetRange, explain: Explain, tier: Tier) -> Result:
+    """A planned range of which no message came at all is one hole: markers, say, or a loss."""
+    passage = Passage(partition, tier, whole.start)
+    passage.over(whole, explain(partition, whole))
+    return Result(
+        certificate=hole_certificate(partition, account, whole.until(passage.until), passage.counts),
+        halt=passage.halt,
+        findings=[passage.halt] if passage.halt else [],
+        marks=tuple(passage.marks),
+    )
 
 
 def change_of(partition: Partition, account: Account, result: Result, log_end: int) -> Change:
@@ -68,6 +82,7 @@ def change_of(partition: Partition, account: Account, result: Result, log_end: i
         records=result.records,
         kept=result.kept,
         halt=halt_of(result.halt) if result.halt else None,
+        marks=result.marks,
         log_end=log_end,
     )
 

@@ -9,7 +9,7 @@ One slice, step by step, and what a crash after each leaves:
 5. every planned range covered exactly; topics looked at again                 orphans
 6. write the manifest                                                          an orphan
 7. commit, compare-and-set                                                     the slice is done
-8. witness; orphans of this slice swept                                        they catch up next time
+8. witness; orphans swept; the tables gaps and quarantine                      they catch up next time
 
 Next room: steps/task.py is step 4; steps/commit.py is 6 to 8.
 """
@@ -22,21 +22,37 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim import __version__
+from seriatim.core.code import refuse_code
 from seriatim.core.crash import crash_point
 from seriatim.core.errors import BrokenPromiseError, ConfigError, FencedError, PlatformError, broken, ensure
 from seriatim.core.integrity import Finding
-from seriatim.core.ledger import Account, Certificate, Entry, Halt, Ledger, refuse_code
+from seriatim.core.ledger import Account, Entry, Halt, Ledger
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.session import Counts
 from seriatim.core.slice import Plan, Ranges, cut
 from seriatim.core.stream import Stream
-from seriatim.ports import Clock, Head, LedgerStore, Log, Reader, RecordStore, Source, SourceFailed, Task, Wish
-from seriatim.steps.changes import birth, by_partition, change_of, covers, found
+from seriatim.ports import (
+    Clock,
+    DerivedStore,
+    Explain,
+    Head,
+    LedgerStore,
+    Log,
+    Reader,
+    RecordStore,
+    Source,
+    SourceFailed,
+    StateStore,
+    Task,
+    Wish,
+)
+from seriatim.steps.changes import birth, by_partition, change_of, covers, found, nothing_came
 from seriatim.steps.commit import TRIES_MAX, commit, read_head, start
+from seriatim.steps.derive import keep_up
+from seriatim.steps.moved import moved
 from seriatim.steps.plan import discover
 from seriatim.steps.sweep import sweep_dead
-from seriatim.steps.task import Result, Work, hole_finding, stem_prefix
+from seriatim.steps.task import Result, Work, stem_prefix
 
 REFOLDS_MAX = 5
 SMALL_BYTES = 2048
@@ -49,8 +65,12 @@ class World(Struct, frozen=True, kw_only=True):
 
     log: Log
     reader: Reader
+    explain: Explain
     ledger: LedgerStore
     records: RecordStore
+    state: Callable[[], StateStore]
+    """Made anew for each look: it keeps files open."""
+    derived: DerivedStore
     clock: Clock
     task: Callable[[dict[Partition, Work]], Task]
     """A task for these works, to be run where the messages are."""
@@ -76,6 +96,8 @@ class Outcome(Struct, kw_only=True):
     gone: list[Partition] = field(default_factory=list)
     """Known partitions that Kafka no longer has, or that match no more."""
     peak_memory_bytes: int = 0
+    behind: str = ""
+    """Why the derived tables are behind the ledger, for a person; empty: they are not."""
 
 
 def _silent(_done: int, _total: int) -> None:
@@ -116,6 +138,7 @@ class Folding:
             plan = self._discover()
         if self.outcome.slices:
             sweep_dead(self.world.ledger, self.world.records, self.head)
+        self.outcome.behind = keep_up(self.world.ledger, self.world.derived, self.head.ledger)
         self.outcome.sequence = self.head.ledger.sequence
         self.outcome.gone = plan.gone
         self.outcome.matched = len(self.head.ledger.partitions) - len(plan.gone)
@@ -153,9 +176,9 @@ class Folding:
 
     def _look_again(self, failure: SourceFailed) -> Plan:
         """Reading broke. What discovery can confirm halts its partition; otherwise it is platform trouble."""
-        self.head = self._head()
+        before, self.head = self.head.ledger.partitions, self._head()
         plan = self._discover()
-        if plan.findings or plan.skipped:
+        if plan.findings or plan.skipped or self.head.ledger.partitions != before:
             return plan
         raise PlatformError(
             f"{self.stream.name}: reading from Kafka broke",
@@ -207,12 +230,13 @@ class Folding:
         return not self.begin_again
 
     def _fold_and_commit(self, ranges: Ranges, source: Source) -> None:
-        attempt = self.world.new_attempt()
+        attempt, began = self.world.new_attempt(), self.world.clock.now_seconds()
         results = self._fold(ranges, source, attempt)
         crash_point("slice-folded")
         entry, findings = self._entry(ranges, results, attempt)
         if entry.changes:
-            done = self._commit(entry, findings)
+            took = max(0.0, self.world.clock.now_seconds() - began)
+            done = self._commit(replace(entry, took_seconds=took), findings)
             self._sweep(done)
             self._count(done)
 
@@ -228,10 +252,17 @@ class Folding:
         results = by_partition(source.map(self.world.task(works), small=self._small(ranges)))
         for number in range(REFOLDS_MAX):
             again = {p: result.raised for p, result in results.items() if result.raised or result.lacks_headers}
+            homes = {} if again else moved(self.head.ledger, works, results, self.world.state())
+            again |= dict.fromkeys(homes, ())
             if not again:
                 return results
             redo = {
-                partition: replace(work, careful=(*work.careful, *again[partition]), attempt=f"{attempt}r{number}")
+                partition: replace(
+                    work,
+                    careful=(*work.careful, *again[partition]),
+                    moved=work.moved | homes.get(partition, {}),
+                    attempt=f"{attempt}r{number}",
+                )
                 for partition, work in works.items()
                 if partition in again
             }
@@ -260,6 +291,7 @@ class Folding:
             epoch=account.epoch,
             topic_id=account.topic_id,
             state=account.state,
+            time=account.time,
             attempt=attempt,
         )
 
@@ -275,26 +307,15 @@ class Folding:
             if seen is None or seen.topic_id != account.topic_id:
                 self.begin_again = True
                 continue
-            result = results.get(partition) or self._nothing_came(partition, whole, account)
+            result = results.get(partition) or nothing_came(
+                partition, account, whole, self.world.explain, self.stream.tier
+            )
             ensure(covers(result, whole), "a task accounts for its range", partition=str(partition))
             changes.append(change_of(partition, account, result, seen.log_end))
             findings += result.findings
             peak = max(peak, result.peak_memory_bytes)
             self.begin_again |= result.halt is not None
         return Entry(kind="slice", attempt=attempt, changes=tuple(changes), peak_memory_bytes=peak), findings
-
-    def _nothing_came(self, partition: Partition, whole: OffsetRange, account: Account) -> Result:
-        """A planned range of which no message came at all is one whole hole."""
-        finding = hole_finding(partition, whole, self.stream.tier)
-        certificate = Certificate(
-            partition=partition,
-            epoch=account.epoch,
-            start=whole.start,
-            until=whole.start if finding else whole.end,
-            counts=Counts(),
-            holes={} if finding else {"unexplained": len(whole)},
-        )
-        return Result(certificate=certificate, halt=finding, findings=[finding] if finding else [])
 
     def _commit(self, entry: Entry, findings: list[Finding]) -> Entry:
         """Steps 6 to 8. Findings count as told with the entry that carries them. Returns it as committed."""
@@ -335,7 +356,7 @@ class Folding:
         self.head = self._head()
         for partition, wanted in ranges.items():
             account = self._account(partition)
-            if account.halt is None and account.frontier < wanted.end:
+            if account.halt is None and not account.retired and account.frontier < wanted.end:
                 raise FencedError(
                     f"{self.stream.name}: another run moved the frontier while this one was folding",
                     found=f"{partition} is at offset {account.frontier}, {wanted.end - account.frontier} are left",
@@ -353,7 +374,8 @@ def _to_read(plan: Plan, until: Until | None, stream: str) -> Ranges:
         if partition in plan.waiting or any(f.place == str(partition) for f in plan.findings):
             continue
         if whole is None or end > whole.end:
-            known = "it is not known" if whole is None else f"its log ends at {whole.end}"
+            unread = "it is retired" if partition in plan.retired else "it is not known"
+            known = unread if whole is None else f"its log ends at {whole.end}"
             raise ConfigError(f"{stream}: cannot read {partition} up to {end}: {known}", next="check --until-offsets")
         if end > whole.start:
             ranges[partition] = whole.until(end)

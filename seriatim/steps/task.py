@@ -1,8 +1,8 @@
 """The task: one partition's range, folded where its messages are. Step 4 of a slice.
 
-Prove that no offset is missing, fold, write record, state and quarantine files under names that say
-partition, epoch, start and attempt, and return a small result. Nothing it writes counts until a commit
-names it. Expected trouble is returned as a value: a stack trace across processes helps nobody.
+Prove that no offset is missing without a reason, fold, write record, state and quarantine files under
+names that say partition, epoch, start and attempt, and return a small result. Nothing it writes counts until
+a commit names it. Expected trouble is returned as a value: a stack trace across processes helps nobody.
 
 Next room: steps/fold.py plans the works and commits the results.
 """
@@ -18,14 +18,16 @@ from msgspec import Struct, field
 
 from seriatim.core.crash import crash_point
 from seriatim.core.errors import BrokenPromiseError, IntegrityError, PlatformError, SeriatimError, ensure
-from seriatim.core.fold import Fold, OnPoison
-from seriatim.core.integrity import Finding, Tier, action
+from seriatim.core.fold import NO_LIMITS, Fold, Limits
+from seriatim.core.holes import Passage
+from seriatim.core.integrity import Finding, Mark, Tier
+from seriatim.core.judge import OnPoison
 from seriatim.core.ledger import Certificate, File
 from seriatim.core.machine import Runner
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.state import merge_count
-from seriatim.ports import Digests, RecordStore, StateStore, UnfitRecords
+from seriatim.ports import Digests, Explain, RecordStore, StateStore, UnfitRecords
 
 
 class Work(Struct, frozen=True, kw_only=True):
@@ -40,6 +42,10 @@ class Work(Struct, frozen=True, kw_only=True):
     attempt: str
     careful: tuple[str, ...] = ()
     """Sessions in which the machine raised in an earlier try."""
+    moved: dict[str, str] = field(default_factory=dict)
+    """Sessions that live in another partition of the topic, and where."""
+    time: int = -1
+    """The partition's message time so far."""
 
 
 class Result(Struct, kw_only=True):
@@ -53,12 +59,15 @@ class Result(Struct, kw_only=True):
     findings: list[Finding] = field(default_factory=list)
     lacks_headers: bool = False
     """Messages were set aside, and their headers had not been asked for: fold again with them."""
+    strangers: dict[str, int] = field(default_factory=dict)
+    """Sessions that came without a snapshot and are not known here, and their first offset."""
+    marks: tuple[Mark, ...] = ()
     raised: tuple[str, ...] = ()
     """Sessions that may be half changed: nothing of this result counts, fold again with care."""
     peak_memory_bytes: int = 0
     partition: Partition | None = None
     failure: tuple[str, str, str] | None = None
-    """Error kind, message and detail, when the task could not be done."""
+    """Error kind, message and detail (platform: what to do next), when the task could not be done."""
 
 
 class Kit(Struct, frozen=True, kw_only=True):
@@ -67,9 +76,11 @@ class Kit(Struct, frozen=True, kw_only=True):
     runner: Runner
     tier: Tier
     on_poison: OnPoison
+    limits: Limits = NO_LIMITS
     session_field: bool
     records: RecordStore
     state: StateStore
+    explain: Explain
     digests: Callable[[], Digests]
     peak_memory_bytes: Callable[[], int]
 
@@ -83,6 +94,8 @@ def run_task(work: Work, stretches: Iterable[Stretch], kit: Kit) -> bytes:
     """Fold one partition's range; failures come back as values."""
     try:
         result = FoldTask(work, kit).fold(stretches)
+    except PlatformError as error:
+        result = Result(failure=("PlatformError", error.message, error.next))
     except SeriatimError as error:
         result = Result(failure=(type(error).__name__, error.message, error.render()))
     except (OSError, MemoryError) as error:
@@ -103,24 +116,9 @@ def read_result(content: bytes) -> Result:
     if kind == "IntegrityError":
         raise IntegrityError(message, detail=detail)
     if kind == "PlatformError":
-        raise PlatformError(message, next="look at the disk, memory and network of the workers, then run again")
+        advice = "look at the disk, memory and network of the workers, then run again"
+        raise PlatformError(message, next=detail or advice)
     raise BrokenPromiseError(message, detail=detail, next="report this as a bug, with the lines above")
-
-
-def hole_finding(partition: Partition, hole: OffsetRange, tier: Tier) -> Finding | None:
-    """Missing offsets as a finding that halts; None where the tier only counts them."""
-    if action("gap", tier) != "halt":
-        return None
-    many = "message" if len(hole) == 1 else "messages"
-    return Finding(
-        finding="gap",
-        topic=partition.topic,
-        partition=partition.number,
-        offset=hole.start,
-        expected=f"offset {hole.start}",
-        found=f"offset {hole.end}",
-        cause=f"unexplained: {len(hole)} {many} {hole} missing",
-    )
 
 
 class FoldTask:
@@ -130,7 +128,6 @@ class FoldTask:
         self.work, self.kit = work, kit
         self.stem = f"{stem_prefix(work.epoch, work.start)}{work.attempt}"
         self.expected = work.start
-        self.holes = 0
         self.lacks_headers = False
         self.halt: Finding | None = None
         self.first_timestamp: int | None = None
@@ -144,7 +141,11 @@ class FoldTask:
             lambda names: kit.state.load(work.state, names),
             session_field=kit.session_field,
             careful=work.careful,
+            moved=work.moved,
+            limits=kit.limits,
+            time=work.time,
         )
+        self.passage = Passage(work.partition, kit.tier, work.start, marks=self.core.tally.marks)
         self.writer = kit.records.records(work.partition, work.topic_id, self.stem)
         self.kept = kit.records.kept(work.partition, work.topic_id, self.stem)
 
@@ -163,16 +164,14 @@ class FoldTask:
         return self._result()
 
     def _joins(self, start: int) -> bool:
-        """Whether the next message may be folded: nothing missing before it, or only counted."""
+        """Whether the next message may be folded: nothing is missing before it, or what is may be passed over."""
         ensure(start >= self.expected, "offsets come in order", partition=str(self.work.partition), offset=start)
         if start == self.expected:
             return True
         hole = OffsetRange(self.expected, start)
-        self.halt = hole_finding(self.work.partition, hole, self.kit.tier)
-        if self.halt is None:
-            self.holes += len(hole)
-            self.expected = start
-        return self.halt is None
+        passed = self.passage.over(hole, self.kit.explain(self.work.partition, hole))
+        self.expected, self.halt = self.passage.until, self.passage.halt
+        return passed
 
     def _stretch(self, stretch: Stretch) -> None:
         folded = self.core.stretch(stretch)
@@ -204,7 +203,7 @@ class FoldTask:
         crash_point("record-file-written")
         state = self._saved(touched)
         crash_point("state-file-written")
-        findings = self.core.findings
+        findings = self.core.tally.findings
         if self.halt and self.halt is not self.core.halt:
             findings = [*findings, self.halt]
         return Result(
@@ -214,6 +213,8 @@ class FoldTask:
             state=state,
             halt=self.halt,
             findings=findings,
+            strangers=self.core.strangers,
+            marks=tuple(self.core.tally.marks),
             peak_memory_bytes=self.kit.peak_memory_bytes(),
         )
 
@@ -232,11 +233,12 @@ class FoldTask:
             start=self.work.start,
             until=self.expected,
             counts=self.core.counts,
-            holes={"unexplained": self.holes} if self.holes else {},
+            holes=self.passage.counts,
             digests=self.digests.finish(),
             first_timestamp=self.first_timestamp,
             last_timestamp=self.last_timestamp,
             sessions=sessions,
+            time=self.core.expiry.time if self.core.expiry else -1,
         )
 
 

@@ -17,7 +17,7 @@ from seriatim.adapters.state import ROWS_PER_GROUP, ParquetState
 from seriatim.core.errors import BrokenPromiseError, IntegrityError
 from seriatim.core.ledger import File
 from seriatim.core.offsets import Partition
-from seriatim.core.session import Session
+from seriatim.core.session import Session, Waiting
 
 P = Partition("in-a", 0)
 Store = MemoryFiles | ParquetState
@@ -44,7 +44,13 @@ FULL = session(
     b"\x00\xff",
     sequence=7,
     anchor=2,
-    buffer=b"waiting",
+    fingerprint=b"12345678",
+    missing=[(3, 5), (8, 9)],
+    waiting=[Waiting(12, 40, 1_700_000_000_000, b"k", b"{}", snapshot=False)],
+    damaged=31,
+    since_snapshot=7,
+    snapshot_timestamp=1_700_000_000_000,
+    reach_ms=60_000,
     first_offset=1,
     last_offset=9,
     snapshot_offset=4,

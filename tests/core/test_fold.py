@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from seriatim.core.fold import Fold, OnPoison
+from seriatim.core.fold import Fold
+from seriatim.core.judge import OnPoison
 from seriatim.core.integrity import Tier
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import Partition
@@ -51,7 +52,7 @@ class Folder:
         for name, session in fold.touched().items():
             self.saved[name] = replace(session, state=None, awake=False, touched=False)
         self._count(fold.counts)
-        self.findings += fold.findings
+        self.findings += fold.tally.findings
 
     def _load(self, names: list[str]) -> dict[str, Session]:
         return {name: replace(self.saved[name]) for name in names if name in self.saved}

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from seriatim.core.errors import ConfigError
-from seriatim.core.fold import Fold, OnPoison
+from seriatim.core.fold import Fold
+from seriatim.core.judge import OnPoison
 from seriatim.core.integrity import FINDINGS_TOLD_MAX
 from seriatim.core.message import Stretch
 from seriatim.testing import CRASH, Folded, fold_table
@@ -124,7 +125,7 @@ def test_without_a_tier_sequence_and_contradictions_are_counted() -> None:
     ]
     folder = Folder(machine(sequence="seq", lenient=True), "none")
     folder.slice([told(kind, "s", "a", seq, seq, ["a"]) for seq, kind in numbers])
-    assert folder.totals.findings == {"sequence gap": 1, "repeat": 2, "disorder": 1, "precondition": 1}
+    assert folder.totals.findings == {"sequence gap": 1, "repeat": 1, "disorder": 2, "precondition": 1}
     assert not (folder.findings)
     assert not (folder.kept)
     assert [record[4] for record in folder.records] == [

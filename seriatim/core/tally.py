@@ -1,0 +1,74 @@
+"""The tally: what one partition's walk met, as findings to be told, counts, and marks for the gaps table.
+
+Next room: fold.py writes it; ledger.py keeps it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from msgspec.structs import replace
+
+from seriatim.core.integrity import FINDINGS_TOLD_MAX, Finding, Mark
+from seriatim.core.offsets import Partition
+from seriatim.core.session import Counts, Session
+
+
+class Tally:
+    """Findings, counts and marks of one partition in one slice."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.findings: list[Finding] = []
+        self.marks: list[Mark] = []
+        self.counts = Counts()
+        self._by_kind: Counter[str] = Counter()
+        self._by_level: Counter[str] = Counter()
+
+    def finding(self, kind: str, session: str | None, offset: int, expected: str = "", found: str = "") -> Finding:
+        """A finding at this partition."""
+        topic, number = self.partition.topic, self.partition.number
+        return Finding(
+            finding=kind,
+            topic=topic,
+            partition=number,
+            offset=offset,
+            session=session,
+            expected=expected,
+            found=found,
+        )
+
+    def tell(self, finding: Finding, *, always: bool = False) -> None:
+        """Keep a finding to be told; beyond a bound it is only counted."""
+        self._by_kind[finding.finding] += 1
+        self._by_level[finding.level] += 1
+        if always or self._by_level[finding.level] <= FINDINGS_TOLD_MAX:
+            self.findings.append(finding)
+
+    def warn(self, finding: Finding, cause: str) -> None:
+        """Tell what a person should know and need not act on at once."""
+        self.tell(replace(finding, level="warning", cause=cause))
+
+    def count(self, kind: str, number: int = 1) -> None:
+        """What the tier only counts."""
+        self._by_kind[kind] += number
+
+    def damage(self, session: Session, name: str, kind: str, offset: int, cause: str, *, aside: bool = False) -> None:
+        """From this offset on the session's output is not to be trusted."""
+        if aside or session.damaged < 0:
+            mark = Mark(finding=kind, offset=offset, session=name, cause=cause, quarantined=aside)
+            self.marks.append(mark)
+        if session.damaged < 0:
+            session.damaged = offset
+
+    def heal(self, session: Session, name: str, offset: int, how: str) -> None:
+        """From this offset on it is right again."""
+        if session.damaged >= 0:
+            self.marks.append(Mark(finding="", offset=offset, session=name, closed=how))
+            session.damaged = -1
+
+    def settle(self, contradictions: int) -> None:
+        """The counts as of now."""
+        self.counts.findings = dict(self._by_kind)
+        if contradictions:
+            self.counts.findings["precondition"] = contradictions
