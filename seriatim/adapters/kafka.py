@@ -1,26 +1,40 @@
-"""Kafka as discovery sees it: topics by whole-name regex, their ids, where each log starts and ends.
+"""Kafka as discovery sees it: topics by whole-name regex, their ids, log start and log end, how long they keep.
 
 Next room: spark.py reads the messages.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
+from seriatim.client import for_python
 from seriatim.core.errors import PlatformError
 from seriatim.core.offsets import Partition
+from seriatim.core.retention import Retained, Rules
 from seriatim.core.slice import Bounds
 
 T = TypeVar("T")
 GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 MOVING = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 """A partition just made, or just given to another broker: it answers in a moment."""
+FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+NOTHING_THERE = (*GONE, KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+"""No message at an offset: the log ends there, or has just lost it."""
 OWN_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 """Kafka's own: a stream never means these."""
 
@@ -33,6 +47,7 @@ class KafkaLog:
     ) -> None:
         self.servers = client["bootstrap.servers"]
         self.timeout_seconds = timeout_seconds
+        self._client = dict(client)
         self._admin = AdminClient({**client, "log_level": 0, "logger": _QUIET})
         committed = isolation == "read_committed"
         self._isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
@@ -51,6 +66,105 @@ class KafkaLog:
     def offsets_for_time(self, partitions: list[Partition], timestamp: int) -> dict[Partition, int]:
         """The first offset at or after a time (milliseconds since 1970); -1 where there is none."""
         return self._offsets(dict.fromkeys(partitions, ""), OffsetSpec.for_timestamp(timestamp))
+
+    def retained(
+        self, bounds: Mapping[Partition, Bounds], frontiers: Mapping[Partition, int]
+    ) -> dict[Partition, Retained]:
+        """What Kafka holds of partitions with these bounds, seen from these frontiers, and for how long."""
+        rules = self._rules({partition.topic for partition in bounds})
+        there = {partition: seen for partition, seen in bounds.items() if partition.topic in rules}
+        oldest = self._timestamps(there, OffsetSpec.for_timestamp(0))
+        newest = self._timestamps(there, OffsetSpec.max_timestamp())
+        inside = {p: frontiers[p] for p, seen in there.items() if seen.log_start < frontiers[p] < seen.log_end}
+        waiting = {p: oldest[p] for p, seen in there.items() if p in oldest and frontiers[p] <= seen.log_start}
+        waiting |= self._timestamps_at(inside)
+        sizes = self._sizes([partition for partition in there if rules[partition.topic].by_bytes])
+        return {
+            p: Retained(
+                rules=rules[p.topic],
+                frontier=frontiers[p],
+                log_start=seen.log_start,
+                log_end=seen.log_end,
+                oldest_ms=oldest.get(p),
+                frontier_ms=waiting.get(p),
+                newest_ms=newest.get(p),
+                bytes=sizes.get(p),
+            )
+            for p, seen in there.items()
+        }
+
+    def _rules(self, topics: Iterable[str]) -> dict[str, Rules]:
+        """Topics' retention settings, broker defaults included. Topics that vanished are left out."""
+        asked = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in sorted(topics)]
+        if not asked:
+            return {}
+        answers = self._asked(lambda: self._admin.describe_configs(asked, request_timeout=self.timeout_seconds))
+        found: dict[str, Rules] = {}
+        for resource, answer in answers.items():
+            if _is_error(answer, FORBIDDEN):
+                found[resource.name] = Rules(known=False)
+            elif (entries := self._unless_gone(answer)) is not None:
+                found[resource.name] = Rules(
+                    retention_ms=int(entries["retention.ms"].value),
+                    retention_bytes=int(entries["retention.bytes"].value),
+                    deletes="delete" in entries["cleanup.policy"].value,
+                )
+        return found
+
+    def _timestamps(self, partitions: Iterable[Partition], which: OffsetSpec) -> dict[Partition, int]:
+        """The timestamps of the messages that a question finds; partitions without one are left out."""
+        answers = {p: self._unless_gone(a) for p, a in self._ask_offsets(partitions, which).items()}
+        return {p: answer.timestamp for p, answer in answers.items() if answer is not None and answer.timestamp >= 0}
+
+    def _timestamps_at(self, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
+        """The timestamp of the first message at or after each offset, by reading it."""
+        if not offsets:
+            return {}
+        consumer = Consumer({**self._client, **ONE_MESSAGE, "logger": _QUIET})
+        found: dict[Partition, int] = {}
+        until = time.monotonic() + self.timeout_seconds
+        try:
+            consumer.assign([TopicPartition(p.topic, p.number, offset) for p, offset in offsets.items()])
+            while missing := [place for place in offsets if place not in found]:
+                message = self._asked(lambda: consumer.poll(0.5))
+                if message is not None and message.topic() is not None:
+                    place = Partition(message.topic(), message.partition())
+                    found.setdefault(place, self._timestamp_of(message))
+                    consumer.incremental_unassign([TopicPartition(place.topic, place.number)])
+                elif time.monotonic() > until:
+                    raise self._silent(missing[0])
+        finally:
+            consumer.close()
+        return {place: timestamp for place, timestamp in found.items() if timestamp >= 0}
+
+    def _timestamp_of(self, message: Message) -> int:
+        """A message's timestamp; -1 if it has none, or none is there."""
+        error = message.error()
+        if error is None:
+            return int(message.timestamp()[1])
+        if error.code() in NOTHING_THERE:
+            return -1
+        raise self._unreachable(KafkaException(error))
+
+    def _sizes(self, partitions: list[Partition]) -> dict[Partition, int]:
+        """The size of each partition's log. Empty where the broker will not tell: what was folded serves then."""
+        if not partitions:
+            return {}
+        from kafka.admin import KafkaAdminClient
+        from kafka.errors import KafkaError as PythonKafkaError
+
+        logging.getLogger("kafka").setLevel(logging.CRITICAL)  # what matters comes back as an error
+        topics = {
+            partition.topic: [p.number for p in partitions if p.topic == partition.topic] for partition in partitions
+        }
+        try:
+            admin = KafkaAdminClient(**for_python(self._client), bootstrap_timeout_ms=self.timeout_seconds * 1000)
+            try:
+                return _largest(admin.describe_log_dirs(topics))
+            finally:
+                admin.close()
+        except PythonKafkaError:
+            return {}
 
     def _partitions(self, pattern: str) -> dict[Partition, str]:
         """Matching partitions and their topics' ids."""
@@ -105,6 +219,12 @@ class KafkaLog:
                 return None
             raise self._unreachable(error) from None
 
+    def _silent(self, partition: Partition) -> PlatformError:
+        return PlatformError(
+            f"Kafka at {self.servers} gave no message of {partition} within {self.timeout_seconds:g} s",
+            next="check the broker and the right to read the topic, then look again",
+        )
+
     def _unreachable(self, error: KafkaException) -> PlatformError:
         return PlatformError(
             f"Kafka at {self.servers} does not answer: {error.args[0].str()}",
@@ -114,8 +234,23 @@ class KafkaLog:
 
 
 def _is_moving(answer: Any) -> bool:
+    return _is_error(answer, MOVING)
+
+
+def _is_error(answer: Any, codes: tuple[int, ...]) -> bool:
     error = answer.exception()
-    return isinstance(error, KafkaException) and error.args[0].code() in MOVING
+    return isinstance(error, KafkaException) and error.args[0].code() in codes
+
+
+def _largest(answers: Iterable[Mapping[str, Any]]) -> dict[Partition, int]:
+    """Of each partition's replicas the largest: those that are behind, or move to another disk, are smaller."""
+    found: dict[Partition, int] = {}
+    topics = (topic for answer in answers for folder in answer["log_dirs"] for topic in folder["topics"])
+    for topic in topics:
+        for replica in topic["partitions"]:
+            place = Partition(topic["name"], replica["partition_index"])
+            found[place] = max(found.get(place, 0), replica["partition_size"])
+    return found
 
 
 class _Quiet:
@@ -126,3 +261,13 @@ class _Quiet:
 
 
 _QUIET = _Quiet()
+ONE_MESSAGE = {
+    "group.id": "seriatim-clock",  # the library wants a name; no group is joined, nothing is committed
+    "enable.auto.commit": "false",
+    "enable.partition.eof": "true",
+    "auto.offset.reset": "error",
+    "fetch.message.max.bytes": "65536",
+    "queued.min.messages": "1",
+    "log_level": "0",
+}
+"""Settings of a client that wants one message of each partition and no more."""

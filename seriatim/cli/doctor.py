@@ -5,6 +5,8 @@ Next room: seriatim/embedded/checkup.py looks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -12,8 +14,10 @@ import typer
 
 from seriatim import config
 from seriatim.cli import app
+from seriatim.core.errors import SeriatimError
 
 if TYPE_CHECKING:
+    from seriatim.config import Settings
     from seriatim.embedded.checkup import Check
 
 NAME_WIDTH = 14
@@ -25,19 +29,42 @@ def doctor(
 ) -> None:
     """Check everything that Seriatim needs, and say how to fix what is missing.
 
-    ✓ is good, ✗ is required and missing, – is optional and not set up. Exit 0 only if nothing required
-    is missing, else 2.
+    ✓ is good, ✗ is required and missing, – is optional and not set up, or could be better. Exit 0 only if
+    nothing required is missing, else 2.
 
     Example: seriatim doctor
     """
     from seriatim.embedded import checkup
 
-    missing = False
-    for check in checkup.checks(config.load()):
+    missing, settings = False, config.load()
+    for check in chain(checkup.checks(settings), retention(settings)):
         typer.echo(msgspec.json.encode(check) if json else _line(check))
         missing = missing or (check.required and not check.good)
     if missing:
         raise typer.Exit(2)
+
+
+def retention(settings: Settings) -> Iterator[Check]:
+    """Whether every stream's topics keep messages for long enough. A line for each that does not."""
+    from seriatim import streams, wiring
+    from seriatim.core.ledger import Ledger
+    from seriatim.embedded.checkup import Check
+    from seriatim.steps.plan import short_retention
+
+    warned, looked = False, 0
+    for name in streams.names(settings.streams):
+        try:
+            file = streams.load(name, settings.streams)
+            found = short_retention(file.stream, wiring.log(file, settings), Ledger(stream=name))
+        except SeriatimError as error:
+            yield Check("retention", False, False, f"{name}: not looked at: {error.message}", error.next)
+            return  # whatever it is, the next stream would wait for it as long
+        looked += 1
+        for topic in found:
+            warned = True
+            yield Check("retention", False, False, f"{name}: {topic.text}", topic.next)
+    if looked and not warned:
+        yield Check("retention", True, True, "72 h or more in every topic")
 
 
 def _line(check: Check) -> str:

@@ -15,7 +15,10 @@ from seriatim.cli import app
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError
 
-PARTITION_COLUMNS = ["topic", "partition", "frontier", "log_end", "lag", "headless", "topic_state", "waits"]
+PARTITION_COLUMNS = [
+    *("topic", "partition", "frontier", "log_end", "lag", "time_left", "catches_up"),
+    *("headless", "topic_state", "waits"),
+]
 
 
 @app.command()
@@ -25,11 +28,12 @@ def status(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show partitions, frontier, lag, what waits and who is in quarantine.
+    """Show partitions, frontier, lag, time left, what waits and who is in quarantine.
 
     Example: seriatim status demo --json
     """
     from seriatim import streams, wiring
+    from seriatim.adapters.clock import WallClock
     from seriatim.steps.status import status as gather
 
     settings = config.load()
@@ -38,7 +42,8 @@ def status(
         raise ConfigError(f"there are no stream files in {settings.streams}", next="make one, or set SERIATIM_STREAMS")
     for name in names:
         file = streams.load(name, settings.streams)
-        found = gather(file.stream, wiring.log(file, settings), wiring.ledger(file), wiring.state(file))
+        now = WallClock().now_seconds()
+        found = gather(file.stream, wiring.log(file, settings), wiring.ledger(file), wiring.state(file), now)
         _print(found) if json else _show_status(found)
 
 
@@ -100,11 +105,22 @@ def _show_status(found: dict[str, Any]) -> None:
     from seriatim.cli import show
 
     typer.secho(f"{found['stream']}: {found['verdict']}, tier {found['tier']}, entry {found['sequence']}", bold=True)
-    rows = [{**part, "waits": _waits(part)} for part in found["partitions"]]
+    rows = [{**part, "waits": _waits(part), **_time_left(part)} for part in found["partitions"]]
     show.table(PARTITION_COLUMNS, rows)
     if found["quarantined"]:
         typer.echo("In quarantine until their next snapshot:")
         show.table(["session", "topic", "partition", "offset", "finding"], found["quarantined"])
+
+
+def _time_left(part: dict[str, Any]) -> dict[str, str]:
+    """Hours and minutes until Kafka drops what waits; nothing where nothing waits, or nothing is dropped."""
+    from seriatim.core.retention import duration
+
+    seconds, known = part["time_left_seconds"], {True: "yes", False: "no", None: ""}
+    return {
+        "time_left": "" if seconds is None else duration(seconds),
+        "catches_up": known[part["catches_up"]] if part["lag"] else "",
+    }
 
 
 def _waits(part: dict[str, Any]) -> str:

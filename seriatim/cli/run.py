@@ -11,10 +11,11 @@ import typer
 
 from seriatim import config
 from seriatim.cli import Options, app, say
-from seriatim.core.errors import ConfigError
+from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.core.offsets import Partition
 
 if TYPE_CHECKING:
+    from seriatim.core.integrity import Finding
     from seriatim.steps.fold import Folding
 
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="A name in streams/, or a path to a TOML file.")]
@@ -72,10 +73,24 @@ def run(
         finally:
             progress.close()
             spark.stop()
+    outcome.findings = under_clock(folding)
     try:
         show.outcome(file.stream.name, outcome, json=json)
     finally:
         mark_told(world.ledger, outcome.sequence)
+
+
+def under_clock(folding: Folding) -> list[Finding]:
+    """A run's findings with the time left to act, and warnings where it runs out."""
+    from seriatim.steps.retention import clocks, timed, warnings
+
+    stream, world, ledger = folding.stream, folding.world, folding.head.ledger
+    try:
+        clocked = clocks(ledger, world.log, world.log.bounds(stream.topics), world.clock.now_seconds())
+    except PlatformError as trouble:  # the run is done and committed: that Kafka is silent now does not undo it
+        say(f"{stream.name}: time left is not known: {trouble.message}")
+        return folding.outcome.findings
+    return [*timed(folding.outcome.findings, clocked), *warnings(stream, ledger, clocked)]
 
 
 def tell(folding: Folding) -> None:
@@ -91,17 +106,21 @@ def tell(folding: Folding) -> None:
 def plan(stream: StreamName, json: Json = False) -> None:
     """Show what the next run would do: ranges per partition, new topics, what waits. Commits nothing.
 
+    Warns of topics that keep messages for less than 72 hours.
+
     Example: seriatim plan demo
     """
     from seriatim import streams, wiring
     from seriatim.cli import show
     from seriatim.steps.plan import plan as make
+    from seriatim.steps.plan import short_retention
 
     settings = config.load()
     file = streams.load(stream, settings.streams)
-    ledger, made = make(file.stream, wiring.log(file, settings), wiring.ledger(file))
+    log = wiring.log(file, settings)
+    ledger, made = make(file.stream, log, wiring.ledger(file))
     wiring.refuse_code(file, ledger)
-    show.plan(file.stream, ledger, made, json=json)
+    show.plan(file.stream, ledger, made, short_retention(file.stream, log, ledger), json=json)
 
 
 def _until(text: str) -> dict[Partition, int]:

@@ -14,6 +14,7 @@ from seriatim.core.slice import plan as compare
 from seriatim.core.stream import Stream
 from seriatim.ports import LedgerStore, Log
 from seriatim.steps.commit import read_head
+from seriatim.steps.retention import Short, clocks, short
 
 
 def plan(stream: Stream, log: Log, store: LedgerStore) -> tuple[Ledger, Plan]:
@@ -21,6 +22,11 @@ def plan(stream: Stream, log: Log, store: LedgerStore) -> tuple[Ledger, Plan]:
     head = read_head(store, stream.name)
     ledger = head.ledger if head else Ledger(stream=stream.name)
     return ledger, discover(stream, log, ledger)
+
+
+def short_retention(stream: Stream, log: Log, ledger: Ledger) -> list[Short]:
+    """Topics that keep messages for less than 72 hours. The hour of the day does not matter for it."""
+    return short(clocks(ledger, log, log.bounds(stream.topics), now_seconds=0.0))
 
 
 def discover(stream: Stream, log: Log, ledger: Ledger) -> Plan:

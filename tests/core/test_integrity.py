@@ -62,7 +62,7 @@ def test_scripts_get_every_field() -> None:
     told = Finding(finding="gap", topic="a", partition=0, offset=0, expected="offset 0").told("orders")
     assert list(told) == [
         *("finding", "level", "stream", "topic", "partition", "offset", "session"),
-        *("expected", "found", "cause", "next"),
+        *("expected", "found", "cause", "time_left_seconds", "next"),
     ]
     assert (told["offset"], told["partition"], told["session"], told["found"]) == (0, 0, None, None)
 

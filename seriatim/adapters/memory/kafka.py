@@ -18,6 +18,7 @@ from seriatim.core.errors import PlatformError, ensure
 from seriatim.core.holes import Batch, LogView, Piece, explain
 from seriatim.core.message import Header, Stretch
 from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.retention import Retained, Rules
 from seriatim.core.slice import Bounds, Ranges, cut
 from seriatim.ports import NO_WISH, OnSlice, SourceFailed, Task, Wish
 
@@ -45,6 +46,8 @@ class MemoryTopic(Struct):
     """Per partition, from offset 0 on, also those that are gone."""
     log_starts: list[int]
     compacted: bool = False
+    rules: Rules = Rules()
+    """How long it keeps; `expire` does it."""
 
 
 class MemoryKafka:
@@ -54,11 +57,13 @@ class MemoryKafka:
         self.topics: dict[str, MemoryTopic] = {}
         self._ids = 0
 
-    def create(self, topic: str, partitions: int = 1, *, compacted: bool = False) -> str:
+    def create(
+        self, topic: str, partitions: int = 1, rules: Rules | None = None, *, compacted: bool = False
+    ) -> str:
         """Make a topic, under an id nobody had before."""
         ensure(topic not in self.topics, "the topic is there already", topic=topic)
         self._ids += 1
-        self.topics[topic] = MemoryTopic(f"id-{self._ids}", [], [], compacted)
+        self.topics[topic] = MemoryTopic(f"id-{self._ids}", [], [], compacted, rules or Rules())
         self.add_partitions(topic, partitions)
         return self.topics[topic].id
 
@@ -114,6 +119,19 @@ class MemoryKafka:
         ensure(before <= len(made.messages[partition.number]), "beyond the log end", before=before)
         made.log_starts[partition.number] = max(made.log_starts[partition.number], before)
 
+    def expire(self, now_seconds: float, segment_messages: int = 1) -> None:
+        """Do what Kafka's retention does: drop the oldest segments that are too old, or too much."""
+        for name, topic in self.topics.items():
+            for number, log in enumerate(topic.messages):
+                place, rules = Partition(name, number), topic.rules
+                while segment := log[topic.log_starts[number] :][:segment_messages]:
+                    size, kept = _bytes(log[topic.log_starts[number] :]), _bytes(segment)
+                    old = now_seconds * 1000 - max(message.timestamp for message in segment) > rules.retention_ms
+                    much = size - kept >= rules.retention_bytes
+                    if not (rules.by_time and old) and not (rules.by_bytes and much):
+                        break
+                    self.delete_records(place, topic.log_starts[number] + len(segment))
+
     def truncate(self, partition: Partition, end: int) -> None:
         """Lose the end of a log, as an unclean election does."""
         made = self.topics[partition.topic]
@@ -128,6 +146,31 @@ class MemoryKafka:
             if re.fullmatch(pattern, name)
             for number, log in enumerate(topic.messages)
         }
+
+    def retained(
+        self, bounds: Mapping[Partition, Bounds], frontiers: Mapping[Partition, int]
+    ) -> dict[Partition, Retained]:
+        """What the topics hold, seen from these frontiers, and for how long."""
+        return {
+            partition: self._retained(partition, seen, frontiers[partition])
+            for partition, seen in bounds.items()
+            if partition.topic in self.topics
+        }
+
+    def _retained(self, partition: Partition, seen: Bounds, frontier: int) -> Retained:
+        topic = self.topics[partition.topic]
+        log = topic.messages[partition.number]
+        held, waiting = log[seen.log_start : seen.log_end], log[max(frontier, seen.log_start) : seen.log_end]
+        return Retained(
+            rules=topic.rules,
+            frontier=frontier,
+            log_start=seen.log_start,
+            log_end=seen.log_end,
+            oldest_ms=held[0].timestamp if held else None,
+            frontier_ms=waiting[0].timestamp if waiting else None,
+            newest_ms=max((message.timestamp for message in held), default=None),
+            bytes=_bytes(held) if topic.rules.by_bytes else None,
+        )
 
     def read(self, partition: Partition, whole: OffsetRange) -> list[MemoryMessage]:
         """The messages of a range; a range that is no longer all there cannot be read."""
@@ -159,6 +202,10 @@ class MemoryBatches:
         ]
         view = LogView(hole.start, hole.end, log_start, len(log), topic.compacted, tuple(there))
         return explain(hole, view, self.isolation)
+
+
+def _bytes(messages: Iterable[MemoryMessage]) -> int:
+    return sum(len(message.key or b"") + len(message.value or b"") for message in messages)
 
 
 def one_stretch(_: int) -> list[int]:

@@ -1,0 +1,117 @@
+"""`seriatim watch`: look at streams again and again, and say what needs a person.
+
+Next room: steps/watch.py looks.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from seriatim import config
+from seriatim.cli import Options, app
+from seriatim.cli.run import Json
+from seriatim.core.errors import ConfigError, IntegrityError, SeriatimError
+from seriatim.core.retention import duration
+
+if TYPE_CHECKING:
+    from seriatim.config import Settings
+    from seriatim.steps.watch import Look
+
+INTERRUPTED = 130
+
+
+@app.command()
+def watch(
+    stream: Annotated[
+        str | None, typer.Argument(metavar="[STREAM]", help="A name in streams/, or a path. Default: all.")
+    ] = None,
+    every: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Between two looks.")] = 60.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and exit: for cron.")] = False,
+    json: Json = False,
+) -> None:
+    """Say lag, time left, and what needs a person: halts, quarantine, runs that do not come, data about to expire.
+
+    Looks until Ctrl-C; a stream that cannot be looked at is said and looked at again. With --once the exit code
+    says it: 0 all is well, 3 something needs a person, 2 and 4 a stream could not be looked at.
+
+    Example: seriatim watch --once --json
+    """
+    settings = config.load()
+    if once:
+        if code := _round(stream, settings, json=json):
+            raise typer.Exit(code)
+        return
+    try:
+        while True:
+            _round(stream, settings, json=json)
+            time.sleep(every)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _round(stream: str | None, settings: Settings, *, json: bool) -> int:
+    """Look at every stream; the exit code that says how they are."""
+    from seriatim import streams
+
+    names = [stream] if stream else streams.names(settings.streams)
+    if not names:
+        raise ConfigError(f"there are no stream files in {settings.streams}", next="make one, or set SERIATIM_STREAMS")
+    codes = []
+    for name in names:
+        try:
+            seen = _look(name, settings)
+        except SeriatimError as error:
+            if Options.debug:
+                raise
+            _say_trouble(name, error, json=json)
+            codes.append(error.exit_code)
+        else:
+            _print(msgspec.to_builtins(seen)) if json else _say(seen)
+            codes.append(IntegrityError.exit_code if seen.concerns else 0)
+    return IntegrityError.exit_code if IntegrityError.exit_code in codes else max(codes)
+
+
+def _look(name: str, settings: Settings) -> Look:
+    from seriatim import streams, wiring
+    from seriatim.adapters.clock import WallClock
+    from seriatim.steps.watch import look
+
+    file = streams.load(name, settings.streams)
+    return look(file.stream, wiring.log(file, settings), wiring.ledger(file), wiring.state(file), WallClock())
+
+
+def _say(seen: Look) -> None:
+    """A line for the stream, and two for each thing that needs a person. Colours only on a terminal."""
+    left = "no message is in danger"
+    if seen.time_left_seconds is not None:
+        left = f"time left {duration(seen.time_left_seconds)} ({seen.nearest})"
+        left += {True: ", catches up", False: ", would not catch up", None: ""}[seen.catches_up]
+    facts = f"{seen.verdict} · {seen.partitions} partitions · lag {seen.lag} · {left}"
+    line = f"{_when(seen.at_seconds)} {seen.stream}: {facts}"
+    typer.secho(line, fg=typer.colors.GREEN if not seen.concerns else typer.colors.YELLOW)
+    for concern in seen.concerns:
+        place = f" {concern.place}" if concern.place else ""
+        typer.secho(f"  {concern.concern}{place}: {concern.text}", fg=typer.colors.RED)
+        for line in concern.next.splitlines():
+            typer.echo(f"    → {line}")
+
+
+def _say_trouble(name: str, error: SeriatimError, *, json: bool) -> None:
+    if json:
+        _print({"stream": name, "error": type(error).__name__, "message": error.message, "next": error.next})
+        return
+    typer.secho(f"{_when(time.time())} {name}: {type(error).__name__}: {error.message}", fg=typer.colors.RED)
+    for line in error.next.splitlines():
+        typer.echo(f"    → {line}")
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _print(value: dict[str, Any]) -> None:
+    typer.echo(msgspec.json.encode(value).decode())
