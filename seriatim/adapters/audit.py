@@ -1,0 +1,206 @@
+"""The audit: a stream's output read anew, byte by byte, for verify. Nothing here is taken from a run.
+
+The Delta log is read from its JSON files, not through a Delta library, which would skip over checkpoints and
+believe them; what readers see is asked of the library beside it.
+
+Next room: steps/verify.py compares what was read; core/chain.py and core/verify.py have the rules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from seriatim.core.chain import Added, Commit, Sign
+from seriatim.core.verify import Outline
+from seriatim.disk import file_digest, write_file
+from seriatim.ports import Unreadable
+
+KEY = "seriatim"
+ROOMS = ("records", "state", "kept", "manifests")
+SIGNED = "verified.json"
+BROKEN = (OSError, pa.ArrowException, ValueError)
+"""What reading a damaged file raises."""
+
+
+class FileAudit:
+    """A stream's output below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def commits(self) -> list[Commit]:
+        """The Delta log, oldest first."""
+        folder, running, found = self.root / "records" / "_delta_log", hashlib.sha256(), []
+        for path in sorted(folder.glob("*.json")):
+            if path.stem.isdecimal():
+                content = path.read_bytes()
+                running.update(content)
+                found.append(_commit(int(path.stem), content, running.hexdigest()))
+        return found
+
+    def readers_see(self) -> set[str]:
+        """The table's files as a Delta library tells them."""
+        try:
+            adds = pa.table(DeltaTable(self.root / "records").get_add_actions())
+        except (DeltaError, *BROKEN) as error:
+            raise Unreadable(_line(error)) from None
+        return {f"records/{unquote(path)}" for path in adds.column("path").to_pylist()}
+
+    def witness(self) -> bytes | None:
+        """head.json, as it is."""
+        return self._content("head.json")
+
+    def signed(self) -> bytes | None:
+        """verified.json, as it is."""
+        return self._content(SIGNED)
+
+    def put_signed(self, content: bytes) -> None:
+        """Write verified.json."""
+        write_file(self.root / SIGNED, content)
+
+    def manifest(self, path: str) -> tuple[str, bytes]:
+        """A manifest's SHA-256, and what is packed in it."""
+        packed = self._content(path)
+        if packed is None:
+            raise Unreadable("it is missing")
+        try:
+            return hashlib.sha256(packed).hexdigest(), pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read()
+        except BROKEN as error:
+            raise Unreadable(_line(error)) from None
+
+    def paths(self) -> list[str]:
+        """Every file of the four folders but the Delta log's own."""
+        found = [path.relative_to(self.root) for room in ROOMS for path in (self.root / room).rglob("*")]
+        return [str(path) for path in found if "_delta_log" not in path.parts and (self.root / path).is_file()]
+
+    def size(self, path: str) -> int | None:
+        """In bytes; None if it is not there."""
+        full = self.root / path
+        return full.stat().st_size if full.is_file() else None
+
+    def digest(self, path: str) -> str:
+        """XXH3-128 of the whole file."""
+        return file_digest(self.root / path)
+
+    def outline(self, path: str) -> Outline:
+        """What a record or quarantine file holds; every page is read, and its checksum proved."""
+        outline, before = Outline(), (-1, -1, "")
+        offsets: set[int] = set()
+        for batch in self._batches(path):
+            before = _add(outline, batch, before, offsets)
+        outline.offsets = len(offsets)
+        return outline
+
+    def last_rows(
+        self, path: str, key: Sequence[str], columns: Sequence[str]
+    ) -> Iterator[tuple[str, Any, tuple[Any, ...] | None, int]]:
+        """Each row of each session as this file leaves it: session, key, row (None: deleted) and offset."""
+        wanted = list(dict.fromkeys(["session", "offset", "op", *key, *columns]))
+        for batch in self._batches(path, wanted):
+            table = pa.Table.from_batches([batch]).append_column("_row", pa.array(range(batch.num_rows)))
+            groups = table.select(["session", *key, "_row"]).group_by(["session", *key], use_threads=False)
+            last = pc.sort_indices(groups.aggregate([("_row", "max")]).column("_row_max"))
+            rows = table.take(groups.aggregate([("_row", "max")]).column("_row_max").take(last)).to_pylist()
+            for row in rows:
+                name = row[key[0]] if len(key) == 1 else tuple(row[column] for column in key)
+                new = None if row["op"] == "delete" else tuple(row[column] for column in columns)
+                yield row["session"], name, new, row["offset"]
+
+    def rows(self, path: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """The rows of a file; columns it does not have are left out."""
+        for batch in self._batches(path, columns):
+            yield from batch.to_pylist()
+
+    def _batches(self, path: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        try:
+            with pq.ParquetFile(self.root / path, page_checksum_verification=True) as file:
+                there = [column for column in columns if column in file.schema_arrow.names] if columns else None
+                for group in range(file.num_row_groups):
+                    yield from file.read_row_group(group, there).combine_chunks().to_batches()
+        except BROKEN as error:
+            raise Unreadable(_line(error)) from None
+
+    def _content(self, path: str) -> bytes | None:
+        try:
+            return (self.root / path).read_bytes()
+        except FileNotFoundError:
+            return None
+
+
+def _add(outline: Outline, batch: pa.RecordBatch, before: tuple[int, int, str], seen: set[int]) -> tuple[int, int, str]:
+    """Take in a batch; its last offset, index and topic id."""
+    if not batch.num_rows:
+        return before
+    offsets = batch.column("offset").to_numpy(zero_copy_only=False)
+    names = batch.schema.names
+    indexes = batch.column("index").to_numpy(zero_copy_only=False) if "index" in names else np.zeros_like(offsets)
+    ids = batch.column("topic_id").to_pylist()
+    outline.disorder = outline.disorder or _disorder(offsets, indexes, ids, before)
+    if "source_offset" in names and outline.early < 0:
+        early = np.flatnonzero(batch.column("source_offset").to_numpy(zero_copy_only=False) > offsets)
+        outline.early = int(offsets[early[0]]) if len(early) else -1
+    outline.first = int(offsets.min()) if outline.first < 0 else min(outline.first, int(offsets.min()))
+    outline.last = max(outline.last, int(offsets.max()))
+    outline.rows += batch.num_rows
+    outline.topic_ids |= set(ids)
+    for column, values in (("topic", outline.topics), ("partition", outline.partitions), ("session", outline.sessions)):
+        if column in names:
+            values |= set(batch.column(column).unique().to_pylist())
+    seen |= set(np.unique(offsets).tolist())
+    return int(offsets[-1]), int(indexes[-1]), ids[-1]
+
+
+def _disorder(offsets: Any, indexes: Any, ids: Sequence[str], before: tuple[int, int, str]) -> tuple[int, int] | None:
+    """The first row that does not come after the one before it; a new life of its topic begins anew."""
+    step, turn = np.diff(offsets, prepend=before[0]), np.diff(indexes, prepend=before[1])
+    same = np.array([a == b for a, b in zip(ids, (before[2], *ids[:-1]), strict=True)])
+    wrong = np.flatnonzero(same & ((step < 0) | ((step == 0) & (turn <= 0))))
+    return (int(offsets[wrong[0]]), int(indexes[wrong[0]])) if len(wrong) else None
+
+
+def _commit(version: int, content: bytes, log: str) -> Commit:
+    """One commit's JSON lines. Whatever cannot be read is told, not raised."""
+    try:
+        actions = [json.loads(line) for line in content.decode().splitlines() if line.strip()]
+        files = [action[kind] for action in actions for kind in ("add", "remove") if action.get(kind)]
+        signs = [action["commitInfo"][KEY] for action in actions if KEY in action.get("commitInfo", {})]
+        return Commit(
+            version=version,
+            sign=msgspec.convert(signs[0], Sign) if signs else None,
+            transaction=next((t["txn"]["version"] for t in actions if "txn" in t and t["txn"]["appId"] == KEY), None),
+            adds=tuple(_added(action["add"]) for action in actions if action.get("add")),
+            removes=tuple(f"records/{unquote(a['remove']['path'])}" for a in actions if a.get("remove")),
+            rewrites=bool(files) and not any(file["dataChange"] for file in files),
+            log=log,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, msgspec.MsgspecError) as error:
+        return Commit(version=version, trouble=_line(error), log=log)
+
+
+def _added(action: Mapping[str, Any]) -> Added:
+    stats = json.loads(action.get("stats") or "{}")
+    return Added(
+        path=f"records/{unquote(action['path'])}",
+        size=action["size"],
+        rows=stats.get("numRecords", -1),
+        first=stats.get("minValues", {}).get("offset", -1),
+        last=stats.get("maxValues", {}).get("offset", -1),
+        partition_values=dict(action.get("partitionValues") or {}),
+    )
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -1,0 +1,110 @@
+"""The consumer: messages of the past read again from Kafka, plainly, for verify. No Spark, no group, no commit.
+
+Next room: spark.py reads for the fold; kafka.py asks for topics and bounds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+from seriatim.core.errors import PlatformError
+from seriatim.core.message import Stretch
+from seriatim.core.offsets import OffsetRange, Partition
+
+MESSAGES_MAX = 5_000
+
+
+class KafkaReread:
+    """Ranges of partitions, as a consumer of this isolation sees them."""
+
+    def __init__(
+        self, client: Mapping[str, str], isolation: str = "read_committed", timeout_seconds: float = 30
+    ) -> None:
+        self.servers, self.timeout_seconds = client["bootstrap.servers"], timeout_seconds
+        quiet = {**client, "log_level": 0}
+        self._admin = AdminClient(quiet)
+        self._consumer: Consumer | None = None
+        self._settings: dict[str, Any] = {
+            **quiet,
+            "group.id": "seriatim-verify",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "isolation.level": isolation,
+            "check.crcs": True,
+        }
+
+    def read(self, partition: Partition, whole: OffsetRange) -> Iterator[Stretch]:
+        """The messages of a range that are there, in stretches without a hole."""
+        if not len(whole):
+            return
+        if self._consumer is None:
+            self._consumer = Consumer(self._settings)
+        self._consumer.assign([TopicPartition(partition.topic, partition.number, whole.start)])
+        more = True
+        while more:
+            found, more = self._some(self._consumer, whole)
+            yield from _stretches(found)
+
+    def close(self) -> None:
+        """Leave Kafka."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    def compacts(self, topic: str) -> bool:
+        """Whether a topic may lose messages in the middle."""
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        try:
+            answer = self._admin.describe_configs([resource], request_timeout=self.timeout_seconds)[resource].result()
+        except KafkaException as error:
+            raise self._unreachable(error.args[0]) from None
+        return "compact" in str(answer["cleanup.policy"].value)
+
+    def _some(self, consumer: Consumer, whole: OffsetRange) -> tuple[list[Any], bool]:
+        """The next messages, and whether the range goes on after them."""
+        until = time.monotonic() + self.timeout_seconds
+        while time.monotonic() < until:
+            found: list[Any] = []
+            for message in consumer.consume(MESSAGES_MAX, timeout=1.0):
+                error = message.error()
+                if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                    return found, False
+                if error is not None:
+                    raise self._unreachable(error)
+                if message.offset() >= whole.end:
+                    return found, False
+                found.append(message)
+            if found:
+                return found, found[-1].offset() + 1 < whole.end
+        raise PlatformError(
+            f"Kafka at {self.servers} sends no messages of {whole}",
+            next="check the broker, then verify again: nothing was signed off",
+        )
+
+    def _unreachable(self, error: Any) -> PlatformError:
+        return PlatformError(
+            f"Kafka at {self.servers} does not answer: {error.str()}",
+            next="check SERIATIM_KAFKA_BOOTSTRAP_SERVERS and the broker, then verify again",
+        )
+
+
+def _stretches(messages: list[Any]) -> Iterator[Stretch]:
+    """Messages in order, cut wherever an offset is missing."""
+    begin = 0
+    for end in range(1, len(messages) + 1):
+        if end == len(messages) or messages[end].offset() != messages[end - 1].offset() + 1:
+            part = messages[begin:end]
+            yield Stretch(
+                part[0].offset(),
+                [message.timestamp()[1] for message in part],
+                [message.key() for message in part],
+                [message.value() for message in part],
+            )
+            begin = end
