@@ -1,0 +1,141 @@
+"""`seriatim gaps`, `rebuild` and `quarantine release`: what not to trust, the tables that say so, and a person's word.
+
+Next room: steps/derive.py and steps/release.py do it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from seriatim import config
+from seriatim.cli import Options, app, say
+from seriatim.cli.accept import Because, DryRun
+from seriatim.cli.run import Json, StreamName
+from seriatim.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from seriatim.core.ledger import Ledger
+    from seriatim.ports import LedgerStore
+
+COLUMNS = ["topic", "partition", "session", "from", "until", "finding", "cause", "opened", "closed", "closed_how"]
+Topic = Annotated[str | None, typer.Option(help="Where a session of this name waits in several topics.")]
+
+quarantine = typer.Typer(name="quarantine", help="Sessions that were set aside.", no_args_is_help=True)
+app.add_typer(quarantine)
+
+
+@app.command()
+def gaps(
+    stream: StreamName,
+    only_open: Annotated[bool, typer.Option("--open", help="Only those that are not over yet.")] = False,
+    json: Json = False,
+) -> None:
+    """List the stretches of output not to trust: offsets, session (none: all), finding, what closed them.
+
+    As of the ledger. The same is in the Delta table `gaps` below the output path, for queries.
+
+    Example: seriatim gaps demo --open
+    """
+    from seriatim import streams, wiring
+    from seriatim.cli import show
+    from seriatim.steps.derive import gaps_now
+
+    Options.json = json
+    file = streams.load(stream, config.load().streams)
+    name, store = file.stream.name, wiring.ledger(file)
+    ledger = _ledger(store, name)
+    found = [gap.row() for gap in gaps_now(store, wiring.derived(file), ledger) if not only_open or gap.closed is None]
+    if json:
+        return _print({"stream": name, "sequence": ledger.sequence, "gaps": found})
+    if found:
+        show.table(COLUMNS, [{**row, "session": _named(row["session"])} for row in found])
+    still = sum(row["closed"] is None for row in found)
+    typer.echo(f"{name}: {len(found)} gap{'s' * (len(found) != 1)}, {still} open, as of entry {ledger.sequence}")
+    return None
+
+
+@app.command()
+def rebuild(stream: StreamName, json: Json = False) -> None:
+    """Make the tables `gaps` and `quarantine` again, from the ledger's first entry on.
+
+    Runs keep them up by themselves; this is for tables that were deleted or changed by hand. Readers see the old
+    table until the new one is there.
+
+    Example: seriatim rebuild demo
+    """
+    from seriatim import streams, wiring
+    from seriatim.steps.derive import catch_up
+
+    Options.json = json
+    file = streams.load(stream, config.load().streams)
+    name, store = file.stream.name, wiring.ledger(file)
+    ledger = _ledger(store, name)
+    say(f"{name}: reading {ledger.sequence + 1} entries", entries=ledger.sequence + 1)
+    catch_up(store, wiring.derived(file), ledger, whole=True)
+    if json:
+        _print({"stream": name, "sequence": ledger.sequence})
+    else:
+        typer.echo(f"{name}: gaps and quarantine are as of entry {ledger.sequence}")
+
+
+@quarantine.command()
+def release(
+    stream: StreamName,
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="The session's name.")],
+    because: Because = "",
+    topic: Topic = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Take a session out of quarantine by hand: its next messages apply again, to its last good state.
+
+    The messages that were set aside stay in the table `quarantine`. Usually the session's next snapshot does all
+    this; by hand it is for sessions without snapshots, or whose producer was mended.
+
+    Example: seriatim quarantine release demo session-00007 --because "the producer sends the row again"
+    """
+    from seriatim import streams, wiring
+    from seriatim.steps.derive import keep_up
+    from seriatim.steps.release import release as decide
+
+    Options.json = json
+    settings = config.load()
+    config.arm_crash_point(settings.crash_point)
+    if not because.strip() and not dry_run:
+        raise ConfigError(
+            "a decision needs its reason: --because is missing", next='add --because "…"; --dry-run needs none'
+        )
+    file = streams.load(stream, settings.streams)
+    name, means = file.stream.name, wiring.means(file, settings)
+    made = decide(means, session, because, topic, dry_run=dry_run)
+    if not dry_run and (trouble := keep_up(means.ledger, wiring.derived(file), _ledger(means.ledger, name))):
+        say(f"{name}: the tables gaps and quarantine are behind; the next run catches up\n{trouble}", behind=trouble)
+    told = {**msgspec.to_builtins(made), "partition": str(made.partition), "stream": name}
+    if json:
+        return _print({**told, "sequence": None if dry_run else made.sequence})
+    done = "would be released" if dry_run else f"released by entry {made.sequence}"
+    typer.echo(
+        f"{name}: {session} {done}: in {made.partition} since offset {made.offset} ({made.finding}); "
+        f"messages from offset {made.frontier} on apply to it again"
+    )
+    return None
+
+
+def _ledger(store: LedgerStore, stream: str) -> Ledger:
+    from seriatim.steps.commit import read_head
+
+    head = read_head(store, stream)
+    if head is None:
+        raise ConfigError(f"{stream}: it was never run", next=f"seriatim run {stream}")
+    return head.ledger
+
+
+def _named(session: str | None) -> str:
+    return "(all)" if session is None else session
+
+
+def _print(value: dict[str, Any]) -> None:
+    typer.echo(msgspec.json.encode(value).decode())

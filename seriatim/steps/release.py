@@ -1,0 +1,147 @@
+"""Release: a person takes a session out of quarantine, with its last good state; the next messages apply again.
+
+The messages that were set aside stay so: whoever releases says that the session is right without them. Its
+sequence begins anew with its next message, which follows what nobody applied; a window waits for that first.
+
+Next room: core/ledger.py says what an accept requires; steps/accept.py is for topics.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from seriatim.core.code import refuse_code
+from seriatim.core.crash import crash_point
+from seriatim.core.errors import ConfigError, FencedError, broken
+from seriatim.core.integrity import Mark, Tier
+from seriatim.core.ledger import LIFTED, Account, Certificate, Change, File, Ledger
+from seriatim.core.offsets import Partition
+from seriatim.core.session import Counts, Session
+from seriatim.core.state import merge_count
+from seriatim.steps.accept import Means, decision_entry, known_head, refuse_held
+from seriatim.steps.commit import TRIES_MAX, commit
+from seriatim.steps.task import stem_prefix
+
+
+class Released(Struct, kw_only=True):
+    """Who was released, or would be."""
+
+    session: str
+    partition: Partition
+    finding: str
+    offset: int
+    """Of the message that hurt."""
+    frontier: int
+    """From here on its messages apply again."""
+    reason: str
+    sequence: int = -1
+    """The entry that says so; -1: none was made."""
+
+
+def release(means: Means, name: str, reason: str, topic: str | None = None, *, dry_run: bool = False) -> Released:
+    """Release one session by hand."""
+    for left in reversed(range(TRIES_MAX)):
+        head = known_head(means.ledger, means.stream.name)
+        runner = means.runner
+        refuse_code(head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape)
+        partition, session = _find(means, head.ledger, name, topic)
+        account = head.ledger.account(partition) or broken("a session lives in a known partition")
+        made = Released(
+            session=name,
+            partition=partition,
+            finding=session.finding or "",
+            offset=session.finding_offset,
+            frontier=account.frontier,
+            reason=reason,
+        )
+        if dry_run:
+            return made
+        attempt = means.new_attempt()
+        change = _change(means, partition, account, made, session, attempt)
+        entry = decision_entry("accept", attempt, [change], reason)
+        try:
+            made.sequence = commit(means.ledger, means.clock, head, entry)[1].sequence
+        except FencedError:
+            if not left:
+                raise
+            continue
+        return made
+    return broken("a release ends by a commit or an error")
+
+
+def _find(means: Means, ledger: Ledger, name: str, topic: str | None) -> tuple[Partition, Session]:
+    """The one place where the session waits."""
+    places = [place for place in ledger.known() if topic in (None, place.topic)]
+    found = []
+    for place in places:
+        account = ledger.partitions[str(place)]
+        session = means.state.load(account.state, [name]).get(name) if account.quarantined else None
+        if session is not None and session.finding is not None:
+            found.append((place, session))
+    if not found:
+        where = f" in topic {topic}" if topic else ""
+        raise ConfigError(
+            f"{ledger.stream}: session {name!r} is not in quarantine{where}",
+            next=f"`seriatim status {ledger.stream}` lists who is",
+        )
+    if len(found) > 1:
+        told = ", ".join(str(place) for place, _ in found)
+        raise ConfigError(f"{ledger.stream}: session {name!r} waits in {told}", next="choose one with --topic")
+    _refuse(ledger, found[0][0])
+    return found[0]
+
+
+def _refuse(ledger: Ledger, place: Partition) -> None:
+    """Nothing is released where the partition itself waits for a decision about its topic."""
+    refuse_held(ledger, [place])
+    account = ledger.partitions[str(place)]
+    if account.retired or (account.halt is not None and account.halt.finding in LIFTED):
+        why = "is retired" if account.retired else f"waits: {account.halt.finding}" if account.halt else ""
+        raise ConfigError(
+            f"{ledger.stream}: {place} {why}, so nobody in it is released by hand",
+            next=f'decide about the topic first: seriatim accept {ledger.stream} {place.topic} --because "…"',
+        )
+
+
+def _change(
+    means: Means, partition: Partition, account: Account, made: Released, session: Session, attempt: str
+) -> Change:
+    """The session's state without its finding, as a state file of its own; nothing else moves."""
+    frontier = account.frontier
+    counts = Counts(released=1)
+    return Change(
+        partition=partition,
+        epoch=account.epoch,
+        frontier=frontier,
+        until=frontier,
+        topic_id=account.topic_id,
+        born=account.born,
+        certificate=Certificate(
+            partition=partition, epoch=account.epoch, start=frontier, until=frontier, counts=counts
+        ),
+        state=_saved(means, partition, account, made.session, _free(session, means.stream.tier), attempt),
+        halt=account.halt,
+        marks=(Mark(finding=made.finding, offset=frontier, session=made.session, closed="hand", cause=made.reason),),
+        log_end=account.log_end,
+    )
+
+
+def _free(session: Session, tier: Tier) -> Session:
+    """The session as of its last good state. A window waits for what is missing; elsewhere it is not asked for."""
+    free = replace(session, finding=None, finding_offset=-1, damaged=-1)
+    if tier == "window":
+        return free
+    return replace(free, sequence=None, anchor=None, fingerprint=b"", missing=[])
+
+
+def _saved(
+    means: Means, partition: Partition, account: Account, name: str, session: Session, attempt: str
+) -> tuple[File, ...]:
+    files = account.state
+    merged = merge_count([file.rows for file in files], 1)
+    kept, merge = files[: len(files) - merged], files[len(files) - merged :]
+    stem = f"{stem_prefix(account.epoch, account.frontier)}{attempt}"
+    file = means.state.save(partition, stem, {name: session}, merge)
+    crash_point("state-file-written")
+    return (*kept, file)
