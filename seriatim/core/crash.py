@@ -27,6 +27,8 @@ CRASH_POINTS = (
     "manifest-written",
     "committed",
     "witness-written",
+    "derived-half",
+    "derived",
     "swept",
 )
 

@@ -162,7 +162,7 @@ def test_messages_set_aside_are_kept_whole(store: RecordStore, stretch: Stretch)
     writer.write(Stretch(9, [7], [b"k"], [b""]), [Kept(0, "s", "gap", "")])
     file = writer.close()
     assert file is not None
-    assert file.path.startswith("quarantine/in-a/0/0-5-a")
+    assert file.path.startswith("kept/in-a/0/0-5-a")
     assert (file.rows, file.first, file.last) == (3, -1, -1)
     common = {"topic": "in-a", "topic_id": "id", "partition": 0}
     names = ("offset", "timestamp", "session", "finding", "cause", "key", "value", "headers")

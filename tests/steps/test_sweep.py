@@ -12,7 +12,7 @@ from seriatim.testing import MemoryStream
 from tests.steps.test_crashes import lively, logical, run_killed
 from tests.steps.worlds import A0, begun, send
 
-ROOMS = ("records", "state", "quarantine")
+ROOMS = ("records", "state", "kept")
 
 
 def swept(made: MemoryStream) -> list[str]:
