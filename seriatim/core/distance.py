@@ -29,12 +29,13 @@ class Distance:
         stretch: Stretch,
         names: Sequence[str | None],
         anchored: Collection[int],
+        ended: Collection[int],
         sessions: dict[str, Session],
         counts: Counts,
     ) -> None:
-        """Take in the messages of a stretch that were folded; `anchored`: the positions of snapshots among them."""
-        if anchored or self.limit_ms or not stretch.rises:
-            self._one_by_one(stretch, names, anchored, sessions, counts)
+        """Take in the messages of a stretch that were folded; with the positions of snapshots and ends among them."""
+        if anchored or ended or self.limit_ms or not stretch.rises:
+            self._one_by_one(stretch, names, anchored, ended, sessions, counts)
             return
         last = dict(zip(names, stretch.timestamps, strict=False))
         for name, number in Counter(names).items():
@@ -49,14 +50,17 @@ class Distance:
         stretch: Stretch,
         names: Sequence[str | None],
         anchored: Collection[int],
+        ended: Collection[int],
         sessions: dict[str, Session],
         counts: Counts,
     ) -> None:
-        anchors = set(anchored)
+        anchors, ends = set(anchored), set(ended)
         for i, (name, time) in enumerate(zip(names, stretch.timestamps, strict=False)):
             session = sessions.get(name) if name is not None else None
             if session is None:
                 continue
+            if i in ends:
+                session.since_snapshot, session.reach_ms, session.snapshot_timestamp = 0, 0, -1
             if i in anchors:
                 session.since_snapshot, session.reach_ms, session.snapshot_timestamp = 0, 0, int(time)
             elif session.snapshot_timestamp >= 0:

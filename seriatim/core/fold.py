@@ -81,6 +81,7 @@ class Fold(Judge):
         self._meet(names)
         self._ended = self.expiry.ended(names, messages, stretch.timestamps, self.sessions) if self.expiry else set()
         self._anchored.clear()
+        self._gone.clear()
         self._skipped.clear()
         out = Folded()
         sequences = self.runner.sequences(messages)
@@ -90,7 +91,7 @@ class Fold(Judge):
         self._touch(names, out.consumed)
         if self.expiry:
             self.expiry.pass_by(messages[: out.consumed], stretch.timestamps)
-        self._distance.measure(stretch, names[: out.consumed], self._anchored, self.sessions, self.counts)
+        self._distance.measure(stretch, names[: out.consumed], self._anchored, self._gone, self.sessions, self.counts)
         self.counts.messages += out.consumed
         self.counts.records += len(out.rows)
         self.tally.settle(self.runner.contradictions - self._contradictions)

@@ -49,6 +49,8 @@ class Judge:
         self._stretch = Stretch(0, (), (), ())
         self._names: list[str | None] = []
         self._anchored: list[int] = []
+        self._gone: list[int] = []
+        """Positions at which a session ended."""
         self._skipped: set[int] = set()
         self._contradictions = self._known_contradictions = runner.contradictions
 
@@ -203,7 +205,9 @@ class Judge:
         fresh = Session(careful=session.careful, touched=True, last_offset=offset)
         fresh.timestamp = int(self._stretch.timestamps[i])
         for field in Session.__struct_fields__:
-            setattr(session, field, getattr(fresh, field))
+            if field not in ("since_snapshot", "snapshot_timestamp", "reach_ms"):  # until they are measured
+                setattr(session, field, getattr(fresh, field))
+        self._gone.append(i)
 
     def _refused(
         self,

@@ -24,7 +24,15 @@ from msgspec.structs import replace
 from seriatim import __version__
 from seriatim.core.code import refuse_code
 from seriatim.core.crash import crash_point
-from seriatim.core.errors import BrokenPromiseError, ConfigError, FencedError, PlatformError, broken, ensure
+from seriatim.core.errors import (
+    BrokenPromiseError,
+    ConfigError,
+    FencedError,
+    IntegrityError,
+    PlatformError,
+    broken,
+    ensure,
+)
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Account, Entry, Halt, Ledger
 from seriatim.core.machine import Runner
@@ -223,7 +231,7 @@ class Folding:
             return True
         try:
             self._fold_and_commit(ranges, source)
-        except (PlatformError, BrokenPromiseError) as error:
+        except (PlatformError, BrokenPromiseError, IntegrityError) as error:
             if self._overtaken(ranges):  # whoever was first has swept our files: that is all it was
                 raise FencedError(error.message) from error
             raise

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 from seriatim.core.crash import arm
-from seriatim.core.errors import FencedError, PlatformError
+from seriatim.core.errors import ConfigError, FencedError, PlatformError
 from seriatim.core.machine import Runner, UserMachine
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Ranges
@@ -76,7 +76,8 @@ class Chaos:
     def run(self) -> None:
         """One process from start to end."""
         runner = self.runners.get(self.depth) or self.runners.setdefault(self.depth, self.machine())
-        self.world.folding(runner).run(self.random.choice((3, 20, 1000)))
+        if self.world.kafka.bounds(self.stream.topics) or self.world.ledger.commits:
+            self.world.folding(runner).run(self.random.choice((3, 20, 1000)))
 
     def _try(self) -> None:
         """Run under disturbances, as a scheduler would: again after a crash, a few times."""
@@ -90,6 +91,8 @@ class Chaos:
                 continue
             except PlatformError:
                 self.world.ledger.refusals = 0
+            except ConfigError:
+                assert not self.world.ledger.commits, "only a first run may find no topic"
         self.calm = True
         arm(None)
 

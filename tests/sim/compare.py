@@ -65,7 +65,7 @@ def check_partition(chaos: Chaos, entries: list[Entry], partition: Partition, ac
     passed = check_certificates(chaos, entries, partition, account)
     straight = Straight(chaos.stream)
     present = [o for o in range(account.born, len(sent)) if o not in passed]
-    end = _end(chaos, partition, account)
+    end = _end(chaos, entries, partition, account)
     straight.fold((o, sent[o]) for o in present if o < end)
     check_frontier(chaos, partition, account, straight)
     check_records(chaos, partition, straight)
@@ -75,10 +75,11 @@ def check_partition(chaos: Chaos, entries: list[Entry], partition: Partition, ac
     assert [(row["offset"], row["session"]) for row in kept] == straight.kept, "other messages are kept"
 
 
-def _end(chaos: Chaos, partition: Partition, account: Account) -> int:
-    """How far the straight fold goes: to the log end, or to where a fault of the topic stopped us."""
+def _end(chaos: Chaos, entries: list[Entry], partition: Partition, account: Account) -> int:
+    """How far the straight fold goes: to the log end, or to where poison or a fault of the topic stopped us."""
     if account.halt is not None:
-        return account.frontier + (account.halt.finding == "poison")
+        halts = [c.halt for e in entries for c in e.changes if c.partition == partition and c.halt is not None]
+        return account.frontier + any((h.finding, h.offset) == ("poison", account.frontier) for h in halts)
     bounds = chaos.world.kafka.bounds(".*").get(partition)
     return account.frontier if bounds is None else bounds.log_end
 
@@ -111,7 +112,10 @@ def check_frontier(chaos: Chaos, partition: Partition, account: Account, straigh
     bounds, halt, frontier = chaos.world.kafka.bounds(".*").get(partition), account.halt, account.frontier
     if straight.halted_at is not None:
         assert halt is not None
-        assert (halt.finding, halt.offset, frontier) == ("poison", straight.halted_at, straight.halted_at)
+        assert (halt.offset, frontier) == (straight.halted_at, straight.halted_at)
+        assert halt.finding == "poison" or _justified(chaos, halt.finding, partition, account), (
+            "a halt without a reason"
+        )
     elif halt is None:
         same = bounds is None or (bounds.topic_id == account.topic_id and frontier == bounds.log_end)
         assert same, "a partition that is not halted is caught up"
@@ -123,12 +127,12 @@ def check_frontier(chaos: Chaos, partition: Partition, account: Account, straigh
 def _justified(chaos: Chaos, finding: str, partition: Partition, account: Account) -> bool:
     bounds, frontier = chaos.world.kafka.bounds(".*").get(partition), account.frontier
     if finding == "gap":
-        return chaos.stream.tier == "strict" and (partition, frontier) in chaos.world.reader.lost
+        return chaos.stream.tier in ("strict", "once") and (partition, frontier) in chaos.world.reader.lost
     if bounds is None or bounds.topic_id != account.topic_id:
         return chaos.topic_faults
     if finding == "truncated":
         return bounds.log_end < frontier
-    return finding == "expired" and chaos.stream.tier == "strict" and chaos.expired[partition] > frontier
+    return finding == "expired" and chaos.stream.tier in ("strict", "once") and chaos.expired[partition] > frontier
 
 
 def check_records(chaos: Chaos, partition: Partition, straight: Straight) -> None:

@@ -108,7 +108,7 @@ class Producer:
 
     def draw(self, partition: Partition) -> tuple[bytes | None, bytes | None, Sent]:
         """A message for a partition: key, value, meaning."""
-        session = f"s{self.random.randrange(4)}"
+        session = f"s{partition.number}{self.random.randrange(4)}"
         if self.random.random() < self.nobody:
             return self._nobody(session)
         if self.random.random() < self.hurt / 4:
@@ -195,7 +195,7 @@ def _told(row: tuple[Any, ...], random: Random) -> dict[str, Any]:
 def draw_stream(random: Random) -> Stream:
     """A stream file of this seed."""
     machine = random.choice(("table", "table", "table", "tally:TallyMachine"))
-    tier = random.choice(("strict", "strict", "none"))
+    tier = random.choice(("strict", "strict", "none", "once", "order"))
     poison = ("quarantine", "quarantine", "halt") if tier == "strict" else ("quarantine", "skip", "halt")
     field_name = "field:who" if machine == "table" and random.random() < 0.2 else "key"
     return Stream(
@@ -205,7 +205,7 @@ def draw_stream(random: Random) -> Stream:
         tier=tier,
         on_poison=random.choice(poison),
         session=field_name,
-        sequence=random.choice((None, "seq")),
+        sequence="seq" if tier in ("once", "order") else random.choice((None, "seq")),
         table=Table(key=("id",), columns=COLUMNS, before=random.random() < 0.7),
         output=Output(path="memory"),
     )

@@ -11,10 +11,24 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from seriatim.core.stream import Stream
 from tests.sim.producer import Sent
+
+
+HALTS = {
+    "none": {"raised"},
+    "once": {"sequence gap", "precondition", "raised"},
+    "order": {"raised"},
+    "strict": {"sequence gap", "repeat", "disorder", "precondition", "raised"},
+}
+DROPS = {"none": set(), "once": {"repeat"}, "order": {"repeat", "disorder"}, "strict": set()}
+"""What each tier does about a session's findings; it counts the others."""
+
+
+class Dropped(Exception):  # noqa: N818  # an answer
+    """A message that is counted and has no effect."""
 
 
 class Refusal(Exception):  # noqa: N818  # named as the findings are
@@ -27,6 +41,8 @@ class Meant(Struct):
     state: Any = None
     sequence: int | None = None
     anchor: int | None = None
+    snapshot: Any = None
+    missing: set[int] = field(default_factory=set)
     finding: str | None = None
     finding_offset: int = -1
     touched: bool = False
@@ -36,7 +52,7 @@ class Straight:
     """One partition, from its birth on."""
 
     def __init__(self, stream: Stream) -> None:
-        self.stream, self.strict = stream, stream.tier == "strict"
+        self.stream, self.halts, self.drops = stream, HALTS[stream.tier], DROPS[stream.tier]
         self.sessions: dict[str, Meant] = {}
         self.records: list[tuple[Any, ...]] = []
         """(offset, index, session, sequence, …the machine's own columns)."""
@@ -80,10 +96,12 @@ class Straight:
         if session.finding is not None:
             session.finding = session.sequence = None
         try:
-            if message.kind != "snapshot":
-                self._judge_sequence(session, message)
+            self._judge_sequence(session, message)
             before = session.state if session.state is not None else self._start()
             session.state, records = self._apply(dict(before), message)
+        except Dropped:
+            session.touched = True
+            return
         except Refusal as refusal:
             session.state = session.state if session.state is not None else self._start()
             self._set_aside(name, str(refusal), offset)
@@ -94,6 +112,7 @@ class Straight:
             if last is not None and message.sequence is not None and message.sequence > last + 1:
                 self._tell("sequence gap", offset, name)
             session.sequence = session.anchor = message.sequence
+            session.snapshot, session.missing = message, set()
         elif message.sequence is not None:
             session.sequence = max(session.sequence or 0, message.sequence)
         for index, record in enumerate(records):
@@ -106,11 +125,20 @@ class Straight:
         last, now = session.sequence, message.sequence
         if now is None or last is None or now == last + 1:
             return
-        low = now < (last if session.anchor is None else session.anchor)
+        if message.kind == "snapshot":
+            if message == session.snapshot and "repeat" in self.drops:
+                self.counts["repeat"] += 1
+                raise Dropped
+            return
+        low = now < (last if session.anchor is None else session.anchor) or now in session.missing
         kind = "sequence gap" if now > last else "disorder" if low else "repeat"
-        if self.strict:
+        if kind in self.halts:
             raise Refusal(kind)
         self.counts[kind] += 1
+        session.missing |= set(range(last + 1, now))
+        session.missing.discard(now)
+        if kind in self.drops:
+            raise Dropped
 
     def _set_aside(self, name: str, kind: str, offset: int) -> None:
         session = self.sessions.setdefault(name, Meant())
@@ -157,7 +185,7 @@ class Straight:
         return (op, *new, *(before if self.stream.table.before else ()))
 
     def _contradicted(self) -> None:
-        if self.strict:
+        if "precondition" in self.halts:
             raise Refusal("precondition")
         self.counts["precondition"] += 1
 
