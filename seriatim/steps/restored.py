@@ -44,9 +44,7 @@ def restored(
             f"{stream}: nothing to accept: the ledger is not behind its witness",
             next=f"`seriatim status {stream}` shows how it is",
         )
-    decision = Restored(
-        witness=witness[0], ledger=head.ledger.sequence if head else -1, trouble=trouble, reason=reason
-    )
+    decision = Restored(witness=witness[0], ledger=head.ledger.sequence if head else -1, trouble=trouble, reason=reason)
     if dry_run:
         return decision
     store.put_told(min(store.told(), decision.ledger))  # entries to come have numbers that were told before

@@ -1,0 +1,232 @@
+"""`seriatim accept` and `seriatim retire`: a person's decisions, each with its reason in the ledger.
+
+Next room: steps/accept.py, steps/restored.py and steps/retire.py do it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from seriatim import config
+from seriatim.cli import Options, app
+from seriatim.cli.run import Json, StreamName
+from seriatim.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from seriatim.steps.accept import Decision
+    from seriatim.steps.restored import Restored
+    from seriatim.steps.retire import Retired
+    from seriatim.streams import StreamFile
+
+Because = Annotated[str, typer.Option("--because", metavar="TEXT", help="Why. It is kept in the ledger; required.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; change nothing.")]
+
+
+@app.command()
+def accept(
+    stream: StreamName,
+    topic: Annotated[
+        str, typer.Argument(metavar="[TOPIC]", help="A topic that was made again, or one that is retired.")
+    ] = "",
+    because: Because = "",
+    restored: Annotated[
+        bool, typer.Option("--restored", help="The ledger was put back on purpose: its witness follows it.")
+    ] = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Accept a topic as it is in Kafka now: one made again begins its new life, a retired one goes on.
+
+    The sessions of the old life end: records that take their rows back are part of the decision. The next run
+    reads the new life from its first offset. After a deliberate restore of the output folder use --restored.
+
+    Example: seriatim accept demo demo-a --because "moved to the new cluster" --dry-run
+    """
+    if bool(topic) == restored:
+        raise ConfigError(
+            "accept what?", next=f"seriatim accept {stream} TOPIC, or seriatim accept {stream} --restored"
+        )
+    file = _begin(stream, because, dry_run=dry_run, json=json)
+    if restored:
+        _accept_restored(file, because, dry_run=dry_run, json=json)
+    else:
+        _accept_topic(file, topic, because, dry_run=dry_run, json=json)
+
+
+@app.command()
+def retire(
+    stream: StreamName,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic, or one partition as TOPIC/NUMBER.")],
+    because: Because = "",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Retire a topic that is over: it is read no more and found no more; its state is kept.
+
+    It stays retired, also if it is made again, until `seriatim accept` takes it back.
+
+    Example: seriatim retire demo demo-a --because "replaced by demo-b"
+    """
+    from seriatim import wiring
+    from seriatim.adapters.clock import WallClock
+    from seriatim.steps.retire import retire as decide
+
+    file = _begin(stream, because, dry_run=dry_run, json=json)
+    store, log = wiring.ledger(file, with_schema=True), wiring.log(file, config.load())
+    decision = decide(
+        store,
+        log,
+        WallClock(),
+        file.stream.name,
+        file.stream.topics,
+        topic,
+        wiring.new_attempt(),
+        because,
+        dry_run=dry_run,
+    )
+    _show_retired(file.stream.name, decision, json=json)
+
+
+def _begin(stream: str, because: str, *, dry_run: bool, json: bool) -> StreamFile:
+    from seriatim import streams
+
+    Options.json = json
+    settings = config.load()
+    config.arm_crash_point(settings.crash_point)
+    if not because.strip() and not dry_run:
+        raise ConfigError(
+            "a decision needs its reason: --because is missing", next='add --because "…"; --dry-run needs none'
+        )
+    return streams.load(stream, settings.streams)
+
+
+def _accept_topic(file: StreamFile, topic: str, because: str, *, dry_run: bool, json: bool) -> None:
+    from seriatim import wiring
+    from seriatim.steps.accept import accept as decide
+
+    decision = decide(wiring.means(file, config.load()), topic, because, dry_run=dry_run)
+    _show_accepted(file.stream.name, decision, json=json)
+
+
+def _accept_restored(file: StreamFile, because: str, *, dry_run: bool, json: bool) -> None:
+    from seriatim import wiring
+    from seriatim.adapters.clock import WallClock
+    from seriatim.steps.restored import restored as decide
+
+    store = wiring.ledger(file, with_schema=True)
+    decision = decide(store, WallClock(), file.stream.name, wiring.new_attempt(), because, dry_run=dry_run)
+    _show_restored(file.stream.name, decision, json=json)
+
+
+def _show_accepted(stream: str, decision: Decision, *, json: bool) -> None:
+    from seriatim.cli import show
+
+    rows = [
+        {
+            "partition": str(one.partition),
+            "old_id": one.old_id or None,
+            "new_id": one.new_id,
+            "frontier": one.frontier,
+            "starts": one.starts,
+            "sessions": one.sessions,
+            "records": one.records,
+            "unread": one.unread,
+        }
+        for one in decision.partitions
+    ]
+    if json:
+        return _print(
+            {
+                "stream": stream,
+                "topic": decision.topic,
+                "new_life": decision.new_life,
+                "because": decision.reason or None,
+                "sequence": decision.sequence if decision.sequence >= 0 else None,
+                "partitions": rows,
+            }
+        )
+    show.table(list(rows[0]), rows)
+    sessions, records = (
+        sum(one.sessions for one in decision.partitions),
+        sum(one.records for one in decision.partitions),
+    )
+    unread = sum(one.unread for one in decision.partitions)
+    what = (
+        f"a new life of {decision.topic}: {sessions} sessions end by {records} records"
+        if decision.new_life
+        else f"{decision.topic} goes on from where it was"
+    )
+    lost = f"; {unread} messages of the old life were never read" if unread else ""
+    typer.echo(f"{stream}: {_state(decision.sequence)}: {what}{lost}")
+    return _next(stream, decision.sequence, f"accept {stream} {decision.topic}")
+
+
+def _show_retired(stream: str, decision: Retired, *, json: bool) -> None:
+    from seriatim.cli import show
+
+    rows = [
+        {
+            "partition": str(one.partition),
+            "topic_id": one.topic_id,
+            "frontier": one.frontier,
+            "unread": one.unread,
+            "waits": one.waits or None,
+        }
+        for one in decision.partitions
+    ]
+    if json:
+        return _print(
+            {
+                "stream": stream,
+                "topic": decision.topic,
+                "because": decision.reason or None,
+                "sequence": decision.sequence if decision.sequence >= 0 else None,
+                "partitions": rows,
+            }
+        )
+    show.table(list(rows[0]), rows)
+    unread = sum(one.unread for one in decision.partitions)
+    lost = f"; {unread} messages stay unread" if unread else ""
+    typer.echo(f"{stream}: {_state(decision.sequence)}: {len(rows)} of {decision.topic} retired, state kept{lost}")
+    return None
+
+
+def _show_restored(stream: str, decision: Restored, *, json: bool) -> None:
+
+    values = {
+        "stream": stream,
+        "witness": decision.witness,
+        "ledger": decision.ledger if decision.ledger >= 0 else None,
+        "because": decision.reason or None,
+        "sequence": decision.sequence if decision.sequence >= 0 else None,
+        "aside": decision.aside or None,
+    }
+    if json:
+        return _print(values)
+    typer.echo(decision.trouble)
+    if decision.ledger < 0:
+        done = f"moved to {decision.aside}" if decision.aside else "would be moved aside"
+        typer.echo(f"{stream}: the witness {done}: the next run begins at the first offsets that Kafka has")
+    else:
+        lost = decision.witness - decision.ledger
+        typer.echo(
+            f"{stream}: {_state(decision.sequence)}: the witness follows the ledger from entry {decision.witness} "
+            f"to {decision.ledger}" + (f"; {lost} entries are given up" if lost > 0 else "")
+        )
+    return _next(stream, 0 if decision.aside else decision.sequence, f"accept {stream} --restored")
+
+
+def _print(value: dict[str, Any]) -> None:
+    typer.echo(msgspec.json.encode(value).decode())
+
+
+def _state(sequence: int) -> str:
+    return f"entry {sequence}" if sequence >= 0 else "nothing changed, this would be"
+
+
+def _next(stream: str, sequence: int, command: str) -> None:
+    done = sequence >= 0
+    typer.echo(f"next: seriatim run {stream}" if done else f'next: seriatim {command} --because "…"')
