@@ -115,7 +115,7 @@ def begun(side: Side) -> Head:
 def record_file(side: Side, stem: str) -> File:
     """A record file that is really there."""
     writer = side.files.records(P, "id", stem)
-    writer.write(STRETCH, Folded([0], [0], [None], ["s"], [("insert", None, [1])], [], 1))
+    writer.write(STRETCH, Folded([0], [0], [None], ["s"], [("insert", None, [1])], consumed=1))
     file = writer.close()
     assert file is not None
     return file
@@ -191,6 +191,18 @@ def test_a_long_ledger_is_read_to_its_beginning(side: Side) -> None:
     assert side.again().at("s", 0) == first.ledger
     assert side.again().at("s", 20) == head.ledger
     assert side.again().has(first.ledger.sha256, -1)
+
+
+def test_entries_are_walked_from_any_of_them_on(side: Side) -> None:
+    """Oldest first, past what others committed in between; none where there is nothing later, or no ledger."""
+    assert list(side.store.entries("s", -1)) == []
+    head = begun(side)
+    for number in range(20):
+        head = commit(side.store, MemoryClock(), head, moved(number, number + 1))[0]
+    for after in (-1, 0, 17, 20, 99):
+        found = [manifest.entry.sequence for manifest in side.store.entries("s", after)]
+        assert found == list(range(after + 1, 21))
+    assert next(side.store.entries("s", 4)) == side.store.manifest("s", 5)
 
 
 def test_a_commit_on_an_old_head_changes_nothing(side: Side) -> None:
