@@ -107,6 +107,12 @@ def _show_status(found: dict[str, Any]) -> None:
     typer.secho(f"{found['stream']}: {found['verdict']}, tier {found['tier']}, entry {found['sequence']}", bold=True)
     rows = [{**part, "waits": _waits(part), **_time_left(part)} for part in found["partitions"]]
     show.table(PARTITION_COLUMNS, rows)
+    if found["buffers"]:
+        typer.echo("Messages that wait in the window for those before them:")
+        show.table(["session", "topic", "partition", "offset", "messages", "expects"], found["buffers"])
+    if (far := found["snapshot_distance"])["messages"]:
+        agreed = f", agreed {far['agreed_minutes']} minutes" if far["agreed_minutes"] else ""
+        typer.echo(f"Loss bound: {far['messages']} messages or {far['seconds'] / 60:.1f} minutes to a snapshot{agreed}")
     if found["quarantined"]:
         typer.echo("In quarantine until their next snapshot:")
         show.table(["session", "topic", "partition", "offset", "finding"], found["quarantined"])

@@ -12,30 +12,94 @@ from seriatim.core.errors import ConfigError
 from seriatim.core.ledger import Account, Ledger
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import Partition
+from seriatim.core.retention import Retained, is_drained
 from seriatim.core.session import Session
-from seriatim.core.slice import Bounds
+from seriatim.core.slice import Bounds, retired_topics
 from seriatim.core.stream import Stream
 from seriatim.ports import LedgerStore, Log, StateStore
 from seriatim.steps.commit import read_head
+from seriatim.steps.retention import Clocked, Clocks, clocks
 
 
-def status(stream: Stream, log: Log, store: LedgerStore, state: StateStore) -> dict[str, Any]:
-    """All there is to know at a glance. The shape is fixed: people script against it."""
+def status(
+    stream: Stream, log: Log, store: LedgerStore, state: StateStore, now_seconds: float | None = None
+) -> dict[str, Any]:
+    """All there is to know at a glance. The shape is fixed: people script against it.
+
+    Without a clock nothing is said of time left, and no topic is drained.
+    """
     head = read_head(store, stream.name)
     ledger = head.ledger if head else Ledger(stream=stream.name)
     bounds = log.bounds(stream.topics)
+    clocked = {} if now_seconds is None else clocks(ledger, log, bounds, now_seconds)
+    return shown(stream, ledger, bounds, state, clocked, now_seconds or 0.0)
+
+
+def shown(
+    stream: Stream,
+    ledger: Ledger,
+    bounds: Mapping[Partition, Bounds],
+    state: StateStore,
+    clocked: Clocks,
+    now_seconds: float,
+) -> dict[str, Any]:
+    """The same, of what was read already."""
     places = sorted({*ledger.known(), *bounds})
+    over, drained = retired_topics(ledger), drained_topics(stream, clocked, now_seconds)
+    lives = {
+        place: topic_state(
+            ledger.account(place), bounds.get(place), over=place.topic in over, drained=place.topic in drained
+        )
+        for place in places
+    }
     return {
         "stream": stream.name,
         "tier": stream.tier,
         "sequence": ledger.sequence,
         "circuit": ledger.circuit,
         "verdict": _verdict(ledger),
-        "partitions": [_partition(place, ledger.account(place), bounds.get(place)) for place in places],
-        "buffers": [],
-        "snapshot_distance": None,
+        "partitions": [
+            _partition(place, ledger.account(place), bounds.get(place), clocked.get(place), lives[place])
+            for place in places
+        ],
+        "buffers": buffers(stream, ledger, state),
+        "snapshot_distance": _snapshot_distance(stream, ledger),
         "checked": ledger.checked,
         "quarantined": list(_quarantined(ledger, state)),
+    }
+
+
+def buffers(stream: Stream, ledger: Ledger, state: StateStore) -> list[dict[str, Any]]:
+    """Tier window: sessions with messages that wait for those before them."""
+    if stream.tier != "window":
+        return []
+    held = []
+    for place in ledger.known():
+        account = ledger.account(place)
+        for name, session in state.each(account.state if account else ()):
+            if session.waiting:
+                held.append(
+                    {
+                        "session": name,
+                        "topic": place.topic,
+                        "partition": place.number,
+                        "messages": len(session.waiting),
+                        "offset": min(one.offset for one in session.waiting),
+                        "since": min(one.timestamp for one in session.waiting),
+                        "expects": None if session.sequence is None else session.sequence + 1,
+                    }
+                )
+    return held
+
+
+def _snapshot_distance(stream: Stream, ledger: Ledger) -> dict[str, Any]:
+    """The loss bound: the most that one lost message can have spoiled, so far."""
+    accounts = ledger.partitions.values()
+    agreed = stream.alerts.snapshot_distance_max_minutes
+    return {
+        "messages": max((account.distance_messages for account in accounts), default=0),
+        "seconds": max((account.distance_ms for account in accounts), default=0) / 1000,
+        "agreed_minutes": agreed or None,
     }
 
 
@@ -43,11 +107,22 @@ def _verdict(ledger: Ledger) -> str:
     """One word for the whole stream: good, hurt (something waits), or new (never run)."""
     if ledger.sequence < 0:
         return "new"
-    hurt = any(account.halt or account.quarantined for account in ledger.partitions.values())
+    live = [account for account in ledger.partitions.values() if not account.retired]
+    hurt = any(account.halt or account.quarantined for account in live)
     return "hurt" if hurt else "good"
 
 
-def _partition(place: Partition, account: Account | None, seen: Bounds | None) -> dict[str, Any]:
+def drained_topics(stream: Stream, clocked: Clocks, now_seconds: float) -> set[str]:
+    """Topics that are fully folded and silent for `topic_drained_hours`."""
+    topics: dict[str, list[Retained]] = {}
+    for place, one in clocked.items():
+        topics.setdefault(place.topic, []).append(one.held)
+    return {topic for topic, held in topics.items() if is_drained(held, now_seconds, stream.topic_drained_hours)}
+
+
+def _partition(
+    place: Partition, account: Account | None, seen: Bounds | None, clocked: Clocked | None, life: str
+) -> dict[str, Any]:
     frontier = account.frontier if account else None
     halt = account.halt if account else None
     return {
@@ -58,8 +133,9 @@ def _partition(place: Partition, account: Account | None, seen: Bounds | None) -
         "log_start": seen.log_start if seen else None,
         "log_end": seen.log_end if seen else None,
         "lag": max(0, seen.log_end - (seen.log_start if frontier is None else frontier)) if seen else None,
-        "time_left_seconds": None,
-        "topic_state": _topic_state(account, seen),
+        "time_left_seconds": clocked.seconds if clocked else None,
+        "catches_up": clocked.catches_up if clocked else None,
+        "topic_state": life,
         "epoch": account.epoch if account else 0,
         "headless": account.headless if account else 0,
         "held": account.hold if account else None,
@@ -67,12 +143,19 @@ def _partition(place: Partition, account: Account | None, seen: Bounds | None) -
     }
 
 
-def _topic_state(account: Account | None, seen: Bounds | None) -> str:
-    if seen is None or (account is not None and account.retired):
+def topic_state(account: Account | None, seen: Bounds | None, *, over: bool = False, drained: bool = False) -> str:
+    """A topic's life: live, drained, retired, absent (gone with messages that were never read) or re-created.
+
+    Gone with everything read is retired, as is what a person retired.
+    """
+    if over or (account is not None and account.retired):
         return "retired"
+    if seen is None:
+        unread = account is None or account.halt is not None or account.frontier < account.log_end
+        return "absent" if unread else "retired"
     if account is not None and account.topic_id != seen.topic_id:
         return "re-created"
-    return "live"
+    return "drained" if drained else "live"
 
 
 def _quarantined(ledger: Ledger, state: StateStore) -> list[dict[str, Any]]:

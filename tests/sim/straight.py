@@ -16,7 +16,6 @@ from msgspec import Struct, field
 from seriatim.core.stream import Stream
 from tests.sim.producer import Sent
 
-
 HALTS = {
     "none": {"raised"},
     "once": {"sequence gap", "precondition", "raised"},
