@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 
 from seriatim import cli
 from seriatim.cli import show
@@ -73,6 +74,26 @@ def test_gaps_are_listed_as_the_table_has_them(made: DiskStream, capsys: pytest.
     shown = capsys.readouterr().out
     assert "2 gaps, 1 open" in shown
     assert "poison" in shown
+
+
+def test_the_documented_query_gives_what_can_be_trusted(tmp_path: Path) -> None:
+    """The records outside every gap, and no others: of that session, until its snapshot, or for good while open."""
+    made = DiskStream(tmp_path / "lake", tier="none")
+    made.kafka.create("in-a", 1)
+    for session, values in (("x", [["a"], 1]), ("y", [["a"], 1])):
+        made.send("in-a/0", session, *values)
+        made._sequences["in-a/0", session] += 3
+    made.send("in-a/0", "x", 2, 3, ["a"], 4)
+    made.send("in-a/0", "y", 5)
+    made.run()
+    page = (Path(__file__).parents[2] / "docs" / "STREAMS.md").read_text()
+    query = page.partition("```sql")[2].partition("```")[0]
+    tables = QueryBuilder()
+    for table in ("records", "gaps"):
+        tables.register(table, DeltaTable(made.root / table))
+    trusted = {row["offset"] for row in pa.table(tables.execute(query)).to_pylist()}
+    assert {row["offset"] for row in rows(made, "records")} == set(range(9))
+    assert trusted == set(range(9)) - {4, 5, 8}
 
 
 def test_gaps_are_right_without_the_table(made: DiskStream, capsys: pytest.CaptureFixture[str]) -> None:
