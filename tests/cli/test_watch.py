@@ -1,0 +1,176 @@
+"""`seriatim watch`, and what status, plan and doctor say of time left, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from seriatim import cli, wiring
+from seriatim.adapters import clock
+from seriatim.core.offsets import Partition
+from seriatim.core.retention import Rules
+from seriatim.testing import MemoryStream
+from tests.steps.worlds import begun, send
+
+STREAM = """
+topics = "in-[a-z]+"
+machine = "table"
+table = {key = ["id"], columns = {id = "string", v = "int64"}, before = false}
+output = {path = "lake/s"}
+"""
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryStream:
+    """A stream whose world is in memory, as the command line finds it."""
+    world = begun()
+    (tmp_path / "s.toml").write_text(STREAM)
+    monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path))
+    monkeypatch.setenv("SERIATIM_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    monkeypatch.setattr(wiring, "log", lambda *_: world.kafka)
+    monkeypatch.setattr(wiring, "ledger", lambda *_: world.ledger)
+    monkeypatch.setattr(wiring, "state", lambda *_: world.files)
+    monkeypatch.setattr(clock, "WallClock", lambda: world.clock)
+    return world
+
+
+def code(*arguments: str) -> int:
+    """The exit code of a command."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    return int(str(ended.value.code))
+
+
+def about_to_expire(made: MemoryStream) -> None:
+    """Two of ten hours are left."""
+    made.kafka.topics["in-a"].rules = Rules(retention_ms=36_000_000)
+    made.run()
+    send(made, Partition("in-a", 0), 4)
+    made.clock.sleep(8 * 3600)
+
+
+def test_all_is_well_is_exit_0(made: MemoryStream, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for each stream; no colours where no terminal is."""
+    made.run()
+    assert code("watch", "--once") == 0
+    assert capsys.readouterr().out == "1970-01-01T00:00:00Z s: good · 1 partitions · lag 0 · no message is in danger\n"
+
+
+def test_something_that_needs_a_person_is_exit_3(made: MemoryStream, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it is, where, and what to type."""
+    about_to_expire(made)
+    assert code("watch", "s", "--once") == 3
+    out = capsys.readouterr().out
+    assert "lag 1 · time left 2 h 0 min (in-a/0)" in out
+    assert "  time left in-a/0: 2 h 0 min until Kafka drops offset 3." in out
+    assert "    → `seriatim run s` folds what waits" in out
+    assert "\033" not in out
+
+
+def test_scripts_get_one_object_per_stream(made: MemoryStream, capsys: pytest.CaptureFixture[str]) -> None:
+    """All fields, concerns included."""
+    about_to_expire(made)
+    assert code("watch", "--once", "--json") == 3
+    (seen,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (seen["stream"], seen["lag"], seen["time_left_seconds"], seen["nearest"]) == ("s", 1, 7200, "in-a/0")
+    assert {one["concern"] for one in seen["concerns"]} == {"time left", "late"}
+    assert set(seen["concerns"][0]) == {"concern", "place", "text", "next"}
+
+
+def test_a_stream_that_cannot_be_looked_at_does_not_hide_the_others(
+    made: MemoryStream, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its error is a line of its own; the exit code is its own, unless another stream needs a person."""
+    (tmp_path / "broken.toml").write_text("topics = 5")
+    made.run()
+    assert code("watch", "--once") == 2
+    out = capsys.readouterr().out
+    assert "broken: ConfigError: broken.toml: topics" in out
+    assert "s: good" in out
+    about_to_expire(made)
+    assert code("watch", "--once", "--json") == 3
+    first = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert (first["stream"], first["error"]) == ("broken", "ConfigError")
+
+
+def test_it_looks_until_ctrl_c(
+    made: MemoryStream, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Again and again, at the pace asked for; Ctrl-C ends it without a trace."""
+    made.run()
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", wait)
+    assert code("watch", "--every", "7") == 130
+    assert waited == [7, 7, 7]
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 3
+    assert shown.err == ""
+
+
+def test_no_streams_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To watch nothing and be green would be worse."""
+    monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path))
+    assert code("watch", "--once") == 2
+
+
+def test_status_shows_time_left(made: MemoryStream, capsys: pytest.CaptureFixture[str]) -> None:
+    """As people read it, and in seconds for scripts."""
+    about_to_expire(made)
+    assert code("status", "s") == 0
+    assert "2 h 0 min" in capsys.readouterr().out
+    assert code("status", "s", "--json") == 0
+    (part,) = json.loads(capsys.readouterr().out)["partitions"]
+    assert (part["time_left_seconds"], part["catches_up"]) == (7200, None)
+
+
+def test_plan_warns_of_a_short_retention(made: MemoryStream, capsys: pytest.CaptureFixture[str]) -> None:
+    """The topic, the value, and the command that changes it."""
+    about_to_expire(made)
+    assert code("plan", "s") == 0
+    out = capsys.readouterr().out
+    assert "in-a: retention.ms keeps messages for 10.0 h" in out
+    assert "--entity-name in-a --add-config retention.ms=604800000" in out
+    assert code("plan", "s", "--json") == 0
+    (short,) = json.loads(capsys.readouterr().out)["short_retention"]
+    assert (short["topic"], short["hours"]) == ("in-a", {"retention.ms": 10.0})
+    made.kafka.topics["in-a"].rules = Rules(retention_ms=72 * 3_600_000)
+    code("plan", "s")
+    assert "retention" not in capsys.readouterr().out
+
+
+def test_doctor_warns_of_a_short_retention(made: MemoryStream) -> None:
+    """A warning, not a failure: the exit code does not change; long enough is a good line."""
+    from seriatim import config
+    from seriatim.cli.doctor import retention
+
+    made.kafka.topics["in-a"].rules = Rules(retention_ms=36_000_000)
+    (check,) = retention(config.load())
+    assert (check.good, check.required) == (False, False)
+    assert check.found.startswith("s: in-a: retention.ms keeps messages for 10.0 h")
+    assert "--entity-name in-a" in check.fix
+    made.kafka.topics["in-a"].rules = Rules()
+    (check,) = retention(config.load())
+    assert check.good
+
+
+def test_doctor_says_what_it_could_not_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No broker: one line, however many streams there are."""
+    from seriatim import config
+    from seriatim.cli.doctor import retention
+
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.toml").write_text(STREAM)
+    monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path))
+    monkeypatch.setenv("SERIATIM_HOME", str(tmp_path / "home"))
+    (check,) = retention(config.load())
+    assert (check.good, check.required) == (False, False)
+    assert "a: not looked at: no Kafka broker is named" in check.found

@@ -1,0 +1,112 @@
+"""The clock against a real broker that really drops: by time and by bytes, in seconds instead of days."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from seriatim.adapters.kafka import KafkaLog
+from seriatim.core.offsets import Partition
+from seriatim.core.retention import TimeLeft, times_left
+from seriatim.embedded import broker as embedded
+from tests.integration.lab import silent
+
+WHOLE_SECONDS = 14
+SENT_EVERY_SECONDS = 0.1
+MESSAGE_BYTES = 100_000
+SEGMENT_SECONDS = 1
+LATE_SECONDS = 3.0
+"""The broker looks every half second, and this machine may be busy."""
+TOPICS = {
+    "by-time": {"retention.ms": str(WHOLE_SECONDS * 1000), "segment.ms": str(SEGMENT_SECONDS * 1000)},
+    "by-bytes": {
+        "retention.bytes": str(round(WHOLE_SECONDS / SENT_EVERY_SECONDS * MESSAGE_BYTES)),
+        "segment.bytes": str(1024 * 1024),
+    },
+}
+WARM_UP = "warm-up"
+"""Takes the first message, which is slow: afterwards the rate is constant."""
+
+
+@pytest.fixture
+def impatient(tmp_path: Path, broker_program: embedded.Program) -> Iterator[str]:
+    """A broker of its own that looks for expired segments all the time."""
+    often = {"log.retention.check.interval.ms": "500", "log.initial.task.delay.ms": "500"}
+    info = embedded.start(tmp_path, overrides=often, program=broker_program, say=silent)
+    yield info.bootstrap_servers
+    embedded.stop(tmp_path, silent)
+
+
+def test_the_figure_is_when_the_log_start_moves(impatient: str) -> None:
+    """Every figure since the stall is within 10% of the retention of when Kafka really dropped the message."""
+    admin = AdminClient({"bootstrap.servers": impatient, "log_level": 0})
+    made = [NewTopic(name, 1, 1, config=given) for name, given in {**TOPICS, WARM_UP: {}}.items()]
+    for answer in admin.create_topics(made).values():
+        answer.result(30)
+    log = KafkaLog({"bootstrap.servers": impatient})
+    producer = Producer({"bootstrap.servers": impatient, "linger.ms": 0, "log_level": 0})
+    places = {Partition(name, 0): 20 for name in TOPICS}  # two seconds after the first message the stream stalls
+    figures: dict[Partition, list[tuple[float, TimeLeft]]] = {place: [] for place in places}
+    lost: dict[Partition, float] = {}
+    _send(producer, [WARM_UP], time.time())
+    with _producing(producer):
+        until = time.time() + 3 * WHOLE_SECONDS
+        time.sleep(4)
+        while len(lost) < len(places) and time.time() < until:
+            _look(log, places, figures, lost)
+            time.sleep(0.3)
+    for place in places:
+        assert len(figures[place]) >= 5
+        for at, left in figures[place]:
+            off = lost[place] - at - left.seconds
+            assert -1 <= off <= 0.1 * WHOLE_SECONDS + SEGMENT_SECONDS + LATE_SECONDS, (place, at, left, lost[place])
+            assert left.limit == {"by-time": "retention.ms", "by-bytes": "retention.bytes"}[place.topic]
+
+
+def _send(producer: Producer, topics: Iterable[str], at_seconds: float) -> None:
+    for name in topics:
+        producer.produce(name, bytes(MESSAGE_BYTES), b"k", 0, timestamp=round(at_seconds * 1000))
+    producer.flush(10)
+
+
+@contextmanager
+def _producing(producer: Producer) -> Iterator[None]:
+    """A producer at a constant rate beside us, by its own timetable."""
+    over = threading.Event()
+
+    def produce() -> None:
+        at_seconds = time.time()
+        while not over.wait(max(0.0, at_seconds - time.time())):
+            _send(producer, TOPICS, at_seconds)
+            at_seconds += SENT_EVERY_SECONDS
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _look(
+    log: KafkaLog,
+    places: dict[Partition, int],
+    figures: dict[Partition, list[tuple[float, TimeLeft]]],
+    lost: dict[Partition, float],
+) -> None:
+    """Note the figure of each partition, or that its message is gone. What goes while we ask gives no figure."""
+    held, now = log.retained(log.bounds("by-.*"), places), time.time()
+    bounds = log.bounds("by-.*")
+    for place in [place for place in places if place not in lost]:
+        if bounds[place].log_start > places[place]:
+            lost[place] = time.time()
+        else:
+            figures[place].append((now, times_left(held[place], now)[0]))

@@ -1,0 +1,133 @@
+"""Watch: what needs a person is said, with what to type; what does not is not."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from seriatim.core.ledger import Change, Entry
+from seriatim.core.retention import Rules
+from seriatim.steps.commit import commit
+from seriatim.steps.watch import Look, look
+from seriatim.testing import MemoryStream
+from tests.steps.worlds import A0, B0, begun, send
+
+HOUR = 3600.0
+
+
+def watched(made: MemoryStream) -> Look:
+    """One look."""
+    return look(made.stream, made.kafka, made.ledger, made.files, made.clock)
+
+
+def concerns(made: MemoryStream) -> dict[str, str]:
+    """What needs a person: the kind and where."""
+    return {one.concern: one.place for one in watched(made).concerns}
+
+
+def test_a_stream_that_is_caught_up_needs_nobody() -> None:
+    """Also when nothing came for days: an idle stream is not late."""
+    made = begun(partitions=2)
+    made.run()
+    made.clock.sleep(100 * HOUR)
+    seen = watched(made)
+    assert (seen.verdict, seen.partitions, seen.lag, seen.concerns) == ("good", 2, 0, [])
+    assert (seen.time_left_seconds, seen.catches_up) == (None, True)
+
+
+def test_messages_that_wait_while_no_run_comes_are_late() -> None:
+    """Counted from the last entry, or from when the message came if that is later."""
+    made = begun()
+    made.run()
+    made.clock.sleep(100 * HOUR)
+    made.kafka.produce("in-a", b"s", b"{}", timestamp=round(made.clock.now * 1000))
+    made.clock.sleep(HOUR - 1)
+    assert concerns(made) == {}
+    made.clock.sleep(1)
+    (late,) = watched(made).concerns
+    assert late.concern == "late"
+    assert late.text.startswith("1 messages wait, no run for 1 h 0 min since entry")
+    assert late.next.startswith("seriatim run s")
+
+
+def test_a_stream_that_was_never_run_is_late_too() -> None:
+    """Its messages wait since they came."""
+    made = begun()
+    for log in made.kafka.topics["in-a"].messages:
+        log[:] = [replace(message, timestamp=1000) for message in log]
+    made.clock.sleep(2 * HOUR)
+    (late,) = watched(made).concerns
+    assert "it was never run" in late.text
+
+
+def test_what_waits_for_a_person_is_said_and_is_not_late() -> None:
+    """A halted partition is not read by any run; quarantine counts its sessions."""
+    made = begun(partitions=2, sequence=None)
+    send(made, A0, b"{}", b"no JSON")
+    made.reader.lost.add((made_b := replace(A0, number=1), 3))
+    send(made, made_b, 5)
+    made.run()
+    made.clock.sleep(100 * HOUR)
+    assert concerns(made) == {"halted": "in-a/1", "quarantine": ""}
+    halted, quarantine = watched(made).concerns
+    assert halted.text.startswith("halted at offset 3: gap")
+    assert quarantine.text == "1 in quarantine, first s (poison)"
+    assert "seriatim status s" in halted.next
+    assert watched(made).verdict == "hurt"
+
+
+def test_time_that_runs_out_comes_first() -> None:
+    """With the figure, its reason, and the command that gives more time."""
+    made = begun()
+    made.kafka.topics["in-a"].rules = Rules(retention_ms=10 * 3_600_000)
+    made.run()
+    send(made, A0, 4)
+    made.clock.sleep(8 * HOUR)
+    seen = watched(made)
+    assert [one.concern for one in seen.concerns] == ["time left", "late"]
+    assert (seen.time_left_seconds, seen.nearest) == (2 * HOUR, "in-a/0")
+    assert seen.concerns[0].text.startswith(
+        "2 h 0 min until Kafka drops offset 3. retention.ms keeps messages for 10 h"
+    )
+    assert "--add-config retention.ms=" in seen.concerns[0].next
+
+
+def test_a_hold_is_brought_to_mind() -> None:
+    """Somebody began a repair and has not ended it."""
+    made = begun()
+    made.run()
+    head = made.ledger.head("s")
+    assert head is not None
+    account = made.accounts()[A0]
+    change = Change(
+        partition=A0,
+        epoch=account.epoch,
+        frontier=account.frontier,
+        until=account.frontier,
+        topic_id=account.topic_id,
+        born=account.born,
+    )
+    commit(made.ledger, made.clock, head, Entry(kind="hold", attempt="h", held="repair-1", changes=(change,)))
+    (held,) = watched(made).concerns
+    assert (held.concern, held.text) == ("held", "held by repair-1")
+
+
+def test_settings_that_may_not_be_read_make_the_clock_blind() -> None:
+    """None would look like never: it is said once for each topic."""
+    made = begun(partitions=2)
+    made.kafka.create("in-b", 1)
+    made.kafka.topics["in-a"].rules = Rules(known=False)
+    made.run()
+    (blind,) = watched(made).concerns
+    assert (blind.concern, blind.place) == ("blind", "in-a")
+    assert "DescribeConfigs" in blind.next
+
+
+def test_the_nearest_of_all_partitions_is_shown() -> None:
+    """The least time left, and whose it is; the lag of all."""
+    made = begun()
+    made.kafka.topics["in-a"].rules = Rules(retention_ms=1000 * 3_600_000)
+    made.kafka.create("in-b", 1, Rules(retention_ms=500 * 3_600_000))
+    send(made, B0, ["a"])
+    seen = watched(made)
+    assert (seen.nearest, seen.time_left_seconds, seen.lag) == ("in-b/0", 500 * 3600, 4)
+    assert seen.catches_up is None
