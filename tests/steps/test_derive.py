@@ -112,10 +112,14 @@ def test_entries_already_in_are_not_walked_again() -> None:
     assert asked == [last]
 
 
+@pytest.mark.parametrize("releases", [False, True])
 @pytest.mark.parametrize("point", ["committed", "witness-written", "swept", "derived-half", "derived"])
-def test_a_crash_is_caught_up_with_next_time(point: str) -> None:
-    """Even by a run that has nothing else to do; no message is in twice."""
+def test_a_crash_is_caught_up_with_next_time(point: str, releases: bool) -> None:
+    """Even by a run that has nothing else to do; no message is in twice, and none is left as it was."""
     made = hurt()
+    if releases:
+        made.run()
+        send(made, A0, ["a"], 1)
     arm(killer(point, 1))
     try:
         with pytest.raises(Killed):
@@ -126,6 +130,7 @@ def test_a_crash_is_caught_up_with_next_time(point: str) -> None:
     assert tables(made.derived) == tables(anew(made))
     offsets = [row["offset"] for row in made.derived.rows("quarantine")]
     assert sorted(set(offsets)) == sorted(offsets) != []
+    assert [row["released_by"] is not None for row in made.derived.rows("quarantine")] == [releases] * 2
 
 
 def test_trouble_fails_no_run_and_is_told() -> None:
