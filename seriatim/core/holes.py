@@ -2,7 +2,7 @@
 
 A reader never sees transaction markers, records of aborted transactions (read_committed), nor what compaction
 took away. Everything else that is missing is a loss: expired, or unexplained, which is a gap. Whoever knows the
-batches calls `explain`; whoever folds calls `pass_over` with the answer.
+batches calls `explain`; whoever folds walks a `Passage` over the answer.
 
 Next room: adapters/batches.py reads the batches; steps/task.py meets the holes.
 """
@@ -140,29 +140,36 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 class Passage(Struct):
-    """How far one gets through holes: what was passed over, by cause, and what stopped it."""
+    """The way of one partition's walk over its holes: what was passed over, by cause, and what stopped it."""
 
+    partition: Partition
+    tier: Tier
     until: int
     counts: dict[str, int] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
     """Losses that the tier only counts."""
     halt: Finding | None = None
 
-    def pass_over(self, partition: Partition, hole: OffsetRange, pieces: Iterable[Piece], tier: Tier) -> bool:
-        """Go through one hole; whether its end was reached."""
-        ensure(self.halt is None and hole.start == self.until, "a hole begins where one is", hole=str(hole))
+    def over(self, hole: OffsetRange, pieces: Iterable[Piece]) -> bool:
+        """Pass over one hole; whether its end was reached."""
+        ensure(self.halt is None and self.until <= hole.start, "holes come in order", hole=str(hole), until=self.until)
+        self.until = hole.start
         for whole, cause in pieces:
             ensure(whole.start == self.until, "pieces tile their hole", hole=str(hole), piece=str(whole))
             if cause in FINDINGS:
-                self.halt = lost(partition, whole, cause, tier)
+                self.halt = lost(self.partition, whole, cause, self.tier)
                 if self.halt is not None:
                     return False
-                mark = Mark(finding=FINDINGS[cause], offset=whole.start, until=whole.end, cause=_told(whole, cause))
-                self.marks.append(mark)
+                self.marks.append(mark(whole, cause))
             self.counts[cause] = self.counts.get(cause, 0) + len(whole)
             self.until = whole.end
         ensure(self.until == hole.end, "pieces tile their hole", hole=str(hole), until=self.until)
         return True
+
+
+def mark(whole: OffsetRange, cause: Cause) -> Mark:
+    """Lost offsets that are only counted, for the gaps table."""
+    return Mark(finding=FINDINGS[cause], offset=whole.start, until=whole.end, cause=_told(whole, cause))
 
 
 def lost(partition: Partition, whole: OffsetRange, cause: Cause, tier: Tier) -> Finding | None:

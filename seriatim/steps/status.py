@@ -138,6 +138,7 @@ def _partition(
         "topic_state": life,
         "epoch": account.epoch if account else 0,
         "headless": account.headless if account else 0,
+        "counts": dict(account.counts) if account else {},
         "held": account.hold if account else None,
         "halted": None if halt is None else {"finding": halt.finding, "offset": halt.offset, "cause": halt.cause},
     }

@@ -91,11 +91,11 @@ class RealSide:
         made = NewTopic(topic, 1, 1, config=COMPACTED if compacted else {})
         self.admin.create_topics([made])[topic].result(WAIT_SECONDS)
 
-    def send(self, topic: str, keys: Iterable[str]) -> list[int]:
+    def send(self, topic: str, keys: Iterable[str], value: bytes = b"v") -> list[int]:
         producer = Producer({**self.client, "compression.type": self.codec, "linger.ms": 50})
-        return self.sent(producer, topic, keys)
+        return self.sent(producer, topic, keys, value)
 
-    def sent(self, producer: Producer, topic: str, keys: Iterable[str]) -> list[int]:
+    def sent(self, producer: Producer, topic: str, keys: Iterable[str], value: bytes = b"v") -> list[int]:
         """Send and wait; the offsets."""
         offsets: list[int] = []
 
@@ -104,7 +104,7 @@ class RealSide:
             offsets.append(message.offset())
 
         for key in keys:
-            producer.produce(topic, b"v" * 50, key, 0, on_delivery=told)
+            producer.produce(topic, value, key, 0, on_delivery=told)
         assert producer.flush(WAIT_SECONDS) == 0
         self.newest.setdefault(topic, {}).update(zip(keys, offsets, strict=True))
         return offsets
@@ -116,14 +116,14 @@ class RealSide:
         """Roll the segment, and wait until only the newest of every key is there before it."""
         self.compact_all([topic])
 
-    def compact_all(self, topics: Sequence[str]) -> None:
+    def compact_all(self, topics: Sequence[str], wait_seconds: float = 0.1, value: bytes = b"v") -> None:
         resource = ConfigResource(ResourceType.BROKER, "1")
         resource.add_incremental_config(ConfigEntry("log.cleaner.backoff.ms", "100", incremental_operation=SET))
         for answer in self.admin.incremental_alter_configs([resource]).values():
             answer.result(WAIT_SECONDS)
-        time.sleep(0.1)
+        time.sleep(wait_seconds)
         for topic in topics:
-            self.send(topic, ["the active segment"])
+            self.send(topic, ["the active segment"], value)
         until = time.monotonic() + WAIT_SECONDS
         while any(not set(self.readable(t)) <= set(self.newest[t].values()) for t in topics):
             assert time.monotonic() < until, "compaction did not come"

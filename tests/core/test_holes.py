@@ -182,9 +182,9 @@ def test_a_transaction_is_void_wherever_a_fetch_begins_and_ends(
 
 
 def passage(pieces: list[tuple[int, int, str]], tier: Tier) -> Passage:
-    """A way through one hole."""
-    way = Passage(until=pieces[0][0])
-    way.pass_over(P, OffsetRange(pieces[0][0], pieces[-1][1]), [(OffsetRange(a, b), c) for a, b, c in pieces], tier)  # type: ignore[misc]
+    """A way over one hole."""
+    way = Passage(P, tier, 0)
+    way.over(OffsetRange(pieces[0][0], pieces[-1][1]), [(OffsetRange(a, b), c) for a, b, c in pieces])  # type: ignore[misc]
     return way
 
 
@@ -217,4 +217,13 @@ def test_pieces_that_do_not_tile_their_hole_are_refused() -> None:
         with pytest.raises(BrokenPromiseError, match="tile"):
             passage(pieces, "strict")
     with pytest.raises(BrokenPromiseError, match="tile"):
-        Passage(until=0).pass_over(P, OffsetRange(0, 5), [(OffsetRange(0, 4), "marker")], "strict")
+        Passage(P, "strict", 0).over(OffsetRange(0, 5), [(OffsetRange(0, 4), "marker")])
+
+
+def test_holes_come_in_order() -> None:
+    """What was passed over is counted once."""
+    way = passage([(3, 5, "marker")], "strict")
+    assert way.over(OffsetRange(7, 8), [(OffsetRange(7, 8), "marker")])
+    assert (way.counts, way.until) == ({"marker": 3}, 8)
+    with pytest.raises(BrokenPromiseError, match="in order"):
+        way.over(OffsetRange(6, 7), [(OffsetRange(6, 7), "marker")])
