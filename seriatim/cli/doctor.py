@@ -47,6 +47,7 @@ def doctor(
 def retention(settings: Settings) -> Iterator[Check]:
     """Whether every stream's topics keep messages for long enough. A line for each that does not."""
     from seriatim import streams, wiring
+    from seriatim.adapters.clock import WallClock
     from seriatim.core.ledger import Ledger
     from seriatim.embedded.checkup import Check
     from seriatim.steps.plan import short_retention
@@ -55,7 +56,7 @@ def retention(settings: Settings) -> Iterator[Check]:
     for name in streams.names(settings.streams):
         try:
             file = streams.load(name, settings.streams)
-            found = short_retention(file.stream, wiring.log(file, settings), Ledger(stream=name))
+            found = short_retention(file.stream, wiring.log(file, settings), Ledger(stream=name), WallClock())
         except SeriatimError as error:
             yield Check("retention", False, False, f"{name}: not looked at: {error.message}", error.next)
             return  # whatever it is, the next stream would wait for it as long

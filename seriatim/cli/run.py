@@ -111,6 +111,7 @@ def plan(stream: StreamName, json: Json = False) -> None:
     Example: seriatim plan demo
     """
     from seriatim import streams, wiring
+    from seriatim.adapters.clock import WallClock
     from seriatim.cli import show
     from seriatim.steps.plan import plan as make
     from seriatim.steps.plan import short_retention
@@ -120,7 +121,8 @@ def plan(stream: StreamName, json: Json = False) -> None:
     log = wiring.log(file, settings)
     ledger, made = make(file.stream, log, wiring.ledger(file))
     wiring.refuse_code(file, ledger)
-    show.plan(file.stream, ledger, made, short_retention(file.stream, log, ledger), json=json)
+    short = short_retention(file.stream, log, ledger, WallClock())
+    show.plan(file.stream, ledger, made, short, json=json)
 
 
 def _until(text: str) -> dict[Partition, int]:

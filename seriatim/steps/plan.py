@@ -12,7 +12,7 @@ from seriatim.core.ledger import Ledger
 from seriatim.core.slice import Plan
 from seriatim.core.slice import plan as compare
 from seriatim.core.stream import Stream
-from seriatim.ports import LedgerStore, Log
+from seriatim.ports import Clock, LedgerStore, Log
 from seriatim.steps.commit import read_head
 from seriatim.steps.retention import Short, clocks, short
 
@@ -24,9 +24,9 @@ def plan(stream: Stream, log: Log, store: LedgerStore) -> tuple[Ledger, Plan]:
     return ledger, discover(stream, log, ledger)
 
 
-def short_retention(stream: Stream, log: Log, ledger: Ledger) -> list[Short]:
-    """Topics that keep messages for less than 72 hours. The hour of the day does not matter for it."""
-    return short(clocks(ledger, log, log.bounds(stream.topics), now_seconds=0.0))
+def short_retention(stream: Stream, log: Log, ledger: Ledger, clock: Clock) -> list[Short]:
+    """Topics that keep messages for less than 72 hours."""
+    return short(clocks(ledger, log, log.bounds(stream.topics), clock.now_seconds()))
 
 
 def discover(stream: Stream, log: Log, ledger: Ledger) -> Plan:

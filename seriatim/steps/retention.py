@@ -58,9 +58,15 @@ def clocks(ledger: Ledger, log: Log, bounds: Mapping[Partition, Bounds], now_sec
     """The clock of every partition that Kafka has and nobody retired."""
     known, over = {p: ledger.account(p) for p in bounds}, retired_topics(ledger)
     running = {p: seen for p, seen in bounds.items() if not _retired(p, known[p], over)}
-    held = log.retained(running, {p: _frontier(known[p], seen) for p, seen in running.items()})
+    found = log.retained(running, {p: _frontier(known[p], seen) for p, seen in running.items()})
+    held = {p: _not_after(one, round(now_seconds * 1000)) for p, one in found.items()}
     needed = catch_up_seconds(ledger.pace.rate, [one for p, one in held.items() if not _waits(known[p])])
     return {p: _clocked(one, known[p], now_seconds, needed) for p, one in sorted(held.items())}
+
+
+def _not_after(held: Retained, now_ms: int) -> Retained:
+    """A producer whose clock is far ahead must not make the rate look low."""
+    return held if held.newest_ms is None else replace(held, newest_ms=min(held.newest_ms, now_ms))
 
 
 def _retired(partition: Partition, account: Account | None, over: set[str]) -> bool:

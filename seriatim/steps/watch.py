@@ -73,6 +73,7 @@ def look(stream: Stream, log: Log, store: LedgerStore, state: StateStore, clock:
         concerns=[
             *(_running_out(finding, stream.name) for finding in warnings(stream, ledger, clocked)),
             *_waiting(found),
+            *_silent(stream, found["buffers"], now),
             *_late(stream, ledger, clocked, now),
             *_blind(clocked),
         ],
@@ -104,6 +105,19 @@ def _waiting(found: dict[str, Any]) -> list[Concern]:
         text = "the circuit is open: a check failed, publishing waits"
         concerns.append(Concern(concern="circuit", text=text, next=shows))
     return concerns
+
+
+def _silent(stream: Stream, buffers: list[dict[str, Any]], now_seconds: float) -> list[Concern]:
+    """Window buffers that nothing drains: only the session's own messages do, and none came for too long."""
+    patience = stream.window_seconds + stream.alerts.late_run_minutes * 60
+    silent = sorted((one for one in buffers if now_seconds - one["since"] / 1000 > patience), key=lambda b: b["since"])
+    if not silent:
+        return []
+    first = silent[0]
+    waited = duration(now_seconds - first["since"] / 1000)
+    text = f"messages of {len(silent)} sessions wait for earlier ones, longest {first['session']}: {waited}"
+    ask = f"ask its producer for sequence {first['expects']}, or any newer message: only those release what waits"
+    return [Concern(concern="buffer", place=f"{first['topic']}/{first['partition']}", text=text, next=ask)]
 
 
 def _late(stream: Stream, ledger: Ledger, clocked: Clocks, now_seconds: float) -> list[Concern]:

@@ -9,7 +9,7 @@ from seriatim.core.retention import Rules
 from seriatim.steps.commit import commit
 from seriatim.steps.watch import Look, look
 from seriatim.testing import MemoryStream
-from tests.steps.worlds import A0, B0, begun, send
+from tests.steps.worlds import A0, B0, begun, send, world
 
 HOUR = 3600.0
 
@@ -131,3 +131,19 @@ def test_the_nearest_of_all_partitions_is_shown() -> None:
     seen = watched(made)
     assert (seen.nearest, seen.time_left_seconds, seen.lag) == ("in-b/0", 500 * 3600, 4)
     assert seen.catches_up is None
+
+
+def test_a_buffer_that_nothing_drains_is_raised() -> None:
+    """Only the session's own messages drain it; after its window and a late run's time a person is asked."""
+    made = world(tier="window", sequence="seq", window_seconds=60)
+    made.kafka.create("in-a", 1)
+    for body in (b'{"type":"snapshot","seq":1,"rows":[]}', b'{"type":"insert","seq":3,"id":"a","v":1}'):
+        made.kafka.produce("in-a", b"quiet", body, timestamp=0)
+    made.run()
+    made.clock.sleep(HOUR + 60)
+    assert concerns(made) == {}
+    made.clock.sleep(1)
+    (buffer,) = watched(made).concerns
+    assert (buffer.concern, buffer.place) == ("buffer", "in-a/0")
+    assert buffer.text == "messages of 1 sessions wait for earlier ones, longest quiet: 1 h 1 min"
+    assert "sequence 2" in buffer.next
