@@ -304,14 +304,8 @@ def _changed(entry: Entry, change: Change, account: Account | None) -> Account:
         return replace(account, state=change.state if change.state is not None else account.state)
     account = _folded(entry, change, account)
     if entry.kind == "repair":
-        account = replace(
-            account,
-            epoch=account.epoch + 1,
-            hold=None,
-            topic_id=change.topic_id,
-            born=change.born,
-            retired=False,
-        )
+        life = {"epoch": account.epoch + 1, "topic_id": change.topic_id, "born": change.born}
+        return replace(account, hold=None, retired=False, **life)
     return account
 
 
@@ -325,7 +319,9 @@ def _accepted(_: Entry, change: Change, account: Account | None) -> Account:
         return Account(topic_id=change.topic_id, frontier=change.born, born=change.born)
     if change.topic_id == account.topic_id:
         other = account.halt if account.halt and account.halt.finding not in LIFTED else None
-        return replace(account, epoch=account.epoch + 1, retired=False, halt=other)
+        left = account.quarantined - (change.certificate.counts.released if change.certificate else 0)
+        after = replace(account, epoch=account.epoch + 1, retired=False, halt=other, quarantined=left)
+        return after if change.state is None else replace(after, state=change.state)
     return replace(
         account,
         topic_id=change.topic_id,
