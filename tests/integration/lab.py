@@ -71,6 +71,7 @@ class Lab:
                 "bootstrap.servers": self.servers,
                 "linger.ms": 20,
                 "message.max.bytes": 20_000_000,
+                "enable.idempotence": True,
                 "log_level": 0,
             }
         )
