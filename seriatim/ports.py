@@ -1,25 +1,32 @@
 """Ports: what the steps need of the outside world, on one page. Adapters implement them.
 
-Real ones: adapters/kafka.py, spark.py, parquet.py, delta.py, clock.py. Fakes for all of them:
+Real ones: adapters/kafka.py, spark.py, batches.py, parquet.py, delta.py, clock.py. Fakes for all of them:
 adapters/memory.py, held to the same contract tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
+from seriatim.core.chain import Commit
+from seriatim.core.gaps import Aside, Gap
+from seriatim.core.holes import Piece
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Entry, File, Ledger, Manifest
 from seriatim.core.message import Stretch
-from seriatim.core.offsets import Partition
-from seriatim.core.session import Folded, Kept, Session
+from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.retention import Retained
+from seriatim.core.session import Ended, Folded, Kept, Session
 from seriatim.core.slice import Bounds, Ranges
+from seriatim.core.verify import Outline
 
 Task = Callable[[Partition, Iterable[Stretch]], bytes]
 """Runs where the messages of one partition are; what it returns reaches the driver."""
+Explain = Callable[[Partition, OffsetRange], list[Piece]]
+"""Why the offsets of a hole are missing: pieces that tile it, each with its cause."""
 
 
 class Log(Protocol):
@@ -27,6 +34,16 @@ class Log(Protocol):
 
     def bounds(self, pattern: str) -> dict[Partition, Bounds]:
         """Every partition of every topic whose whole name matches."""
+        ...
+
+    def unreadable(self, ranges: Ranges) -> dict[Partition, tuple[int, str]]:
+        """The first message of each range that the reader cannot take, by offset, and why; for each that has one."""
+        ...
+
+    def retained(
+        self, bounds: Mapping[Partition, Bounds], frontiers: Mapping[Partition, int]
+    ) -> dict[Partition, Retained]:
+        """What Kafka holds of partitions with these bounds, seen from these frontiers, and for how long."""
         ...
 
 
@@ -68,6 +85,10 @@ class SourceFailed(Exception):  # noqa: N818  # not an error of ours: discovery 
     """Reading broke: data loss, a lost broker or executor. Discovery is asked what it means."""
 
 
+class UnreadableMessage(SourceFailed):
+    """The reader met a message that it cannot take. The log is asked which."""
+
+
 class Writer(Protocol):
     """A file being written."""
 
@@ -80,6 +101,9 @@ class RecordWriter(Writer, Protocol):
     """A record file of one partition and slice."""
 
     def write(self, stretch: Stretch, folded: Folded) -> None: ...
+    def end(self, offset: int, ended: Ended) -> None:
+        """Add records that end sessions, all at one offset."""
+        ...
 
 
 class KeptWriter(Writer, Protocol):
@@ -118,8 +142,16 @@ class StateStore(Protocol):
     """Where sessions' state is. Files are checked against their digest before use."""
 
     def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]: ...
+    def holds(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
+        """Which of these names are in the files: a cheap look, without proof."""
+        ...
+
     def save(self, partition: Partition, stem: str, sessions: Mapping[str, Session], merge: Iterable[File]) -> File:
         """Write sessions, over those of the files to be merged (oldest first)."""
+        ...
+
+    def each(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
+        """Every session, one by one."""
         ...
 
     def quarantined(self, files: Iterable[File]) -> dict[str, Session]:
@@ -162,6 +194,10 @@ class LedgerStore(Protocol):
         """An earlier entry, and the ledger as of it."""
         ...
 
+    def entries(self, stream: str, after: int) -> Iterator[Manifest]:
+        """The entries later than sequence `after`, oldest first."""
+        ...
+
     def active_paths(self, head: Head) -> set[str]:
         """The record files of the table as of `head`."""
         ...
@@ -189,6 +225,90 @@ class LedgerStore(Protocol):
     def put_told(self, sequence: int) -> None: ...
     def witness(self) -> tuple[int, str] | None: ...
     def put_witness(self, sequence: int, sha256: str) -> None: ...
+    def set_witness_aside(self, reason: str) -> str:
+        """Move the witness away, with the reason in it: a person decided to begin again. Its new path."""
+        ...
+
+
+Derived = Literal["gaps", "quarantine"]
+"""The tables that are made of the ledger alone, and can be made again."""
+
+
+class Reached(Struct, frozen=True):
+    """The entry up to which a derived table is, and what the store needs to compare-and-set on exactly that."""
+
+    sequence: int = -1
+    sha256: str = ""
+    token: Any = None
+
+
+class DerivedStore(Protocol):
+    """The derived tables. A put on a table that reached nothing (-1) makes it as a whole."""
+
+    def reached(self, table: Derived) -> Reached:
+        """How far a table is; -1: it is not there, or not to be relied on."""
+        ...
+
+    def gaps(self, at: Reached) -> list[Gap]:
+        """The table `gaps` as of `at`."""
+        ...
+
+    def put_gaps(self, at: Reached, to: Ledger, gaps: Sequence[Gap]) -> None:
+        """Replace all gaps, in one commit on exactly `at`, or raise `Conflict`."""
+        ...
+
+    def put_quarantine(self, at: Reached, to: Ledger, asides: Sequence[Aside], released: Sequence[Gap]) -> None:
+        """Add messages set aside and say of whom was released how, in one commit on exactly `at`, or `Conflict`."""
+        ...
+
+    def note(self, to: Ledger) -> None:
+        """Remember that both tables are as of `to`, where nothing had to be put."""
+        ...
+
+
+class Unreadable(Exception):  # noqa: N818  # an answer: verify tells what it means
+    """A file that is missing, or that its own format contradicts."""
+
+
+class Audit(Protocol):
+    """A stream's output read anew for verify, as bytes and as what they say. Raises `Unreadable`."""
+
+    def commits(self) -> list[Commit]: ...
+    def readers_see(self) -> set[str]: ...
+    def witness(self) -> bytes | None: ...
+    def signed(self) -> bytes | None: ...
+    def put_signed(self, content: bytes) -> None: ...
+    def manifest(self, path: str) -> tuple[str, bytes]: ...
+    def paths(self) -> list[str]: ...
+    def size(self, path: str) -> int | None: ...
+    def digest(self, path: str) -> str: ...
+    def outline(self, path: str) -> Outline: ...
+    def last_rows(
+        self, path: str, key: Sequence[str], columns: Sequence[str]
+    ) -> Iterator[tuple[str, Any, tuple[Any, ...] | None, int]]: ...
+    def rows(self, path: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]: ...
+
+
+class Captured(Struct, frozen=True, kw_only=True):
+    """A message as somebody wrote it down."""
+
+    partition: Partition
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp: int = 0
+
+
+class Reread(Protocol):
+    """Messages of the past, read again from Kafka."""
+
+    def read(self, partition: Partition, whole: OffsetRange) -> Iterator[Stretch]:
+        """The messages of a range that are there, in stretches without a hole."""
+        ...
+
+    def compacts(self, topic: str) -> bool:
+        """Whether a topic may lose messages in the middle."""
+        ...
 
 
 class Clock(Protocol):

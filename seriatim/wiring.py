@@ -14,6 +14,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +35,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from seriatim.adapters.delta import DeltaLedger
+    from seriatim.adapters.derived import DeltaDerived
     from seriatim.adapters.kafka import KafkaLog
     from seriatim.adapters.spark import SparkReader
     from seriatim.adapters.state import ParquetState
+    from seriatim.core.holes import Piece
     from seriatim.core.ledger import Ledger
+    from seriatim.core.offsets import OffsetRange
     from seriatim.core.slice import Ranges
-    from seriatim.ports import OnSlice, Source
+    from seriatim.ports import Explain, OnSlice, Source
+    from seriatim.steps.accept import Means
     from seriatim.steps.fold import World
     from seriatim.steps.task import Kit, Work
 
@@ -49,6 +54,8 @@ class FoldTask(Struct):
 
     file: StreamFile
     works: dict[Partition, Any]
+    kafka: dict[str, str] = {}
+    """Client settings, for what the fold itself asks Kafka: why offsets are missing."""
     crash_point: str = ""
     driver: int = 0
     """The driver's process, which a crash point takes along."""
@@ -69,12 +76,12 @@ class FoldTask(Struct):
         work = replace(work, attempt=f"{work.attempt}-{number}")
         gc.disable()
         try:
-            return run_task(work, stretches(batches), kit(self.file))
+            return run_task(work, stretches(batches), kit(self.file, self.kafka))
         finally:
             gc.enable()
 
 
-def kit(file: StreamFile) -> Kit:
+def kit(file: StreamFile, kafka: dict[str, str]) -> Kit:
     """What a task works with, for one stream."""
     from seriatim.adapters.arrow import ArrowDigests
     from seriatim.adapters.parquet import ParquetRecords
@@ -87,6 +94,7 @@ def kit(file: StreamFile) -> Kit:
         runner=runner,
         tier=stream.tier,
         on_poison=stream.on_poison,
+        limits=stream.limits,
         session_field=stream.session_field is not None,
         records=ParquetRecords(
             root,
@@ -96,9 +104,25 @@ def kit(file: StreamFile) -> Kit:
             checked=not runner.may_half_change,
         ),
         state=ParquetState(root, stream.output.compression),
+        explain=explain(file, kafka),
         digests=ArrowDigests,
         peak_memory_bytes=_peak_memory_bytes,
     )
+
+
+def explain(file: StreamFile, kafka: dict[str, str]) -> Explain:
+    """Why offsets are missing. What it takes is loaded with the first hole: without one it costs nothing."""
+
+    @cache
+    def batches() -> Explain:
+        from seriatim.adapters.batches import KafkaBatches
+
+        return KafkaBatches(kafka, file.stream.isolation)
+
+    def explained(partition: Partition, hole: OffsetRange) -> list[Piece]:
+        return batches()(partition, hole)
+
+    return explained
 
 
 class LazySpark:
@@ -147,15 +171,43 @@ def world(file: StreamFile, settings: Settings, reader: LazySpark) -> World:
     from seriatim.steps.fold import World
 
     stream, runner = file.stream, streams.runner(file)
-    root = Path(stream.output.path)
+    root, kafka = Path(stream.output.path), kafka_client(settings)
     return World(
         log=log(file, settings),
         reader=reader,
+        explain=explain(file, kafka),
         ledger=ledger(file, with_schema=True),
         records=ParquetRecords(root, runner.columns, stream.output.compression, stream.output.partition_by),
+        state=lambda: state(file),
+        derived=derived(file),
         clock=WallClock(),
-        task=lambda works: FoldTask(file, works, settings.crash_point, os.getpid()),
-        new_attempt=lambda: uuid.uuid4().hex[:12],
+        task=lambda works: FoldTask(file, works, kafka, settings.crash_point, os.getpid()),
+        new_attempt=new_attempt,
+    )
+
+
+def new_attempt() -> str:
+    """A name for one try, that nobody else has."""
+    return uuid.uuid4().hex[:12]
+
+
+def means(file: StreamFile, settings: Settings) -> Means:
+    """What a person's decision is made with, for real."""
+    from seriatim.adapters.clock import WallClock
+    from seriatim.adapters.parquet import ParquetRecords
+    from seriatim.steps.accept import Means
+
+    stream, runner = file.stream, streams.runner(file)
+    root, output = Path(stream.output.path), stream.output
+    return Means(
+        stream=stream,
+        runner=runner,
+        log=log(file, settings),
+        ledger=ledger(file, with_schema=True),
+        records=ParquetRecords(root, runner.columns, output.compression, output.partition_by),
+        state=state(file),
+        clock=WallClock(),
+        new_attempt=new_attempt,
     )
 
 
@@ -176,6 +228,13 @@ def ledger(file: StreamFile, *, with_schema: bool = False) -> DeltaLedger:
     return DeltaLedger(Path(stream.output.path), schema, stream.output.partition_by)
 
 
+def derived(file: StreamFile) -> DeltaDerived:
+    """The stream's tables gaps and quarantine."""
+    from seriatim.adapters.derived import DeltaDerived
+
+    return DeltaDerived(Path(file.stream.output.path), file.stream.output.compression)
+
+
 def state(file: StreamFile) -> ParquetState:
     """The stream's state files."""
     from seriatim.adapters.state import ParquetState
@@ -185,7 +244,7 @@ def state(file: StreamFile) -> ParquetState:
 
 def refuse_code(file: StreamFile, ledger: Ledger) -> None:
     """Refuse a machine that would misread this ledger's state."""
-    from seriatim.core.ledger import refuse_code
+    from seriatim.core.code import refuse_code
 
     runner = streams.runner(file)
     refuse_code(ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape)

@@ -13,6 +13,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from msgspec.structs import replace
 from seriatim.core.errors import ConfigError, IntegrityError, ensure
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Change, Entry, File, Ledger, Manifest, decode
-from seriatim.disk import file_names, sweep_drafts, write_file
+from seriatim.disk import file_names, sweep_drafts, sync, write_file
 from seriatim.ports import Conflict, Head
 
 KEY = "seriatim"
@@ -73,6 +74,12 @@ class DeltaLedger:
     def manifest(self, stream: str, sequence: int) -> Manifest:
         """An entry and the whole ledger after it."""
         return self._manifest(stream, self._mark_of(stream, sequence))
+
+    def entries(self, stream: str, after: int) -> Iterator[Manifest]:
+        """The entries later than `after`, oldest first."""
+        table = self._table(stream)
+        marks = [] if table is None else list(takewhile(lambda mark: mark.sequence > after, _marks(stream, table)))
+        return (self._manifest(stream, mark) for mark in reversed(marks))
 
     def delta_version(self, stream: str, sequence: int) -> int:
         """The Delta version that entry `sequence` made."""
@@ -163,6 +170,15 @@ class DeltaLedger:
     def put_witness(self, sequence: int, sha256: str) -> None:
         """Note the last entry beside the table."""
         write_file(self.root / "head.json", json.dumps({"sequence": sequence, "sha256": sha256}).encode())
+
+    def set_witness_aside(self, reason: str) -> str:
+        """Move head.json away, with the reason in it. Killed in between, the witness is still there."""
+        seen = json.loads((self.root / "head.json").read_bytes())
+        path = f"head-{seen['sequence']}-{seen['sha256'][:12]}.json"
+        write_file(self.root / path, json.dumps({**seen, "accepted because": reason}).encode())
+        (self.root / "head.json").unlink()
+        sync(self.root)
+        return path
 
     def _create(self, properties: CommitProperties) -> None:
         ensure(self.schema is not None, "a ledger is made with a schema")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from confluent_kafka import (
@@ -24,9 +24,10 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from seriatim.client import for_python
 from seriatim.core.errors import PlatformError
-from seriatim.core.offsets import Partition
+from seriatim.core.message import READABLE_MS
+from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.retention import Retained, Rules
-from seriatim.core.slice import Bounds
+from seriatim.core.slice import Bounds, Ranges
 
 T = TypeVar("T")
 GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
@@ -50,6 +51,7 @@ class KafkaLog:
         self._client = dict(client)
         self._admin = AdminClient({**client, "log_level": 0, "logger": _QUIET})
         committed = isolation == "read_committed"
+        self._isolation_level = isolation
         self._isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
 
     def bounds(self, pattern: str) -> dict[Partition, Bounds]:
@@ -66,6 +68,37 @@ class KafkaLog:
     def offsets_for_time(self, partitions: list[Partition], timestamp: int) -> dict[Partition, int]:
         """The first offset at or after a time (milliseconds since 1970); -1 where there is none."""
         return self._offsets(dict.fromkeys(partitions, ""), OffsetSpec.for_timestamp(timestamp))
+
+    def unreadable(self, ranges: Ranges) -> dict[Partition, tuple[int, str]]:
+        """The first message of each range whose timestamp Spark cannot read, by offset, and why."""
+        found: dict[Partition, tuple[int, str]] = {}
+        consumer = Consumer({**self._client, **SCAN, "isolation.level": self._isolation_level, "logger": _QUIET})
+        try:
+            for partition, whole in ranges.items():
+                consumer.assign([TopicPartition(partition.topic, partition.number, whole.start)])
+                for message in self._scanned(consumer, partition, whole):
+                    if not READABLE_MS[0] <= (stamp := message.timestamp()[1]) <= READABLE_MS[1]:
+                        found[partition] = message.offset() or 0, f"its timestamp is {stamp} ms since 1970"
+                        break
+        except KafkaException as error:
+            raise self._unreachable(error) from None
+        finally:
+            consumer.close()
+        return found
+
+    def _scanned(self, consumer: Consumer, partition: Partition, whole: OffsetRange) -> Iterator[Message]:
+        """The messages of a range, until its end or the log's."""
+        heard = time.monotonic()
+        while True:
+            for message in consumer.consume(1000, timeout=1):
+                heard, error = time.monotonic(), message.error()
+                if error is not None and error.code() not in NOTHING_THERE:
+                    raise KafkaException(error)
+                if error is not None or (message.offset() or 0) >= whole.end:
+                    return
+                yield message
+            if time.monotonic() - heard > self.timeout_seconds:
+                raise self._silent(partition)
 
     def retained(
         self, bounds: Mapping[Partition, Bounds], frontiers: Mapping[Partition, int]
@@ -261,6 +294,13 @@ class _Quiet:
 
 
 _QUIET = _Quiet()
+SCAN = {
+    "group.id": "seriatim-scan",  # the library wants a name; no group is joined, nothing is committed
+    "enable.auto.commit": "false",
+    "enable.partition.eof": "true",
+    "auto.offset.reset": "error",
+    "log_level": "0",
+}
 ONE_MESSAGE = {
     "group.id": "seriatim-clock",  # the library wants a name; no group is joined, nothing is committed
     "enable.auto.commit": "false",

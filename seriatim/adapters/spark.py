@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from seriatim.core.errors import PlatformError, broken
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Ranges
-from seriatim.ports import NO_WISH, OnSlice, SourceFailed, Wish
+from seriatim.ports import NO_WISH, OnSlice, SourceFailed, UnreadableMessage, Wish
 
 ArrowTask = Callable[[Partition, Iterable[pa.RecordBatch]], bytes]
 RESULT = "result binary"
@@ -40,6 +40,8 @@ FETCH = {
     "kafka.fetch.max.bytes": str(32 << 20),
 }
 """Large fetches cost less CPU per message than the defaults; larger ones fill the heap where messages are large."""
+UNREADABLE = "java.lang.ArithmeticException: long overflow"
+"""What Spark's source says of a message whose timestamp in microseconds does not fit 64 bits."""
 DEAD = ("Answer from Java side is empty", "Java heap space", "OutOfMemoryError")
 """What is said of a JVM that died or has no memory left."""
 SESSION = {
@@ -109,7 +111,8 @@ def _reading() -> Iterator[None]:
         yield
     except (PySparkException, Py4JError, ConnectionError) as error:
         if not has_died(error):
-            raise SourceFailed(first_line(error)) from error
+            failed = UnreadableMessage if UNREADABLE in str(error) else SourceFailed
+            raise failed(first_line(error)) from error
         raise PlatformError(
             "Spark died, probably out of memory",
             cause=first_line(error),

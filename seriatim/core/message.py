@@ -17,6 +17,8 @@ from seriatim.core.errors import ensure
 Header = tuple[str, bytes | None]
 YEARS_MS = (-62_135_596_800_000, 253_402_300_799_999)
 """The first millisecond of year 1 and the last of 9999."""
+READABLE_MS = (-(2**63) // 1000 + 1, (2**63 - 1) // 1000)
+"""Timestamps whose microseconds fit 64 bits: Spark cannot read a message with any other."""
 
 
 class Poison(Struct, frozen=True):

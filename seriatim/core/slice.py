@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from seriatim.core.errors import ensure
+from seriatim.core.errors import ConfigError, ensure
 from seriatim.core.integrity import Finding, Tier, action
 from seriatim.core.judge import OnPoison
 from seriatim.core.ledger import Account, Ledger
@@ -170,3 +170,26 @@ def cut(ranges: Ranges, messages_max: int) -> list[Ranges]:
                 del left[partition]
         slices.append(piece)
     return slices
+
+
+def to_read(plan: Plan, until: Mapping[Partition, int] | None, stream: str) -> Ranges:
+    """The ranges with something to read, cut to `until` where it is given."""
+    if until is None:
+        return {partition: whole for partition, whole in plan.ranges.items() if len(whole)}
+    ranges: Ranges = {}
+    for partition, end in until.items():
+        whole = plan.ranges.get(partition)
+        if partition in plan.waiting or any(f.place == str(partition) for f in plan.findings):
+            continue
+        if whole is None or end > whole.end:
+            unread = "it is retired" if partition in plan.retired else "it is not known"
+            known = unread if whole is None else f"its log ends at {whole.end}"
+            raise ConfigError(f"{stream}: cannot read {partition} up to {end}: {known}", next="check --until-offsets")
+        if end > whole.start:
+            ranges[partition] = whole.until(end)
+    return ranges
+
+
+def within_slice(ranges: Ranges, messages_max: int) -> Ranges:
+    """What the next slice may take of each range, at most."""
+    return {p: whole.until(min(whole.end, whole.start + messages_max)) for p, whole in ranges.items() if len(whole)}

@@ -5,13 +5,14 @@ Next room: steps/fold.py commits them; core/ledger.py applies them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
 from seriatim.core.errors import broken, ensure
 from seriatim.core.holes import Passage, mark
 from seriatim.core.integrity import Finding, Tier
+from seriatim.core.judge import OnPoison
 from seriatim.core.ledger import Account, Certificate, Change, Halt, Ledger
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.session import Counts
@@ -65,6 +66,45 @@ def nothing_came(partition: Partition, account: Account, whole: OffsetRange, exp
         findings=[passage.halt] if passage.halt else [],
         marks=tuple(passage.marks),
     )
+
+
+def stopped(
+    stops: Mapping[Partition, tuple[int, str]], ledger: Ledger, on_poison: OnPoison
+) -> tuple[tuple[Change, ...], list[Finding]]:
+    """Partitions that reached a message nobody can read: they halt at it, or pass over it where the stream says so."""
+    changes, findings = [], []
+    for partition, (offset, why) in sorted(stops.items()):
+        account = ledger.account(partition) or broken("stopped, but unknown")
+        if account.frontier != offset:  # it halted before
+            continue
+        cause = f"it cannot be read: {why}, which does not fit (nanoseconds?)"
+        finding = Finding(
+            finding="poison", topic=partition.topic, partition=partition.number, offset=offset, cause=cause
+        )
+        change = Change(
+            partition=partition,
+            epoch=account.epoch,
+            frontier=offset,
+            until=offset,
+            topic_id=account.topic_id,
+            born=account.born,
+        )
+        if on_poison == "skip":
+            counts = Counts(findings={"poison": 1})
+            passed = Certificate(
+                partition=partition,
+                epoch=account.epoch,
+                start=offset,
+                until=offset + 1,
+                counts=counts,
+                holes={"unreadable": 1},
+            )
+            changes.append(replace(change, until=offset + 1, certificate=passed))
+            findings.append(replace(finding, level="warning"))
+        else:
+            changes.append(replace(change, halt=halt_of(finding)))
+            findings.append(finding)
+    return tuple(changes), findings
 
 
 def change_of(partition: Partition, account: Account, result: Result, log_end: int) -> Change:

@@ -41,7 +41,7 @@ def _refused(stream: str, what: str) -> IntegrityError:
         f"{stream}: {what}",
         cause="the records table was rolled back, deleted or replaced; going on would fold messages twice or lose them",
         next="restore records/ and manifests/ as they were when head.json was written. If the older ledger is meant\n"
-        "(a deliberate restore), move head.json out of the output folder and run again",
+        f'(a deliberate restore): seriatim accept {stream} --restored --because "…"',
     )
 
 
@@ -59,6 +59,7 @@ def start(store: LedgerStore, clock: Clock, stream: str, attempt: str, changes: 
 
 def commit(store: LedgerStore, clock: Clock, head: Head, entry: Entry) -> tuple[Head, Entry]:
     """Put an entry on the ledger, by the rule above. The head that has it, and the entry as committed."""
+    entry = replace(entry, at_seconds=clock.now_seconds())
     for attempt in range(TRIES_MAX):
         after, manifest = build(_buildable(entry, head), head.ledger)
         path, sha256 = store.put_manifest(after.sequence, encode(manifest))

@@ -37,7 +37,7 @@ from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Account, Entry, Halt, Ledger
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.slice import Plan, Ranges, cut
+from seriatim.core.slice import Plan, Ranges, cut, to_read, within_slice
 from seriatim.core.stream import Stream
 from seriatim.ports import (
     Clock,
@@ -52,9 +52,10 @@ from seriatim.ports import (
     SourceFailed,
     StateStore,
     Task,
+    UnreadableMessage,
     Wish,
 )
-from seriatim.steps.changes import birth, by_partition, change_of, covers, found, nothing_came
+from seriatim.steps.changes import birth, by_partition, change_of, covers, found, nothing_came, stopped
 from seriatim.steps.commit import TRIES_MAX, commit, read_head, start
 from seriatim.steps.derive import keep_up
 from seriatim.steps.moved import moved
@@ -122,16 +123,17 @@ class Folding:
         self.progress = progress or _silent
         self.outcome = Outcome()
         self.head = Head(Ledger(stream=stream.name))
-        self.total = 0
+        self.total = self.messages_max = 0
         self.begin_again = False
         """A partition halted or changed in mid-run: reading begins again without it."""
 
     def run(self, messages_max: int, until: Until | None = None) -> Outcome:
         """Fold until caught up with the log ends of now, or up to `until`."""
+        self.messages_max = messages_max
         self._open()
         plan = self._discover()
         self._note_waiting(plan)
-        while ranges := _to_read(plan, until, self.stream.name):
+        while ranges := to_read(plan, until, self.stream.name):
             self.total = self.outcome.messages + sum(map(len, ranges.values()))
             try:
                 self._read(ranges, messages_max, bounded=until is not None)
@@ -188,11 +190,28 @@ class Folding:
         plan = self._discover()
         if plan.findings or plan.skipped or self.head.ledger.partitions != before:
             return plan
+        try:
+            if isinstance(failure, UnreadableMessage) and self._stop_before(plan):
+                return self._discover()
+        except SourceFailed as again:
+            failure = again
         raise PlatformError(
             f"{self.stream.name}: reading from Kafka broke",
             cause=str(failure)[:600],
             next="check the broker and Spark, then run again: it goes on from the last commit",
         )
+
+    def _stop_before(self, plan: Plan) -> bool:
+        """Fold up to messages that cannot be read, then halt there, or pass over them. Whether there are any."""
+        ranges = within_slice(plan.ranges, self.messages_max)
+        stops = self.world.log.unreadable(ranges)
+        for piece in cut({p: ranges[p].until(offset) for p, (offset, _) in stops.items()}, self.messages_max):
+            if not self._slice(piece, self.world.reader.exactly(piece, self._wish(piece))):
+                break
+        changes, findings = stopped(stops, self.head.ledger, self.stream.on_poison)
+        if changes:
+            self._commit(Entry(kind="slice", attempt=self.world.new_attempt(), changes=changes), findings)
+        return bool(stops)
 
     def _head(self) -> Head:
         return read_head(self.world.ledger, self.stream.name) or broken("the ledger vanished in mid-run")
@@ -370,21 +389,3 @@ class Folding:
                     found=f"{partition} is at offset {account.frontier}, {wanted.end - account.frontier} are left",
                     next="nothing of this slice was written; run again to go on from where the other one is",
                 )
-
-
-def _to_read(plan: Plan, until: Until | None, stream: str) -> Ranges:
-    """The ranges with something to read, cut to `until` where it is given."""
-    if until is None:
-        return {partition: whole for partition, whole in plan.ranges.items() if len(whole)}
-    ranges: Ranges = {}
-    for partition, end in until.items():
-        whole = plan.ranges.get(partition)
-        if partition in plan.waiting or any(f.place == str(partition) for f in plan.findings):
-            continue
-        if whole is None or end > whole.end:
-            unread = "it is retired" if partition in plan.retired else "it is not known"
-            known = unread if whole is None else f"its log ends at {whole.end}"
-            raise ConfigError(f"{stream}: cannot read {partition} up to {end}: {known}", next="check --until-offsets")
-        if end > whole.start:
-            ranges[partition] = whole.until(end)
-    return ranges

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from seriatim.core.code import refuse_code
 from seriatim.core.errors import BrokenPromiseError, ConfigError
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import (
@@ -25,7 +26,6 @@ from seriatim.core.ledger import (
     apply,
     decode,
     encode,
-    refuse_code,
     unmet,
     without_held,
 )
@@ -71,7 +71,7 @@ def test_a_ledger_begins_with_its_start_and_only_once() -> None:
 
 
 MOVING: list[Kind] = ["slice", "repair", "accept", "retire"]
-KNOWING: list[Kind] = ["hold", "release", "repair", "compact", "accept", "retire"]
+KNOWING: list[Kind] = ["hold", "release", "repair", "compact", "retire"]
 EPOCHAL: list[Kind] = ["slice", "hold", "repair", "compact", "accept", "retire"]
 
 
@@ -106,10 +106,11 @@ def test_only_its_own_hold_counts(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KNOWING)
-def test_only_a_slice_may_meet_a_partition_first(kind: Kind) -> None:
+def test_only_a_slice_or_an_accept_may_meet_a_partition_first(kind: Kind) -> None:
     """Everything else is about partitions that are known."""
     assert unmet(entry(kind, change(partition=Q)), ledger()) == ["a/1 is not known"]
     assert not unmet(entry("slice", change(partition=Q)), ledger())
+    assert not unmet(entry("accept", change(partition=Q)), ledger())
 
 
 def test_a_halted_partition_takes_no_slice() -> None:
@@ -124,6 +125,67 @@ def test_an_accept_is_of_the_finding_shown() -> None:
     halted = ledger(Account(topic_id="id", frontier=5, born=0, halt=HALT))
     assert not unmet(entry("accept", change(halt=HALT)), halted)
     assert unmet(entry("accept", change()), halted) == ["a/0 has another finding than the one shown"]
+
+
+def test_a_new_life_is_that_of_all_partitions() -> None:
+    """An accept that leaves a known partition in the old life would mix the two."""
+    known = ledger()
+    known = replace(known, partitions=known.partitions | {"a/1": Account(topic_id="id", frontier=2, born=0)})
+    one = change(topic_id="id2", until=0)
+    assert unmet(entry("accept", one), known) == ["a/1 belongs to it too"]
+    assert not unmet(entry("accept", one, change(partition=Q, frontier=2, topic_id="id2", until=0)), known)
+    assert not unmet(entry("accept", change()), known)
+
+
+def test_a_new_life_begins_at_0_with_nothing_of_the_old() -> None:
+    """State, halt, quarantine and log end are those of the old one; what was counted stays."""
+    file = File("state/x", 1, 1, "d")
+    old = Account(
+        topic_id="id",
+        frontier=5,
+        born=2,
+        epoch=3,
+        state=(file,),
+        halt=HALT,
+        retired=True,
+        log_end=9,
+        messages=3,
+        records=4,
+        quarantined=1,
+        counts={"gap": 1},
+    )
+    deletes = File("records/x", 1, 7, "d")
+    made = change(epoch=3, topic_id="id2", until=0, halt=HALT, records=(deletes,))
+    assert apply(entry("accept", made), ledger(old)).partitions["a/0"] == Account(
+        topic_id="id2", frontier=0, born=0, epoch=4, messages=3, records=11, counts={"gap": 1}
+    )
+    born = apply(entry("accept", made, change(partition=Q, topic_id="id2", until=0)), ledger(old)).partitions["a/1"]
+    assert born == Account(topic_id="id2", frontier=0, born=0)
+
+
+def test_a_topic_accepted_as_it_is_goes_on_where_it_was() -> None:
+    """It is retired no more; a finding in its messages stays, one of discovery is judged anew."""
+    old = Account(topic_id="id", frontier=5, born=2, halt=HALT, retired=True, quarantined=1)
+    after = apply(entry("accept", change(halt=HALT)), ledger(old)).partitions["a/0"]
+    assert after == replace(old, epoch=1, retired=False)
+    seen = Halt("re-created", 5, "made again")
+    assert apply(entry("accept", change(halt=seen)), ledger(replace(old, halt=seen))).partitions["a/0"].halt is None
+
+
+def test_a_retired_partition_takes_no_slice_and_is_dropped_from_one() -> None:
+    """The rest of the slice commits."""
+    known = ledger(Account(topic_id="id", frontier=5, born=0, retired=True))
+    assert unmet(entry("slice", folded(5, 9)), known) == ["a/0 is retired"]
+    assert without_held(entry("slice", folded(5, 9), change(partition=Q)), known).changes == (change(partition=Q),)
+
+
+def test_a_halted_partition_may_be_found_to_be_made_again() -> None:
+    """That is another decision for a person than the one it waits for; told once."""
+    made_again = Halt("re-created", 5, "made again")
+    known = ledger(Account(topic_id="id", frontier=5, born=0, halt=HALT))
+    assert not unmet(entry("slice", change(halt=made_again)), known)
+    again = apply(entry("slice", change(halt=made_again)), known)
+    assert unmet(entry("slice", change(halt=made_again)), again) == ["a/0 is halted at 5"]
 
 
 def test_a_verdict_requires_nothing() -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, Producer
 from deltalake import DeltaTable
 
 from seriatim import streams, wiring
@@ -159,6 +159,28 @@ def test_made_again_in_mid_run_between_two_slices(lab: Lab, topic: Create) -> No
             "y": {"id": "y", "price": 0.0, "size": 1},
         }
     )
+
+
+def test_a_timestamp_that_spark_cannot_read_halts_its_partition_alone(lab: Lab, topic: Create) -> None:
+    """Nanoseconds where milliseconds belong: named with its offset; the others go on, the next run is green."""
+    forever = str(2**63 - 1)
+    name = topic(2, {"message.timestamp.after.max.ms": forever, "message.timestamp.before.max.ms": forever})
+    lab.send([*life(name, 0, "ab", 30, 1.0), *life(name, 1, "cd", 30, 1.0)])
+    producer = Producer({"bootstrap.servers": lab.servers})
+    producer.produce(name, json.dumps(update(32, "a", 5.0)), "s0", 0, timestamp=1_700_000_000_000_000_000)
+    assert producer.flush(30) == 0
+    lab.send([(name, 0, "s0", update(33, "a", 6.0)), (name, 1, "s1", update(32, "c", 6.0))])
+    stream = lab.stream("nano", name)
+
+    outcome = lab.fold(stream, messages_max=40)
+
+    (finding,) = outcome.findings
+    assert (finding.finding, finding.place, finding.offset) == ("poison", f"{name}/0", 31)
+    assert "1700000000000000000" in finding.cause
+    frontiers = {place: account.frontier for place, account in lab.ledger(stream).partitions.items()}
+    assert frontiers == {f"{name}/0": 31, f"{name}/1": 32}
+    again = lab.fold(stream)
+    assert (again.findings, again.messages, len(again.waiting)) == ([], 0, 1)
 
 
 def test_a_ledger_put_back_on_purpose(lab: Lab, topic: Create) -> None:

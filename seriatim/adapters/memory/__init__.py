@@ -7,12 +7,15 @@ topics deleted under a reader, foreign commits, files half written.
 Next room: ports.py says what each must do; tests/sim drives the real steps over these.
 """
 
+from seriatim.adapters.memory.derived import MemoryDerived  # noqa: TID251  # its own rooms
 from seriatim.adapters.memory.files import MemoryDigests, MemoryFiles  # noqa: TID251  # its own rooms
-from seriatim.adapters.memory.kafka import MemoryKafka, MemoryMessage, MemoryReader  # noqa: TID251
+from seriatim.adapters.memory.kafka import MemoryBatches, MemoryKafka, MemoryMessage, MemoryReader  # noqa: TID251
 from seriatim.adapters.memory.ledger import MemoryClock, MemoryLedger  # noqa: TID251
 
 __all__ = [
+    "MemoryBatches",
     "MemoryClock",
+    "MemoryDerived",
     "MemoryDigests",
     "MemoryFiles",
     "MemoryKafka",

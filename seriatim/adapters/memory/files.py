@@ -20,7 +20,7 @@ from seriatim.core.ledger import File
 from seriatim.core.machine import fits
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import Partition
-from seriatim.core.session import Folded, Kept, Session
+from seriatim.core.session import Ended, Folded, Kept, Session
 from seriatim.ports import UnfitRecords
 
 
@@ -71,7 +71,7 @@ class MemoryFiles:
 
     def kept(self, partition: Partition, topic_id: str, stem: str) -> MemoryKeptWriter:
         """A file of messages set aside, to be written."""
-        return MemoryKeptWriter(self, f"quarantine/{partition}/{stem}", partition, topic_id)
+        return MemoryKeptWriter(self, f"kept/{partition}/{stem}", partition, topic_id)
 
     def sweep(self, partition: Partition, stem_prefix: str, keep: set[str]) -> list[str]:
         """Delete a partition's files whose stem begins so and whose paths are not in `keep`."""
@@ -79,8 +79,8 @@ class MemoryFiles:
         return self.delete(set(paths) - keep)
 
     def paths(self, partition: Partition) -> list[str]:
-        """All files of a partition: records, state and quarantine."""
-        begins = tuple(f"{kind}/{partition}/" for kind in ("records", "state", "quarantine"))
+        """All files of a partition: records, state and messages set aside."""
+        begins = tuple(f"{kind}/{partition}/" for kind in ("records", "state", "kept"))
         return [path for path in self.files if path.startswith(begins)]
 
     def delete(self, paths: Iterable[str]) -> list[str]:
@@ -94,6 +94,10 @@ class MemoryFiles:
         """The named sessions, each from the newest file that has it."""
         wanted = set(names)
         return {name: session for name, session in self.everything(files).items() if name in wanted}
+
+    def holds(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
+        """Which of these names are in the files."""
+        return set(self.load(files, names))
 
     def save(self, partition: Partition, stem: str, sessions: Mapping[str, Session], merge: Iterable[File]) -> File:
         """Write sessions, over those of the files to be merged."""
@@ -111,6 +115,10 @@ class MemoryFiles:
         """Sessions in quarantine."""
         everyone = self.everything(files)
         return {name: session for name, session in everyone.items() if session.finding is not None}
+
+    def each(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
+        """Every session, one by one."""
+        return self.everything(files).items()
 
     def everything(self, files: Iterable[File]) -> dict[str, Session]:
         """All sessions of state files, each from the newest that has it."""
@@ -178,14 +186,35 @@ class MemoryRecordWriter(_MemoryWriter):
             raise UnfitRecords(unfit)
         self.add([self._row(stretch, folded, i) for i in range(len(folded.rows))])
 
+    def end(self, offset: int, ended: Ended) -> None:
+        """Records that end sessions, all at one offset."""
+        kinds = list(self.files.columns.values())
+        if unfit := [i for i, row in enumerate(ended.rows) if not all(map(_fits, row, kinds))]:
+            raise UnfitRecords(unfit)
+        own = zip(ended.indexes, ended.timestamps, ended.sessions, ended.sequences, ended.rows, strict=True)
+        self.add(
+            [
+                {
+                    "offset": offset,
+                    "index": index,
+                    "source_offset": offset,
+                    "timestamp": timestamp,
+                    "session": session,
+                    "sequence": sequence,
+                    **dict(zip(self.files.columns, row, strict=True)),
+                }
+                for index, timestamp, session, sequence, row in own
+            ]
+        )
+
     def _row(self, stretch: Stretch, folded: Folded, i: int) -> dict[str, Any]:
         position = folded.positions[i]
-        offset = stretch.start + position
+        offset, source = stretch.start + position, folded.sources.get(i)
         return {
             "offset": offset,
             "index": folded.indexes[i],
-            "source_offset": offset,
-            "timestamp": stretch.timestamps[position],
+            "source_offset": source.offset if source else offset,
+            "timestamp": source.timestamp if source else stretch.timestamps[position],
             "session": folded.sessions[i],
             "sequence": folded.sequences[i],
             **dict(zip(self.files.columns, folded.rows[i], strict=True)),
@@ -197,21 +226,7 @@ class MemoryKeptWriter(_MemoryWriter):
 
     def write(self, stretch: Stretch, kept: list[Kept]) -> None:
         """Messages whole, with why they had no effect."""
-        self.add([_kept_row(stretch, one) for one in kept])
-
-
-def _kept_row(stretch: Stretch, kept: Kept) -> dict[str, Any]:
-    i = kept.position
-    return {
-        "offset": stretch.start + i,
-        "timestamp": stretch.timestamps[i],
-        "session": kept.session,
-        "key": stretch.keys[i],
-        "value": stretch.values[i],
-        "headers": None if stretch.headers is None else stretch.headers[i],
-        "finding": kept.finding,
-        "cause": kept.cause,
-    }
+        self.add([one.row(stretch) for one in kept])
 
 
 def _fits(value: Any, kind: str) -> bool:

@@ -16,11 +16,11 @@ from xxhash import xxh3_64_intdigest
 
 from seriatim.core.errors import PlatformError, ensure
 from seriatim.core.holes import Batch, LogView, Piece, explain
-from seriatim.core.message import Header, Stretch
+from seriatim.core.message import READABLE_MS, Header, Stretch
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.retention import Retained, Rules
 from seriatim.core.slice import Bounds, Ranges, cut
-from seriatim.ports import NO_WISH, OnSlice, SourceFailed, Task, Wish
+from seriatim.ports import NO_WISH, OnSlice, SourceFailed, Task, UnreadableMessage, Wish
 
 
 class MemoryMessage(Struct, frozen=True):
@@ -146,6 +146,16 @@ class MemoryKafka:
             if re.fullmatch(pattern, name)
             for number, log in enumerate(topic.messages)
         }
+
+    def unreadable(self, ranges: Ranges) -> dict[Partition, tuple[int, str]]:
+        """The first message of each range whose timestamp Spark could not read, by offset, and why."""
+        found: dict[Partition, tuple[int, str]] = {}
+        for partition, whole in ranges.items():
+            stamps = [message.timestamp for message in self.read(partition, whole)]
+            bad = [i for i, stamp in enumerate(stamps) if not READABLE_MS[0] <= stamp <= READABLE_MS[1]]
+            if bad:
+                found[partition] = whole.start + bad[0], f"its timestamp is {stamps[bad[0]]} ms since 1970"
+        return found
 
     def retained(
         self, bounds: Mapping[Partition, Bounds], frontiers: Mapping[Partition, int]
@@ -277,6 +287,8 @@ class MemorySource:
         """Run the task for each partition of which a message comes."""
         if self.reader.failures:
             raise SourceFailed(self.reader.failures.pop(0))
+        if self.reader.kafka.unreadable(self.ranges):
+            raise UnreadableMessage("long overflow")
         return [
             task(partition, iter(stretches))
             for partition in self.reader.tasks(self.ranges)

@@ -5,7 +5,7 @@ Next room: steps/commit.py is the rule by which entries get here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import sha256 as sha256_of
 
 from msgspec import Struct
@@ -38,6 +38,8 @@ class MemoryLedger:
         self.manifests: dict[str, bytes] = {}
         self.seen: tuple[int, str] | None = None
         self.told_sequence = -1
+        self.aside: dict[str, str] = {}
+        """Witnesses moved away, and why."""
         self.answers_lost = 0
         """So many commits happen, but are answered with an error."""
         self.refusals = 0
@@ -65,6 +67,11 @@ class MemoryLedger:
         if not 0 <= sequence < len(ours):
             raise ConfigError(f"{stream}: there is no ledger entry {sequence}")
         return self._manifest(ours[sequence], stream)
+
+    def entries(self, stream: str, after: int) -> Iterator[Manifest]:
+        """The entries later than `after`, oldest first."""
+        ours = [commit for commit in self.commits if commit.entry is not None]
+        return (self._manifest(commit, stream) for commit in ours[after + 1 :])
 
     def _manifest(self, commit: MemoryCommit, stream: str) -> Manifest:
         content = self.manifests.get(commit.manifest, b"")
@@ -154,6 +161,14 @@ class MemoryLedger:
         """Write head.json."""
         self.on_call("put_witness")
         self.seen = (sequence, sha256)
+
+    def set_witness_aside(self, reason: str) -> str:
+        """Move head.json away, with the reason."""
+        self.on_call("set_witness_aside")
+        sequence, sha256 = self.seen or (-1, "")
+        path = f"head-{sequence}-{sha256[:12]}.json"
+        self.aside[path], self.seen = reason, None
+        return path
 
     def foreign_commit(self, what: str = "") -> None:
         """Somebody else writes to the table; `what` says how the data changed, if it did."""
