@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,16 +20,17 @@ from seriatim.core.ledger import Ledger
 from seriatim.core.slice import Plan
 from seriatim.core.stream import Stream
 from seriatim.steps.fold import Outcome
+from seriatim.steps.retention import Short
 
 LINE_EVERY_SECONDS = 10.0
 BAR_WIDTH = 24
 
 
 class Progress:
-    """Messages done of all, rate and time to go: one living line on a terminal, plain lines in a log."""
+    """What is done of all, rate and time to go: one living line on a terminal, plain lines in a log."""
 
-    def __init__(self, stream: str) -> None:
-        self.stream = stream
+    def __init__(self, stream: str, unit: str = "messages") -> None:
+        self.stream, self.unit = stream, unit
         self.living = sys.stderr.isatty() and not Options.json
         self.began = time.monotonic()
         self.said = self.began
@@ -42,7 +44,7 @@ class Progress:
         rate = done / max(now - self.began, 1e-9)
         left = (total - done) / rate if rate else 0
         share = done / total if total else 1
-        text = f"{self.stream}: {done:,} of {total:,} messages · {rate:,.0f}/s · {_duration(left)} to go"
+        text = f"{self.stream}: {done:,} of {total:,} {self.unit} · {rate:,.0f}/s · {_duration(left)} to go"
         if self.living:
             bar = "━" * round(share * BAR_WIDTH) + "╌" * (BAR_WIDTH - round(share * BAR_WIDTH))
             typer.echo(f"\r\033[K{bar} {share:4.0%} {text}", err=True, nl=False)
@@ -69,6 +71,9 @@ def outcome(stream: str, outcome: Outcome, *, json: bool) -> None:
     if outcome.quarantined:
         text = f"{stream}: {outcome.quarantined} in quarantine; `seriatim status {stream}` lists them"
         say(text, quarantined=outcome.quarantined)
+    if outcome.behind:
+        what = f"{stream}: the tables gaps and quarantine are behind; the next run catches up. Records are complete."
+        say(what if json else f"{what}\n{outcome.behind}", behind=outcome.behind)
     if json:
         _print_json(_outcome_values(stream, outcome))
     else:
@@ -116,7 +121,7 @@ def findings(stream: str, found: list[Finding], *, json: bool) -> None:
         typer.echo(text, err=True)
 
 
-def plan(stream: Stream, ledger: Ledger, made: Plan, *, json: bool) -> None:
+def plan(stream: Stream, ledger: Ledger, made: Plan, short: Sequence[Short] = (), *, json: bool) -> None:
     """What the next run would do."""
     rows = [
         {
@@ -140,6 +145,7 @@ def plan(stream: Stream, ledger: Ledger, made: Plan, *, json: bool) -> None:
                 "waiting": waiting,
                 "gone": [str(p) for p in made.gone],
                 "findings": found,
+                "short_retention": list(short),
                 "messages": made.backlog,
             }
         )
@@ -151,6 +157,8 @@ def plan(stream: Stream, ledger: Ledger, made: Plan, *, json: bool) -> None:
         typer.echo(f"{place}: waits since an earlier run; `seriatim status {stream.name}` says why")
     for partition in made.gone:
         typer.echo(f"{partition}: gone from Kafka or matched no more; its state is kept")
+    for topic in short:
+        typer.secho(f"{topic.text}\n  → {topic.next}", fg=typer.colors.YELLOW)
     findings(stream.name, made.findings, json=False)
 
 

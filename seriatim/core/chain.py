@@ -268,7 +268,8 @@ def _of_accept(change: Change, was: Account | None, now: Account) -> Iterator[tu
     if was is None or change.topic_id != was.topic_id:
         yield "a new life does not begin where it was accepted", (change.topic_id, change.until, ()), place
     else:
-        yield "an accept moved a partition", (was.topic_id, was.frontier, was.state), place
+        state = was.state if change.state is None else change.state
+        yield "an accept moved a partition", (was.topic_id, was.frontier, state), place
     if was is not None:
         yield "an accept raises the epoch", was.epoch + 1, now.epoch
 

@@ -115,7 +115,7 @@ class Verifying:
     def run(self, after: Callable[[Verifying], None] | None = None) -> Verified:
         """All of it, up to the first difference. `after` is asked before the sign-off: it may raise `Differs`."""
         try:
-            self._log()
+            self.open_log()
             self._table()
             self._entries()
             self._files()
@@ -136,7 +136,7 @@ class Verifying:
                 raise Differs(difference)
             self.done.warnings.append(difference)
 
-    def _log(self) -> None:
+    def open_log(self) -> None:
         """Step 1."""
         self.commits = self.audit.commits()
         self.signs = {commit.sign.sequence: commit.sign for commit in self.commits if commit.sign}
