@@ -162,12 +162,13 @@ NEXT = {
     "poison": "the partition waits at this message, the others go on. Look at it with Kafka's own tools; with\n"
     'tier = "none" and on_poison = "skip" in the stream file the next run passes over it',
     "session": "fix the producer or the machine; the session's messages are kept under quarantine/, and the session\n"
-    "is right again after its next snapshot (without snapshots: it waits). `seriatim status {stream}` lists it",
+    "is right again after its next snapshot (by hand: `seriatim quarantine release`). `seriatim status {stream}` lists it",
     "snapshot distance": "ask the producer for snapshots at the agreed distance: one lost message spoils the session\n"
     "until its next one. Nothing is wrong yet; alerts.snapshot_distance_max_minutes has the agreed distance",
     "time left": "`seriatim run {stream}` folds what waits; `seriatim status {stream}` says if it waits for a person.\n"
-    "To keep messages longer: kafka-configs.sh --bootstrap-server SERVER --alter --entity-type topics\n"
-    "--entity-name {topic} --add-config {expected}",
+    "To keep messages longer:\n"
+    "kafka-configs.sh --bootstrap-server SERVER --alter --entity-type topics --entity-name {topic}"
+    " --add-config {expected}",
     "foreign": "find who wrote to the records table beside Seriatim, and take that write back",
 }
 for _kind in ("sequence gap", "repeat", "disorder", "moved session", "precondition", "raised"):

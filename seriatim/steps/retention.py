@@ -18,6 +18,7 @@ from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Account, Ledger
 from seriatim.core.offsets import Partition
 from seriatim.core.retention import (
+    HOUR_SECONDS,
     SHORT_HOURS,
     Limit,
     Retained,
@@ -89,17 +90,22 @@ def _clocked(held: Retained, account: Account | None, now_seconds: float, needed
 
 
 def warnings(stream: Stream, ledger: Ledger, clocked: Clocks) -> list[Finding]:
-    """One finding for each partition that runs out of time. Of level warning: a run does not fail by it."""
-    found = []
+    """Topics that run out of time, by their nearest partition. Of level warning: a run does not fail by it.
+
+    Partitions that wait for a person have a finding of their own: another deed is needed there.
+    """
+    near: dict[tuple[str, bool], list[tuple[TimeLeft, Partition]]] = {}
     for place, one in clocked.items():
-        near = [left for left in one.left if left.warns(stream.alerts.time_left_warning_hours)]
-        if near:
-            found.append(_warning(place, ledger.account(place), one, near[0]))
-    return found
+        short = [left for left in one.left if left.warns(stream.alerts.time_left_warning_hours)]
+        if short:
+            near.setdefault((place.topic, _waits(ledger.account(place))), []).append((short[0], place))
+    nearest = [(*min(places), len(places) - 1) for places in near.values()]
+    return [_warning(place, ledger.account(place), clocked[place], left, others) for left, place, others in nearest]
 
 
-def _warning(place: Partition, account: Account | None, one: Clocked, left: TimeLeft) -> Finding:
-    kept = f"{left.limit} keeps messages for {duration(left.whole_seconds)}; {one.held.lag} wait"
+def _warning(place: Partition, account: Account | None, one: Clocked, left: TimeLeft, others: int) -> Finding:
+    also = f" here, and {others} more of the topic's partitions are near" if others else ""
+    kept = f"{left.limit} keeps messages for {duration(left.whole_seconds)}; {one.held.lag} wait{also}"
     return Finding(
         finding="time left",
         topic=place.topic,
@@ -152,7 +158,9 @@ def short(clocked: Clocks) -> list[Short]:
 
 
 def _short(topic: str, limits: dict[Limit, float]) -> Short:
-    said = " and ".join(f"{limit} keeps messages for {hours:.1f} h" for limit, hours in limits.items())
+    said = " and ".join(
+        f"{limit} keeps messages for {duration(hours * HOUR_SECONDS)}" for limit, hours in limits.items()
+    )
     wider = ",".join("retention.ms=604800000" if limit == "retention.ms" else f"{limit}=-1" for limit in limits)
     command = "kafka-configs.sh --bootstrap-server SERVER --alter --entity-type topics"
     return Short(

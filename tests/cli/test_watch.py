@@ -137,7 +137,7 @@ def test_plan_warns_of_a_short_retention(made: MemoryStream, capsys: pytest.Capt
     about_to_expire(made)
     assert code("plan", "s") == 0
     out = capsys.readouterr().out
-    assert "in-a: retention.ms keeps messages for 10.0 h" in out
+    assert "in-a: retention.ms keeps messages for 10 h 0 min" in out
     assert "--entity-name in-a --add-config retention.ms=604800000" in out
     assert code("plan", "s", "--json") == 0
     (short,) = json.loads(capsys.readouterr().out)["short_retention"]
@@ -155,7 +155,7 @@ def test_doctor_warns_of_a_short_retention(made: MemoryStream) -> None:
     made.kafka.topics["in-a"].rules = Rules(retention_ms=36_000_000)
     (check,) = retention(config.load())
     assert (check.good, check.required) == (False, False)
-    assert check.found.startswith("s: in-a: retention.ms keeps messages for 10.0 h")
+    assert check.found.startswith("s: in-a: retention.ms keeps messages for 10 h 0 min")
     assert "--entity-name in-a" in check.fix
     made.kafka.topics["in-a"].rules = Rules()
     (check,) = retention(config.load())

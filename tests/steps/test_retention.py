@@ -128,6 +128,21 @@ def test_a_run_that_folds_takes_the_warning_away() -> None:
     assert told(made) == []
 
 
+def test_many_partitions_of_a_topic_are_one_warning() -> None:
+    """The nearest is named, the others are counted; a halted one is told apart, for no run helps it."""
+    made = begun(partitions=4)
+    made.kafka.topics["in-a"].rules = Rules(retention_ms=36_000_000)
+    made.reader.lost.add((Partition("in-a", 3), 1))
+    made.run()
+    for number in range(3):
+        send(made, Partition("in-a", number), *range(number + 1))
+    made.clock.sleep(9 * 3600)
+    found = {warning.place: warning.cause for warning in told(made)}
+    assert set(found) == {"in-a/0", "in-a/3"}
+    assert "1 wait here, and 2 more of the topic's partitions are near" in found["in-a/0"]
+    assert "2 wait. Halted at 1 (gap)" in found["in-a/3"]
+
+
 def test_a_partition_that_waits_for_a_person_does_not_catch_up() -> None:
     """However fast a run is: no run reads it, and the warning says so."""
     made = stalled(LIMITS["time"])
@@ -187,7 +202,7 @@ def test_topics_that_keep_for_less_than_72_hours_are_named() -> None:
     made.kafka.create("in-b", 2, Rules(retention_ms=72 * 3_600_000))
     (found,) = short_retention(made.stream, made.kafka, ledger_of(made), made.clock)
     assert (found.topic, found.hours) == ("in-a", {"retention.ms": 6.0})
-    assert "in-a: retention.ms keeps messages for 6.0 h" in found.text
+    assert "in-a: retention.ms keeps messages for 6 h 0 min" in found.text
     assert found.next.endswith("--entity-name in-a --add-config retention.ms=604800000")
 
 
