@@ -27,9 +27,9 @@ CRASH_POINTS = (
     "manifest-written",
     "committed",
     "witness-written",
+    "swept",
     "derived-half",
     "derived",
-    "swept",
 )
 
 _armed: list[Callable[[str], None]] = []
