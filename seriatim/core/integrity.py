@@ -162,7 +162,7 @@ NEXT = {
     "poison": "the partition waits at this message, the others go on. Look at it with Kafka's own tools; with\n"
     'tier = "none" and on_poison = "skip" in the stream file the next run passes over it',
     "session": "fix the producer or the machine; the session's messages are kept under quarantine/, and the session\n"
-    "is right again after its next snapshot (by hand: `seriatim quarantine release`). `seriatim status {stream}` lists it",
+    "is right again after its next snapshot (or `seriatim quarantine release`). `seriatim status {stream}` lists it",
     "snapshot distance": "ask the producer for snapshots at the agreed distance: one lost message spoils the session\n"
     "until its next one. Nothing is wrong yet; alerts.snapshot_distance_max_minutes has the agreed distance",
     "time left": "`seriatim run {stream}` folds what waits; `seriatim status {stream}` says if it waits for a person.\n"
