@@ -207,6 +207,9 @@ def test_a_key_whose_feature_is_not_built_is_refused_by_name(key: str) -> None:
         ({"table__rows_field": "type"}, "table.rows_field", "also table.type_field"),
         ({"sequence": "size"}, "sequence", "also column size"),
         ({"session": "field:type"}, "session", "also table.type_field"),
+        ({"topic_drained_hours": 0}, "topic_drained_hours", "found 0"),
+        ({"alerts__time_left_warning_hours": 0}, "alerts.time_left_warning_hours", "found 0"),
+        ({"alerts__late_run_minutes": -1}, "alerts.late_run_minutes", "found -1"),
     ],
 )
 def test_values_that_cannot_work(changes: dict[str, Any], key: str, said: str) -> None:
@@ -222,6 +225,13 @@ def test_a_stream_needs_a_name_that_can_be_one(name: str) -> None:
     """It becomes part of DAG ids and paths."""
     with pytest.raises(ConfigError, match="file name"):
         parse(name, MINIMAL, "some.toml")
+
+
+def test_what_the_clock_uses_can_be_set() -> None:
+    """Hours of drained topics and of the warning, minutes of late runs."""
+    changes = given(topic_drained_hours=7, alerts__time_left_warning_hours=8, alerts__late_run_minutes=9)
+    made = parse("orders", changes, "orders.toml")
+    assert (made.topic_drained_hours, made.alerts.time_left_warning_hours, made.alerts.late_run_minutes) == (7, 8, 9)
 
 
 def test_skip_is_for_other_tiers() -> None:

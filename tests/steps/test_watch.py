@@ -147,3 +147,14 @@ def test_a_buffer_that_nothing_drains_is_raised() -> None:
     assert (buffer.concern, buffer.place) == ("buffer", "in-a/0")
     assert buffer.text == "messages of 1 sessions wait for earlier ones, longest quiet: 1 h 1 min"
     assert "sequence 2" in buffer.next
+
+
+def test_a_backlog_that_is_being_folded_is_not_late() -> None:
+    """However old its messages are: an entry was made just now."""
+    made = begun()
+    made.clock.sleep(100 * HOUR)
+    made.run(until={A0: 1})
+    assert watched(made).lag == 2
+    assert concerns(made) == {}
+    made.clock.sleep(HOUR)
+    assert concerns(made) == {"late": ""}
