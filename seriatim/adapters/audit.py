@@ -18,7 +18,6 @@ from urllib.parse import unquote
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -98,10 +97,8 @@ class FileAudit:
     def outline(self, path: str) -> Outline:
         """What a record or quarantine file holds; every page is read, and its checksum proved."""
         outline, before = Outline(), (-1, -1, "")
-        offsets: set[int] = set()
         for batch in self._batches(path):
-            before = _add(outline, batch, before, offsets)
-        outline.offsets = len(offsets)
+            before = _add(outline, batch, before)
         return outline
 
     def last_rows(
@@ -112,8 +109,8 @@ class FileAudit:
         for batch in self._batches(path, wanted):
             table = pa.Table.from_batches([batch]).append_column("_row", pa.array(range(batch.num_rows)))
             groups = table.select(["session", *key, "_row"]).group_by(["session", *key], use_threads=False)
-            last = pc.sort_indices(groups.aggregate([("_row", "max")]).column("_row_max"))
-            rows = table.take(groups.aggregate([("_row", "max")]).column("_row_max").take(last)).to_pylist()
+            last = groups.aggregate([("_row", "max")]).column("_row_max").combine_chunks().sort()
+            rows = table.take(last).to_pylist()
             for row in rows:
                 name = row[key[0]] if len(key) == 1 else tuple(row[column] for column in key)
                 new = None if row["op"] == "delete" else tuple(row[column] for column in columns)
@@ -140,35 +137,31 @@ class FileAudit:
             return None
 
 
-def _add(outline: Outline, batch: pa.RecordBatch, before: tuple[int, int, str], seen: set[int]) -> tuple[int, int, str]:
+def _add(outline: Outline, batch: pa.RecordBatch, before: tuple[int, int, str]) -> tuple[int, int, str]:
     """Take in a batch; its last offset, index and topic id."""
     if not batch.num_rows:
         return before
-    offsets = batch.column("offset").to_numpy(zero_copy_only=False)
-    names = batch.schema.names
+    names, offsets = batch.schema.names, batch.column("offset").to_numpy(zero_copy_only=False)
     indexes = batch.column("index").to_numpy(zero_copy_only=False) if "index" in names else np.zeros_like(offsets)
-    ids = batch.column("topic_id").to_pylist()
-    outline.disorder = outline.disorder or _disorder(offsets, indexes, ids, before)
+    ids = batch.column("topic_id").dictionary_encode()
+    lives, codes = ids.dictionary.to_pylist(), ids.indices.to_numpy(zero_copy_only=False)
+    step, turn = np.diff(offsets, prepend=before[0]), np.diff(indexes, prepend=before[1])
+    same = np.diff(codes, prepend=lives.index(before[2]) if before[2] in lives else -1) == 0
+    wrong = np.flatnonzero(same & ((step < 0) | ((step == 0) & (turn <= 0))))
+    if outline.disorder is None and len(wrong):
+        outline.disorder = int(offsets[wrong[0]]), int(indexes[wrong[0]])
     if "source_offset" in names and outline.early < 0:
         early = np.flatnonzero(batch.column("source_offset").to_numpy(zero_copy_only=False) > offsets)
         outline.early = int(offsets[early[0]]) if len(early) else -1
     outline.first = int(offsets.min()) if outline.first < 0 else min(outline.first, int(offsets.min()))
     outline.last = max(outline.last, int(offsets.max()))
     outline.rows += batch.num_rows
-    outline.topic_ids |= set(ids)
+    outline.offsets += int(np.count_nonzero((step != 0) | ~same))
+    outline.topic_ids |= set(lives)
     for column, values in (("topic", outline.topics), ("partition", outline.partitions), ("session", outline.sessions)):
         if column in names:
             values |= set(batch.column(column).unique().to_pylist())
-    seen |= set(np.unique(offsets).tolist())
-    return int(offsets[-1]), int(indexes[-1]), ids[-1]
-
-
-def _disorder(offsets: Any, indexes: Any, ids: Sequence[str], before: tuple[int, int, str]) -> tuple[int, int] | None:
-    """The first row that does not come after the one before it; a new life of its topic begins anew."""
-    step, turn = np.diff(offsets, prepend=before[0]), np.diff(indexes, prepend=before[1])
-    same = np.array([a == b for a, b in zip(ids, (before[2], *ids[:-1]), strict=True)])
-    wrong = np.flatnonzero(same & ((step < 0) | ((step == 0) & (turn <= 0))))
-    return (int(offsets[wrong[0]]), int(indexes[wrong[0]])) if len(wrong) else None
+    return int(offsets[-1]), int(indexes[-1]), lives[codes[-1]]
 
 
 def _commit(version: int, content: bytes, log: str) -> Commit:

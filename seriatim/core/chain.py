@@ -83,7 +83,7 @@ def chained(commits: Iterable[Commit]) -> Iterator[Difference]:
 
 
 def _shown(sign: Sign) -> str:
-    return f"entry {sign.sequence} after {sign.previous[:16] or 'nothing'}"
+    return f"entry {sign.sequence} after {sign.previous or 'nothing'}"
 
 
 def witnessed(witness: bytes | None, signs: Mapping[int, Sign]) -> Iterator[Difference]:

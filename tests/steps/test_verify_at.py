@@ -101,6 +101,7 @@ def test_what_kafka_no_longer_has_is_said(tmp_path: Path) -> None:
     made.kafka.delete_records(A0, 7)
     made.kafka.delete("in-b")
     made.kafka.create("in-b", 1)
+    made.send("in-b/0", "other", *range(30))
     done = compared(made)
     assert done.difference is None
     said = "\n".join(done.notes)
