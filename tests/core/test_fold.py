@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from seriatim.core.fold import Fold
-from seriatim.core.judge import OnPoison
 from seriatim.core.integrity import Tier
+from seriatim.core.judge import OnPoison
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Counts, Session

@@ -8,8 +8,8 @@ import pytest
 
 from seriatim.core.errors import ConfigError
 from seriatim.core.fold import Fold
-from seriatim.core.judge import OnPoison
 from seriatim.core.integrity import FINDINGS_TOLD_MAX
+from seriatim.core.judge import OnPoison
 from seriatim.core.message import Stretch
 from seriatim.testing import CRASH, Folded, fold_table
 from tests.core.test_fold import Folder, P, machine, told

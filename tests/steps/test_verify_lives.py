@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from seriatim.adapters.audit import FileAudit
 from seriatim.core.crash import CRASH_POINTS, arm
+from seriatim.core.verify import AT_WORK
 from seriatim.steps.release import release
 from seriatim.steps.verify import Verified
 from tests.adapters.on_disk import DiskStream, filled
@@ -123,6 +125,32 @@ def test_a_run_that_was_killed(tmp_path: Path, point: str) -> None:
     made.run()
     done = good(made)
     assert (done.orphans, done.warnings) == (0, [])
+
+
+@pytest.mark.parametrize("call", ["witness", "signed", "commits", "readers_see", "digest", "paths", "put_signed"])
+def test_a_run_at_work_meanwhile(tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before or after whatever is read, another run commits, and another verify signs off: no alarm."""
+    made = filled(tmp_path)
+
+    def run() -> None:
+        monkeypatch.undo()
+        made.send("in-a/0", "x", 6, 7)
+        made.run()
+        assert verify(tmp_path).difference is None
+
+    for after in (False, True):
+        plain = getattr(FileAudit, call)
+
+        def meanwhile(audit: FileAudit, *given: Any, after: bool = after, plain: Any = plain) -> Any:
+            found = plain(audit, *given) if after else None
+            run()
+            return found if after else plain(audit, *given)
+
+        monkeypatch.setattr(FileAudit, call, meanwhile)
+        done = verify(tmp_path)
+        assert done.difference is None
+        assert {warning.next for warning in done.warnings} <= {AT_WORK}
+    assert good(made).warnings == []
 
 
 def test_a_stream_without_a_message(tmp_path: Path) -> None:
