@@ -50,10 +50,10 @@ class FileAudit:
                 found.append(_commit(int(path.stem), content, running.hexdigest()))
         return found
 
-    def readers_see(self) -> set[str]:
-        """The table's files as a Delta library tells them."""
+    def readers_see(self, version: int) -> set[str]:
+        """The table's files at a version, as a Delta library tells them."""
         try:
-            adds = pa.table(DeltaTable(self.root / "records").get_add_actions())
+            adds = pa.table(DeltaTable(self.root / "records", version=version).get_add_actions())
         except (DeltaError, *BROKEN) as error:
             raise Unreadable(_line(error)) from None
         return {f"records/{unquote(path)}" for path in adds.column("path").to_pylist()}

@@ -137,15 +137,14 @@ class Verifying:
             self.done.warnings.append(difference)
 
     def open_log(self) -> None:
-        """Step 1."""
+        """Step 1. The log comes last: a run that commits meanwhile only moves it ahead, which is fine."""
+        witness, content = self.audit.witness(), self.audit.signed()
         self.commits = self.audit.commits()
         self.signs = {commit.sign.sequence: commit.sign for commit in self.commits if commit.sign}
-        witness = self.audit.witness()
         if not self.commits and witness is None:
             raise ConfigError(f"{self.stream}: it was never run", next=f"seriatim run {self.stream}")
         self.take(chained(self.commits))
         self.take(witnessed(witness, self.signs))
-        content = self.audit.signed()
         if content is None:
             return
         kept = SignOff.opened(content)
@@ -163,7 +162,7 @@ class Verifying:
         """Step 2."""
         expected, self.active = expected_files(self.commits), active_files(self.commits)
         try:
-            readers = self.audit.readers_see()
+            readers = self.audit.readers_see(self.commits[-1].version)
         except Unreadable as trouble:
             where = "records/_delta_log"
             self.take([Difference(what="readers cannot open the table", file=where, found=str(trouble), next=RESTORE)])

@@ -98,6 +98,11 @@ def test_the_effect_of_a_message_is_known() -> None:
     assert [counts for _, counts in judge.walk(P, messages)] == [False, True, True, False, False, True]
 
 
+def test_the_end_of_a_session_has_a_number_of_its_own() -> None:
+    """Records that take rows back are no repeat, whatever sequence they carry."""
+    assert judged(seen(0, 5, snapshot=True), seen(1, 6), seen(2, 6, ends=True), seen(3, 5, ends=True)).wrongs == {}
+
+
 def test_what_cannot_be_told_a_snapshot_is_only_warned_of() -> None:
     """Records of users' machines do not say whether they come of a snapshot."""
     judge = judged(seen(0, 1, snapshot=None), seen(1, 5, snapshot=None), seen(2, 1, snapshot=None))

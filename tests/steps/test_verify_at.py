@@ -151,7 +151,7 @@ def clean(root: Path, **fields: Any) -> DiskStream:
     made.kafka.create("in-a", 2)
     for place in ("in-a/0", "in-a/1"):
         for session in ("x", "y"):
-            made.send(place, session, ["a", "b"], 1, 2, None, [], ["a"], 3)
+            made.send(place, session, ["a", "b"], 1, 2, None, [], ["a"], 3, [], [])
         made.run(messages_max=5)
     return made
 
@@ -164,7 +164,7 @@ def test_three_views_of_a_clean_stream_do_not_part(tmp_path: Path, base64_values
     capture(made, tmp_path / "raw", base64_values=base64_values)
     done = judged(made, "kafka", "output", raw=tmp_path / "raw")
     assert (done.partings, done.wrongs) == ([], {"raw": [], "kafka": [], "output": []})
-    assert done.messages["raw"] == done.messages["kafka"] == 28
+    assert done.messages["raw"] == done.messages["kafka"] == 36
 
 
 def test_quarantine_is_no_parting(tmp_path: Path) -> None:
