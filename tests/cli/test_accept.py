@@ -1,0 +1,105 @@
+"""`seriatim accept` and `retire` as a user types them: what is missing is said on one screen, exit 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from seriatim import cli
+from seriatim.cli import accept
+from seriatim.core.offsets import Partition
+from seriatim.steps.accept import Decided, Decision
+from seriatim.steps.restored import Restored
+from seriatim.steps.retire import Over, Retired
+from tests.cli.test_run import STREAM
+
+A0 = Partition("a", 0)
+
+
+@pytest.fixture
+def stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A stream file that was never run."""
+    (tmp_path / "t.toml").write_text(STREAM)
+    monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path))
+    monkeypatch.setenv("SERIATIM_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    return "t"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("accept", "t", "--because", "x"), "accept what?"),
+        (("accept", "t", "a", "--restored", "--because", "x"), "accept what?"),
+        (("accept", "t", "a"), "--because is missing"),
+        (("accept", "t", "--restored", "--because", " "), "--because is missing"),
+        (("retire", "t", "a"), "--because is missing"),
+        (("accept", "t", "a", "--because", "x"), "never run"),
+        (("accept", "t", "--restored", "--because", "x"), "nothing to accept"),
+        (("retire", "t", "a", "--dry-run"), "never run"),
+    ],
+)
+def test_what_is_missing_is_said(
+    stream: str, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what to do next."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said in error
+    assert "next" in error
+    assert stream in error
+
+
+def test_a_decision_is_told_with_all_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a table and a sentence for people, as JSON for scripts."""
+    one = Decided(partition=A0, old_id="old", new_id="new", frontier=7, starts=0, sessions=2, records=3, unread=4)
+    decision = Decision(topic="a", new_life=True, reason="why", partitions=[one], sequence=5)
+    accept._show_accepted("t", decision, json=False)
+    told = capsys.readouterr().out
+    assert "entry 5: a new life of a: 2 sessions end by 3 records; 4 messages of the old life were never read" in told
+    assert "next: seriatim run t" in told
+    accept._show_accepted("t", decision, json=True)
+    assert json.loads(capsys.readouterr().out) == {
+        "stream": "t",
+        "topic": "a",
+        "new_life": True,
+        "because": "why",
+        "sequence": 5,
+        "partitions": [
+            {
+                "partition": "a/0",
+                "old_id": "old",
+                "new_id": "new",
+                "frontier": 7,
+                "starts": 0,
+                "sessions": 2,
+                "records": 3,
+                "unread": 4,
+            }
+        ],
+    }
+    decision.sequence = -1
+    accept._show_accepted("t", decision, json=False)
+    looked = capsys.readouterr().out
+    assert "nothing changed, this would be" in looked
+    assert 'next: seriatim accept t a --because "…"' in looked
+
+
+def test_retired_and_restored_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """What stays unread, what is given up, where the witness went."""
+    over = Retired(
+        topic="a", reason="why", partitions=[Over(partition=A0, topic_id="i", frontier=7, unread=2)], sequence=3
+    )
+    accept._show_retired("t", over, json=False)
+    assert "2 messages stay unread" in capsys.readouterr().out
+    accept._show_restored("t", Restored(witness=9, ledger=7, trouble="behind", reason="why", sequence=8), json=False)
+    assert "from entry 9 to 7; 2 entries are given up" in capsys.readouterr().out
+    accept._show_restored(
+        "t", Restored(witness=9, ledger=-1, trouble="none", reason="why", aside="head-9.json"), json=False
+    )
+    gone = capsys.readouterr().out
+    assert "moved to head-9.json" in gone
+    assert "next: seriatim run t" in gone
