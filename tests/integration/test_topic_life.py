@@ -112,6 +112,9 @@ def test_made_again_between_runs(lab: Lab, topic: Create) -> None:
         (new, 2, 0, "live"),
     ]
 
+    looked_at = lab.command("verify", stream, "--kafka")
+    assert looked_at.returncode == 0, looked_at.stderr
+
     over = lab.command("retire", stream, name, "--because", "done")
     assert over.returncode == 0, over.stderr
     lab.send([(name, 0, "s0", update(11, "a", 99.0))])
