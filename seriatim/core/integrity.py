@@ -90,10 +90,10 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def next(self, stream: str) -> str:
         """What to do about it."""
-        own = self.scope != "session" or self.finding == "snapshot distance"
-        return NEXT[self.finding if own else "session"].format(
-            stream=stream, place=self.place, topic=self.topic, expected=self.expected
-        )
+        kind = self.finding
+        if self.scope == "session" and kind != "snapshot distance":
+            kind = "session" if self.level == "error" else "passed" if kind != "poison" else "skipped"
+        return NEXT[kind].format(stream=stream, place=self.place, topic=self.topic, expected=self.expected)
 
     def told(self, stream: str) -> dict[str, Any]:
         """As one JSON object for scripts."""
@@ -161,7 +161,10 @@ NEXT = {
     "waits, the others go on. `seriatim status {stream}` shows it",
     "poison": "the partition waits at this message, the others go on. Look at it with Kafka's own tools; with\n"
     'tier = "none" and on_poison = "skip" in the stream file the next run passes over it',
-    "session": "fix the producer or the machine; the session's messages are kept under quarantine/, and the session\n"
+    "passed": "look at the producer if it happens often; nothing waits for you. `seriatim gaps {stream}` says which\n"
+    "output is not to be trusted, until the session's next snapshot",
+    "skipped": "look at the producer: the message was passed over, as on_poison in the stream file says",
+    "session": "fix the producer or the machine; the session's messages are kept (table quarantine), and the session\n"
     "is right again after its next snapshot (or `seriatim quarantine release`). `seriatim status {stream}` lists it",
     "snapshot distance": "ask the producer for snapshots at the agreed distance: one lost message spoils the session\n"
     "until its next one. Nothing is wrong yet; alerts.snapshot_distance_max_minutes has the agreed distance",
