@@ -60,6 +60,8 @@ class Wish(Struct, frozen=True):
 
     headers: bool = False
     """Only messages that are set aside need them, and they cost a tenth of the reading."""
+    message_bytes: int = 0
+    """How large messages were so far, on average, in the partition where they are largest; 0: not known."""
 
 
 NO_WISH = Wish()

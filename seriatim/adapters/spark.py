@@ -35,11 +35,13 @@ COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
 ANY_BYTES, BATCH_BYTES = str(2**31 - 1), str(64 << 20)
 """Bounds of an Arrow batch. Without one Spark need not weigh every row, which costs half a microsecond."""
 FETCH = {
-    "kafka.max.poll.records": "5000",
     "kafka.max.partition.fetch.bytes": str(8 << 20),
     "kafka.fetch.max.bytes": str(32 << 20),
 }
 """Large fetches cost less CPU per message than the defaults; larger ones fill the heap where messages are large."""
+POLL_BYTES, POLL_MAX, POLL_MIN, POLL_UNKNOWN = 64 << 20, 5000, 10, 200
+"""A poll is unpacked into the heap as a whole, and a fetch of 8 MiB may unpack to gigabytes. Of messages that nobody
+has seen yet it takes few (half a microsecond a message), of known ones as many as fit."""
 UNREADABLE = "java.lang.ArithmeticException: long overflow"
 """What Spark's source says of a message whose timestamp in microseconds does not fit 64 bits."""
 DEAD = ("Answer from Java side is empty", "Java heap space", "OutOfMemoryError")
@@ -152,7 +154,7 @@ class SparkReader:
     def exactly(self, ranges: Ranges, wish: Wish = NO_WISH) -> SparkSource:
         """These ranges and no others, through the batch reader."""
         with _reading():
-            reader = self.spark.read.format("kafka").options(**self._options).option("includeHeaders", wish.headers)
+            reader = self.spark.read.format("kafka").options(**self._options, **_wished(wish))
             frame = (
                 reader.option("assign", _assignment(ranges))
                 .option("startingOffsets", _offsets({p: whole.start for p, whole in ranges.items()}))
@@ -162,13 +164,20 @@ class SparkReader:
             return SparkSource(frame, wish)
 
     def _stream(self, starts: Mapping[Partition, int], messages_max: int, wish: Wish) -> DataFrame:
-        reader = self.spark.readStream.format("kafka").options(**self._options).option("includeHeaders", wish.headers)
+        reader = self.spark.readStream.format("kafka").options(**self._options, **_wished(wish))
         return (
             reader.option("assign", _assignment(starts))
             .option("startingOffsets", _offsets(starts))
             .option("maxOffsetsPerTrigger", messages_max)
             .load()
         )
+
+
+def _wished(wish: Wish) -> dict[str, str]:
+    """What a wish means for the source."""
+    fitting = POLL_BYTES // wish.message_bytes if wish.message_bytes else POLL_UNKNOWN
+    records = max(POLL_MIN, min(POLL_MAX, fitting))
+    return {"includeHeaders": str(wish.headers).lower(), "kafka.max.poll.records": str(records)}
 
 
 class SparkSource:

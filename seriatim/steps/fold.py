@@ -235,13 +235,10 @@ class Folding:
         return None
 
     def _wish(self, ranges: Ranges) -> Wish:
-        """Headers, where messages wait in quarantine."""
-        return Wish(headers=any(self._account(partition).quarantined for partition in ranges))
-
-    def _small(self, ranges: Ranges) -> bool:
-        """Whether messages were small so far."""
+        """Headers, where messages wait in quarantine; and how large messages were so far, if all are known."""
         accounts = [self._account(partition) for partition in ranges]
-        return all(account.messages and account.bytes / account.messages <= SMALL_BYTES for account in accounts)
+        sizes = [account.bytes // account.messages + 1 if account.messages else 0 for account in accounts]
+        return Wish(any(account.quarantined for account in accounts), max(sizes, default=0) if all(sizes) else 0)
 
     def _slice(self, ranges: Ranges, source: Source) -> bool:
         """Steps 4 to 8 for one slice. Whether reading may go on."""
@@ -276,7 +273,8 @@ class Folding:
     def _fold(self, ranges: Ranges, source: Source, attempt: str) -> dict[Partition, Result]:
         """Step 4; once more where messages are set aside (their headers are kept) or the machine raised (with care)."""
         works = {partition: self._work(partition, whole, attempt) for partition, whole in ranges.items()}
-        results = by_partition(source.map(self.world.task(works), small=self._small(ranges)))
+        small = 0 < self._wish(ranges).message_bytes <= SMALL_BYTES
+        results = by_partition(source.map(self.world.task(works), small=small))
         for number in range(REFOLDS_MAX):
             again = {p: result.raised for p, result in results.items() if result.raised or result.lacks_headers}
             homes = {} if again else moved(self.head.ledger, works, results, self.world.state())

@@ -10,7 +10,8 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
-from seriatim.adapters.spark import has_died, stop
+from seriatim.adapters.spark import _wished, has_died, stop
+from seriatim.ports import Wish
 
 KILLED = """
 import os, signal, time
@@ -93,3 +94,9 @@ def test_only_death_is_forgiven_when_stopping() -> None:
     odd: Any = Session(LookupError("odd"))
     with pytest.raises(LookupError, match="odd"):
         stop(odd)
+
+
+@pytest.mark.parametrize(("message_bytes", "records"), [(0, "200"), (200, "5000"), (100_000, "671"), (10**9, "10")])
+def test_a_poll_takes_what_fits_into_the_heap(message_bytes: int, records: str) -> None:
+    """3,500 messages of 0.9 MB that compress to 13 MB came in one fetch, and one poll of them killed Spark."""
+    assert _wished(Wish(message_bytes=message_bytes))["kafka.max.poll.records"] == records
