@@ -23,7 +23,7 @@ from seriatim.core.retention import Pace
 from seriatim.core.session import Counts
 
 Kind = Literal["start", "slice", "hold", "release", "repair", "compact", "verdict", "accept", "retire"]
-FORMAT = 1
+FORMAT = 2
 """Of manifests. A newer one is refused, not guessed at."""
 
 
@@ -393,5 +393,6 @@ def decode(content: bytes) -> Manifest:
     """A manifest from JSON bytes."""
     seen = msgspec.json.decode(content, type=dict[str, Any]).get("format")
     if seen != FORMAT:
-        raise ConfigError(f"manifest format {seen}, this code knows {FORMAT}", next="deploy the newer Seriatim")
+        way = "give the stream a new output path" if seen == 1 else "deploy the newer Seriatim"
+        raise ConfigError(f"manifest format {seen}, this code knows {FORMAT}", next=way)
     return msgspec.json.decode(content, type=Manifest)

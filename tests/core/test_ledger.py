@@ -321,6 +321,8 @@ def test_manifests_are_the_same_bytes_for_the_same_value() -> None:
     manifest = Manifest(entry=entry("slice", folded(5, 9)), ledger=ledger())
     assert decode(encode(manifest)) == manifest
     assert encode(decode(encode(manifest))) == encode(manifest)
-    newer = msgspec.json.encode({**msgspec.to_builtins(manifest), "format": 2})
-    with pytest.raises(ConfigError, match="format 2"):
-        decode(newer)
+    for other, way in ((3, "deploy the newer"), (1, "new output path")):
+        strange = msgspec.json.encode({**msgspec.to_builtins(manifest), "format": other})
+        with pytest.raises(ConfigError, match=f"format {other}") as refused:
+            decode(strange)
+        assert way in refused.value.render()
