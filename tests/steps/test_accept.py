@@ -338,6 +338,7 @@ def test_killed_anywhere_and_done_again_is_right(point: str, times: int) -> None
     assert done == (point in ("committed", "swept") or (times == 2 and not point.startswith("record")))
     if not done:
         accepted(made)
+        assert there(made) == named(made)
     made.run()
     assert frontiers(made) == {"in-a/0": 2, "in-a/1": 2}
     assert kinds(made).count("accept") == 1
@@ -483,15 +484,15 @@ def counting() -> MemoryStream:
     """A stream with a machine of one's own."""
     stream = Stream(name="s", topics="in-.*", machine="own:Counting", output=Output(path="memory"))
     made = MemoryStream(stream, lambda: UserMachine("own:Counting", Counting))
-    made.kafka.create("in-a")
+    made.kafka.create("in-a", 2)
     return made
 
 
 def test_a_machine_of_ones_own_says_how_a_session_ends() -> None:
     """By its `end`; one that cannot is named with its session, and nothing is changed."""
     made = counting()
-    made.kafka.produce("in-a", "a", b'{"n": 4}')
-    made.kafka.produce("in-a", "b", b'{"n": 13}')
+    made.kafka.produce("in-a", "a", b'{"n": 4}', partition=0)
+    made.kafka.produce("in-a", "b", b'{"n": 13}', partition=1)
     made.run()
     made.kafka.delete("in-a")
     made.kafka.create("in-a")

@@ -71,10 +71,10 @@ def test_a_witness_without_a_ledger_is_moved_aside_with_the_reason() -> None:
 def test_findings_after_a_restore_are_told() -> None:
     """Entry numbers come again: what was told of the lost ones says nothing about the new."""
     made = begun()
-    send(made, A0, b"?")
+    send(made, A0, b"?", 8, 9)
     made.run(messages_max=1)
-    mark_told(made.ledger, 4)
-    del made.ledger.commits[-3:]
+    mark_told(made.ledger, 6)
+    del made.ledger.commits[-5:]
     decide(made)
     made.run(messages_max=1)
     assert [finding.finding for finding in untold(made.ledger, "s")] == ["poison"]
