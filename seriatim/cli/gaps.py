@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from seriatim.ports import LedgerStore
 
 COLUMNS = ["topic", "partition", "session", "from", "until", "finding", "cause", "opened", "closed", "closed_how"]
-Topic = Annotated[str | None, typer.Option(help="Where a session of this name waits in several topics.")]
+Topic = Annotated[
+    str | None, typer.Option(help="TOPIC or TOPIC/N, where a session of this name waits in several places.")
+]
 
 quarantine = typer.Typer(name="quarantine", help="Sessions that were set aside.", no_args_is_help=True)
 app.add_typer(quarantine)

@@ -23,6 +23,7 @@ from seriatim.core.judge import Judge, OnPoison, told
 from seriatim.core.machine import Runner
 from seriatim.core.message import Poison, Stretch
 from seriatim.core.offsets import Partition
+from seriatim.core.sequence import is_missing
 from seriatim.core.session import Folded, Session, Waiting
 from seriatim.core.window import Turn, Window, WindowSize
 
@@ -133,7 +134,12 @@ class Fold(Judge):
                 self._refused(session, name, error, i, out)
                 continue
             if snapshot:
+                late = jumps and is_missing(session, sequence or 0)
                 self._anchor(session, name or "", sequence, start + i, i, self._stretch.values[i])
+                if late:
+                    self.tally.damage(
+                        session, name or "", "disorder", start + i, "a snapshot that came late was applied"
+                    )
             elif not jumps or sequence > last:  # type: ignore[operator]  # a jump is between numbers
                 session.sequence = sequence
             if self.runner.contradictions != self._known_contradictions:
@@ -169,9 +175,10 @@ class Fold(Judge):
         waiting = Waiting(sequence, given.start + i, time, given.keys[i], given.values[i], snapshot)  # type: ignore[arg-type]
         turn = Turn(name, i, message, sequence, snapshot)  # type: ignore[arg-type]  # the window has sequences
         self.window.meet(session, turn, waiting, out)  # type: ignore[union-attr]  # in_order says there is one
-        if session.waiting:
-            if session.saved is None and session.state is None:
-                self.strangers.setdefault(name, waiting.offset)
+        known = session.saved is not None or session.state is not None
+        if session.waiting and not known:
+            self.strangers.setdefault(name, waiting.offset)
+        if known or session.waiting:
             session.touched = True
             session.last_offset, session.timestamp = waiting.offset, time
         return True
@@ -214,12 +221,16 @@ class Fold(Judge):
         else:
             self.tally.count(kind)
 
-    def passed(self, session: Session, name: str, offset: int, found: str) -> None:
-        """The window was over before what is missing came: counted, and the session goes on, damaged."""
+    def passed(self, session: Session, name: str, position: int, offset: int, found: str) -> None:
+        """The window was over before what is missing came: counted, and the session goes on, damaged.
+
+        Its records carry the releasing message's offset, so that is where the damage is.
+        """
         expected = f"sequence {(session.sequence or 0) + 1}"
         finding = self.tally.finding("sequence gap", name, offset, expected, found)
         self.tally.warn(finding, "it did not come within the window; the session goes on without it")
-        self.tally.damage(session, name, "sequence gap", offset, f"expected {expected}, found {found}")
+        at = self._stretch.start + position
+        self.tally.damage(session, name, "sequence gap", at, f"expected {expected}, found {found}")
 
     def aside(self, session: Session, turn: Turn, out: Folded) -> None:
         """A message whose session was set aside by one before it: a snapshot brings it back, others wait."""

@@ -17,7 +17,7 @@ from seriatim.core.integrity import Finding, Mark, Tier, action
 from seriatim.core.machine import Runner
 from seriatim.core.message import Poison, Stretch
 from seriatim.core.offsets import Partition
-from seriatim.core.sequence import fingerprint, found_again, is_same_snapshot, kind_of, pass_over
+from seriatim.core.sequence import fingerprint, found_again, is_missing, is_same_snapshot, kind_of, pass_over
 from seriatim.core.session import Folded, Kept, Session, Waiting
 from seriatim.core.table import Precondition
 from seriatim.core.tally import Tally
@@ -75,7 +75,7 @@ class Judge:
             out.kept.append(Kept(i, name, session.finding, f"waits since offset {session.finding_offset}", waited))
             return False
         if session.waiting and waited is None and self.tier != "window":
-            self._set_aside_waiting(session, name, i, out)
+            self._set_aside_waiting(session, name, i, out, begins=begins)
             if not begins:
                 return False
         unknown = session.saved is None and session.state is None
@@ -95,10 +95,15 @@ class Judge:
             session.first_offset = offset
         return True
 
-    def _set_aside_waiting(self, session: Session, name: str, i: int, out: Folded) -> None:
+    def _set_aside_waiting(self, session: Session, name: str, i: int, out: Folded, *, begins: bool) -> None:
         """The stream has left tier window while messages waited: they are kept, and a snapshot makes it right."""
         cause = f"{len(session.waiting)} messages waited in the window when the stream left tier window"
-        self._quarantine(session, name, "sequence gap", i, out, cause=cause)
+        if not begins:
+            self._quarantine(session, name, "sequence gap", i, out, cause=cause)
+            return
+        out.kept += [Kept(i, name, "sequence gap", cause, held) for held in session.waiting]
+        session.waiting = []
+        self.tally.warn(self.tally.finding("sequence gap", name, self._stretch.start + i), cause)
 
     def _is_stranger(self, session: Session, name: str, i: int, out: Folded, *, begins: bool) -> bool:
         """Whether a session without a state must not begin here: it did not start, or lives in another partition."""
@@ -129,7 +134,7 @@ class Judge:
         self, session: Session, name: str, sequence: int | None, offset: int, i: int, value: bytes | None
     ) -> None:
         """A snapshot begins the session's sequence anew. A jump up to it is a closed gap: told, and all is well."""
-        last = session.sequence
+        last, session.missing = session.sequence, []
         if sequence is not None and last is not None and sequence > last + 1:
             finding = self.tally.finding("sequence gap", name, offset, f"sequence {last + 1}", f"sequence {sequence}")
             many = sequence - last - 1
@@ -141,7 +146,6 @@ class Judge:
             )
         self.tally.heal(session, name, offset, "snapshot")
         session.sequence = session.anchor = sequence
-        session.missing = []
         session.fingerprint = fingerprint(value) if sequence is not None else b""
         session.snapshot_offset = offset
         self._anchored.append(i)
@@ -152,7 +156,7 @@ class Judge:
 
     def _last_met(self, session: Session, name: str, i: int) -> int:
         """The offset of the session's message before this one."""
-        before = (j for j in reversed(range(i)) if self._names[j] == name)
+        before = (j for j in reversed(range(i)) if self._names[j] == name and j not in self._skipped)
         return next((self._stretch.start + j for j in before), session.last_offset)
 
     def _judge_sequence(
@@ -161,12 +165,14 @@ class Judge:
         """Whether a message out of sequence is applied all the same. A snapshot always is, unless it comes twice."""
         kind = kind_of(session, sequence)
         doing = action(kind, self.tier)
-        if snapshot:
+        if snapshot and kind != "disorder":
             same = is_same_snapshot(session, sequence, self._stretch.values[i])
             if same and action("repeat", self.tier) == "drop":
                 self.tally.count("repeat")
                 return False
             return True
+        if snapshot and not is_missing(session, sequence):
+            return True  # a producer's new life
         expected, found = f"sequence {(session.sequence or 0) + 1}", f"sequence {sequence}"
         if doing == "halt":
             self._quarantine(session, name, kind, i, out, expected=expected, found=found)
@@ -174,9 +180,9 @@ class Judge:
         self.tally.count(kind)
         if kind == "sequence gap":
             pass_over(session, sequence)
-        else:
+        elif not snapshot:
             found_again(session, sequence)
-        if doing == "count":
+        if doing == "count" and not snapshot:
             offset = self._stretch.start + i
             self.tally.damage(session, name, kind, offset, f"expected {expected}, found {found}")
         return doing == "count"
@@ -193,7 +199,9 @@ class Judge:
             return
         try:
             self._awaken(session, name)
-            records = self.runner.end(session.state)
+            copy = self.runner.load(self.runner.dump(session.state), self.runner.state_version)
+            records = self.runner.end(copy)
+            self.runner.check(records)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's own
             self._quarantine(session, name, "raised", i, out, cause=told(error))
             return

@@ -21,10 +21,15 @@ def kind_of(session: Session, sequence: int) -> str:
     last = session.sequence if session.sequence is not None else sequence - 1
     if sequence > last:
         return "sequence gap"
-    if any(start <= sequence < end for start, end in session.missing):
+    if is_missing(session, sequence):
         return "disorder"
     anchor = session.anchor if session.anchor is not None else last
     return "repeat" if sequence >= anchor else "disorder"
+
+
+def is_missing(session: Session, sequence: int) -> bool:
+    """Whether a sequence was passed over."""
+    return any(start <= sequence < end for start, end in session.missing)
 
 
 def pass_over(session: Session, sequence: int) -> None:
@@ -50,5 +55,9 @@ def fingerprint(value: bytes | None) -> bytes:
 
 
 def is_same_snapshot(session: Session, sequence: int | None, value: bytes | None) -> bool:
-    """Whether a snapshot is the one the session last began with, sent again."""
-    return sequence is not None and sequence == session.anchor and fingerprint(value) == session.fingerprint
+    """Whether a snapshot is the one the session last began with, sent again before anything followed it.
+
+    Later it could as well be a producer's new life that begins like the old one.
+    """
+    same = sequence is not None and sequence == session.anchor == session.sequence
+    return same and fingerprint(value) == session.fingerprint

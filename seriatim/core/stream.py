@@ -303,7 +303,6 @@ def _check_numbers(file: _File, stream: Stream) -> None:
     if not 1 <= stream.slice.messages_max <= MESSAGES_MAX:
         file.refuse("slice.messages_max", f"found {stream.slice.messages_max}", f"1 to {MESSAGES_MAX}")
 
-
     for key, least, most in NUMBERS:
         if not least <= (found := _get(stream, key)) <= most:
             file.refuse(key, f"found {found}", f"{least} to {most}")

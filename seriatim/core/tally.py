@@ -62,9 +62,9 @@ class Tally:
             session.damaged = offset
 
     def heal(self, session: Session, name: str, offset: int, how: str) -> None:
-        """From this offset on it is right again."""
+        """From this offset on it is right again; from the next one, where what is wrong came out at the same."""
         if session.damaged >= 0:
-            self.marks.append(Mark(finding="", offset=offset, session=name, closed=how))
+            self.marks.append(Mark(finding="", offset=max(offset, session.damaged + 1), session=name, closed=how))
             session.damaged = -1
 
     def settle(self, contradictions: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from seriatim.core.machine import Runner
-from seriatim.core.sequence import found_again, is_same_snapshot, kind_of, pass_over
+from seriatim.core.sequence import found_again, is_missing, is_same_snapshot, kind_of, pass_over
 from seriatim.core.session import Folded, Session, Waiting
 
 FIRST_SEQUENCES = (0, 1)
@@ -45,7 +45,7 @@ class Walk(Protocol):
 
     def take(self, session: Session, turn: Turn, out: Folded) -> None: ...
     def dropped(self, kind: str, name: str, offset: int, found: str) -> None: ...
-    def passed(self, session: Session, name: str, offset: int, found: str) -> None: ...
+    def passed(self, session: Session, name: str, position: int, offset: int, found: str) -> None: ...
     def headless(self, name: str, waiting: Waiting) -> None: ...
     def aside(self, session: Session, turn: Turn, out: Folded) -> None: ...
 
@@ -113,7 +113,7 @@ class Window:
         first = session.waiting[0]
         if session.sequence is not None:
             if not first.snapshot:  # a snapshot closes the gap before it
-                self.walk.passed(session, turn.name, first.offset, f"sequence {first.sequence}")
+                self.walk.passed(session, turn.name, turn.position, first.offset, f"sequence {first.sequence}")
                 pass_over(session, first.sequence)
             self._release(session, turn, out)
         elif first.snapshot or not self.runner.has_snapshots:
@@ -142,4 +142,4 @@ class Window:
 
 def _is_old(session: Session, sequence: int, waiting: Waiting) -> bool:
     """Whether a snapshot is an old one that comes late or twice, and not a new beginning."""
-    return is_same_snapshot(session, sequence, waiting.value) or any(a <= sequence < b for a, b in session.missing)
+    return is_same_snapshot(session, sequence, waiting.value) or is_missing(session, sequence)

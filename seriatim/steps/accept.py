@@ -33,6 +33,7 @@ from seriatim.steps.sweep import sweep_dead
 from seriatim.steps.task import stem_prefix
 
 RECORDS_PER_WRITE = 5_000
+OFFSETS_NAMED_MAX = 20
 
 
 class Means(Struct, frozen=True, kw_only=True):
@@ -277,12 +278,24 @@ def _written(means: Means, ledger: Ledger, change: Change, attempt: str, decisio
     if not decision.new_life or account is None:
         return change
     ending = _Ending(means, change.partition, account, f"{stem_prefix(account.epoch, account.frontier)}{attempt}")
+    marks = list(change.marks)
     for name, session in means.state.each(account.state):
         ending.add(name, session)
+        if session.waiting:
+            marks.append(_never_came_to_count(name, session, account.topic_id))
     file = ending.close()
     crash_point("record-file-written")
     one.sessions, one.records = ending.sessions, ending.records
-    return replace(change, records=() if file is None else (file,))
+    return replace(change, records=() if file is None else (file,), marks=tuple(marks))
+
+
+def _never_came_to_count(name: str, session: Session, topic_id: str) -> Mark:
+    """Messages that wait in a window when their topic's life ends: no later one will release them."""
+    offsets = sorted(held.offset for held in session.waiting)
+    listed = ", ".join(map(str, offsets[:OFFSETS_NAMED_MAX])) + (", …" if len(offsets) > OFFSETS_NAMED_MAX else "")
+    cause = f"{len(offsets)} messages waited in the window when the topic's life ended: offsets {listed}"
+    begin, until = offsets[0], offsets[-1] + 1
+    return Mark(finding="sequence gap", offset=begin, until=until, session=name, cause=cause, topic_id=topic_id)
 
 
 def decision_entry(kind: Literal["accept", "retire"], attempt: str, changes: Sequence[Change], reason: str) -> Entry:

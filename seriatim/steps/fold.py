@@ -58,7 +58,7 @@ from seriatim.ports import (
 from seriatim.steps.changes import birth, by_partition, change_of, covers, found, nothing_came, stopped
 from seriatim.steps.commit import TRIES_MAX, commit, read_head, start
 from seriatim.steps.derive import keep_up
-from seriatim.steps.moved import moved
+from seriatim.steps.moved import Moved, moved
 from seriatim.steps.plan import discover
 from seriatim.steps.sweep import sweep_dead
 from seriatim.steps.task import Result, Work, stem_prefix
@@ -277,7 +277,7 @@ class Folding:
         results = by_partition(source.map(self.world.task(works), small=small))
         for number in range(REFOLDS_MAX):
             again = {p: result.raised for p, result in results.items() if result.raised or result.lacks_headers}
-            homes = {} if again else moved(self.head.ledger, works, results, self.world.state())
+            homes = {} if again else self._moved(works, results)
             again |= dict.fromkeys(homes, ())
             if not again:
                 return results
@@ -300,6 +300,10 @@ class Folding:
             f"{self.stream.name}: the machine raises at other messages each time ({', '.join(map(str, again))})",
             next="make `apply` depend on nothing but its state and message; seriatim.testing runs it in milliseconds",
         )
+
+    def _moved(self, works: dict[Partition, Work], results: dict[Partition, Result]) -> Moved:
+        state, has_snapshots = self.world.state(), self.runner.has_snapshots
+        return moved(self.head.ledger, works, results, state, has_snapshots=has_snapshots)
 
     def _work(self, partition: Partition, whole: OffsetRange, attempt: str) -> Work:
         account = self._account(partition)

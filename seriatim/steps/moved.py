@@ -20,9 +20,17 @@ Moved = dict[Partition, dict[str, str]]
 
 
 def moved(
-    ledger: Ledger, works: Mapping[Partition, Work], results: Mapping[Partition, Result], state: StateStore
+    ledger: Ledger,
+    works: Mapping[Partition, Work],
+    results: Mapping[Partition, Result],
+    state: StateStore,
+    *,
+    has_snapshots: bool,
 ) -> Moved:
-    """The strangers of a slice that live elsewhere, beyond those its works know already."""
+    """The strangers of a slice that live elsewhere, beyond those its works know already.
+
+    Without snapshots a session may begin in two partitions in one slice: then it lives in the first of them.
+    """
     found: Moved = {}
     for partition, result in results.items():
         names = set(result.strangers) - set(works[partition].moved)
@@ -30,6 +38,8 @@ def moved(
             files = _files(ledger, results, home)
             known = state.load(files, state.holds(files, names))
             living = {name for name, session in known.items() if session.saved is not None}
+            if not has_snapshots and home in results and partition < home:
+                living -= set(results[home].strangers)
             for name in living:
                 found.setdefault(partition, {})[name] = str(home)
             names -= living

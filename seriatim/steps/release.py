@@ -72,7 +72,7 @@ def release(means: Means, name: str, reason: str, topic: str | None = None, *, d
 
 def _find(means: Means, ledger: Ledger, name: str, topic: str | None) -> tuple[Partition, Session]:
     """The one place where the session waits."""
-    places = [place for place in ledger.known() if topic in (None, place.topic)]
+    places = [place for place in ledger.known() if topic in (None, place.topic, str(place))]
     found = []
     for place in places:
         account = ledger.partitions[str(place)]
@@ -87,7 +87,9 @@ def _find(means: Means, ledger: Ledger, name: str, topic: str | None) -> tuple[P
         )
     if len(found) > 1:
         told = ", ".join(str(place) for place, _ in found)
-        raise ConfigError(f"{ledger.stream}: session {name!r} waits in {told}", next="choose one with --topic")
+        raise ConfigError(
+            f"{ledger.stream}: session {name!r} waits in {told}", next=f"choose one, like --topic {found[0][0]}"
+        )
     _refuse(ledger, found[0][0])
     return found[0]
 

@@ -249,3 +249,29 @@ def test_skip_and_strict_exclude_each_other() -> None:
     """The kit refuses what a stream file would be refused for."""
     with pytest.raises(ConfigError, match="lose messages"):
         table([], on_poison="skip")
+
+
+@pytest.mark.parametrize("tier", ["once", "order"])
+def test_a_new_life_may_begin_as_the_old_one_did(tier: Any) -> None:
+    """An empty table at sequence 1 is how many begin: what follows it is not taken for repeats."""
+    rows = [snapshot(seq=1), *_inserts("ab"), snapshot(seq=1), *_inserts("cde")]
+    done = table(rows, sequence="seq", tier=tier)
+    assert [row["id"] for row in done.states["session"]["rows"]] == ["c", "d", "e"]
+
+
+@pytest.mark.parametrize("tier", ["once", "order"])
+def test_a_snapshot_sent_twice_is_a_repeat(tier: Any) -> None:
+    """As long as nothing followed it."""
+    done = table([snapshot("a", seq=1), snapshot("a", seq=1), update("a", 5, seq=2)], sequence="seq", tier=tier)
+    assert [row["op"] for row in done.rows] == ["snapshot", "update"]
+
+
+def test_a_snapshot_that_was_passed_over_and_comes_late() -> None:
+    """Under order the older is dropped: the state is that of the newer messages."""
+    rows = [snapshot("a", seq=1), update("a", 2, seq=2), update("a", 4, seq=4), snapshot("a", seq=3)]
+    done = table(rows, sequence="seq", tier="order")
+    assert [row["v"] for row in done.states["session"]["rows"]] == [4]
+
+
+def _inserts(keys: str) -> list[dict[str, Any]]:
+    return [{"type": "insert", "id": key, "v": 1, "seq": seq} for seq, key in enumerate(keys, 2)]

@@ -162,7 +162,7 @@ def test_beyond_the_window_by_messages(cut: int) -> None:
     assert [record[4] for record in done.records] == [1, 3, 4, 5, 6, 7]
     assert dict(done.counts) == {"sequence gap": 1, "disorder": 1}
     assert done.findings == [("sequence gap", 1, "warning"), ("disorder", 5, "warning")]
-    assert [(mark.offset, mark.session, mark.closed) for mark in done.marks] == [(1, "s", "")]
+    assert [(mark.offset, mark.session, mark.closed) for mark in done.marks] == [(3, "s", "")]  # who released it
 
 
 @pytest.mark.parametrize("cut", [1, 2, 100])
@@ -205,3 +205,23 @@ def test_a_session_set_aside_keeps_what_waited() -> None:
     done = Sliced(WindowSize(10, 60)).fold([*numbers(1, 4, 3), poison], 2)
     assert sorted(done.kept) == [(1, "poison"), (2, "poison"), (3, "poison")]
     assert done.saved["s"].waiting == []
+
+
+def test_wrong_records_are_within_their_gap() -> None:
+    """They come out at the releasing message's offset; a snapshot released by the same message closes after it."""
+    whole = [
+        told("snapshot", "s", "", 0, 1, ["a"]),
+        told("update", "s", "a", 3, 3, []),
+        told("update", "s", "a", 4, 4, []),
+    ]
+    whole.append(told("snapshot", "s", "", 0, 5, ["a"]))
+    done = Sliced(WindowSize(2, 10**6)).fold([(b"s", value or b"", 0) for _, value in whole], 100)
+    assert [(record[0], record[4]) for record in done.records] == [(0, 1), (3, 3), (3, 4), (3, 5)]
+    assert [(mark.offset, mark.closed) for mark in done.marks] == [(3, ""), (4, "snapshot")]
+
+
+def test_a_dropped_message_touches_its_session_in_any_slice() -> None:
+    """Expiry goes by it, so it must not depend on slices."""
+    one, many = (Sliced(WindowSize(10, 60)).fold(numbers(1, 2, 2), cut) for cut in (100, 1))
+    assert one.saved == many.saved
+    assert one.saved["s"].last_offset == 2

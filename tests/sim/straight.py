@@ -110,8 +110,9 @@ class Straight:
             last = session.sequence
             if last is not None and message.sequence is not None and message.sequence > last + 1:
                 self._tell("sequence gap", offset, name)
+            session.missing = set()
             session.sequence = session.anchor = message.sequence
-            session.snapshot, session.missing = message, set()
+            session.snapshot = message
         elif message.sequence is not None:
             session.sequence = max(session.sequence or 0, message.sequence)
         for index, record in enumerate(records):
@@ -124,8 +125,8 @@ class Straight:
         last, now = session.sequence, message.sequence
         if now is None or last is None or now == last + 1:
             return
-        if message.kind == "snapshot":
-            if message == session.snapshot and "repeat" in self.drops:
+        if message.kind == "snapshot" and now not in session.missing:
+            if message == session.snapshot and now == last and "repeat" in self.drops:
                 self.counts["repeat"] += 1
                 raise Dropped
             return
@@ -134,8 +135,9 @@ class Straight:
         if kind in self.halts:
             raise Refusal(kind)
         self.counts[kind] += 1
-        session.missing |= set(range(last + 1, now))
-        session.missing.discard(now)
+        if message.kind != "snapshot":
+            session.missing |= set(range(last + 1, now))
+            session.missing.discard(now)
         if kind in self.drops:
             raise Dropped
 

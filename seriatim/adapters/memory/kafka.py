@@ -57,9 +57,7 @@ class MemoryKafka:
         self.topics: dict[str, MemoryTopic] = {}
         self._ids = 0
 
-    def create(
-        self, topic: str, partitions: int = 1, rules: Rules | None = None, *, compacted: bool = False
-    ) -> str:
+    def create(self, topic: str, partitions: int = 1, rules: Rules | None = None, *, compacted: bool = False) -> str:
         """Make a topic, under an id nobody had before."""
         ensure(topic not in self.topics, "the topic is there already", topic=topic)
         self._ids += 1
