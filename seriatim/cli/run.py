@@ -26,7 +26,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 def run(
     stream: StreamName,
     messages_max: Annotated[
-        int | None, typer.Option(min=1, help="Messages in one slice, at most. Default: the stream file's.")
+        int | None, typer.Option(min=1, help="Messages in one slice, but at least one of each partition.")
     ] = None,
     until_offsets: Annotated[
         str,

@@ -71,6 +71,11 @@ def outcome(stream: str, outcome: Outcome, *, json: bool) -> None:
     if outcome.quarantined:
         text = f"{stream}: {outcome.quarantined} in quarantine; `seriatim status {stream}` lists them"
         say(text, quarantined=outcome.quarantined)
+    if outcome.foreign >= 0:
+        text = (
+            f"{stream}: others wrote to the records table (told by entry {outcome.foreign}); `seriatim verify {stream}`"
+        )
+        say(f"{text} says what differs", foreign=outcome.foreign)
     if outcome.behind:
         what = f"{stream}: the tables gaps and quarantine are behind; the next run catches up. Records are complete."
         say(what if json else f"{what}\n{outcome.behind}", behind=outcome.behind)

@@ -8,6 +8,7 @@ Next room: fold.py meets findings; ledger.py remembers them.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -91,8 +92,10 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def next(self, stream: str) -> str:
         """What to do about it."""
         kind = self.finding
-        if self.scope == "session" and kind != "snapshot distance":
-            kind = "session" if self.level == "error" else "passed" if kind != "poison" else "skipped"
+        if kind == "poison" and self.level == "warning":
+            kind = "skipped"
+        elif self.scope == "session" and kind != "snapshot distance":
+            kind = "session" if self.level == "error" else "passed"
         return NEXT[kind].format(stream=stream, place=self.place, topic=self.topic, expected=self.expected)
 
     def told(self, stream: str) -> dict[str, Any]:
@@ -117,7 +120,7 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
         at = f" at offset {self.offset}" if self.offset >= 0 else ""
         named = shortened(self.session) or "''"
         of = f" (session {named})" if self.session is not None else ""
-        headline = f"{TITLES[self.finding]}: {stream} {self.place}: {self.finding}{at}{of}"
+        headline = f"{TITLES[self.finding]}: {stream} {self.place or 'records table'}: {self.finding}{at}{of}"
         facts = {
             "expected": self.expected,
             "found": self.found,
@@ -172,7 +175,9 @@ NEXT = {
     "To keep messages longer:\n"
     "kafka-configs.sh --bootstrap-server SERVER --alter --entity-type topics --entity-name {topic}"
     " --add-config {expected}",
-    "foreign": "find who wrote to the records table beside Seriatim, and take that write back",
+    "foreign": "find who wrote to the records table beside Seriatim, and take that write back;\n"
+    "`seriatim verify {stream}` says whether all is well again. Then:\n"
+    'seriatim accept {stream} --restored --because "…"',
 }
 for _kind in ("sequence gap", "repeat", "disorder", "moved session", "precondition", "raised"):
     NEXT[_kind] = NEXT["session"]
@@ -192,9 +197,12 @@ def action(kind: str, tier: Tier) -> Action:
 def failure(stream: str, findings: list[Finding]) -> IntegrityError:
     """The error for findings that are new in this run."""
     ensure(bool(findings), "no findings, no failure")
-    places = sorted({finding.place for finding in findings})
+    places = sorted({finding.place or "the records table" for finding in findings})
+    more = (
+        " or more" if any(count >= FINDINGS_TOLD_MAX for count in Counter(f.place for f in findings).values()) else ""
+    )
     return IntegrityError(
-        f"{stream}: {len(findings)} new finding{'s' * (len(findings) > 1)} in {', '.join(places[:5])}"
+        f"{stream}: {len(findings)}{more} new finding{'s' * (len(findings) > 1)} in {', '.join(places[:5])}"
         + (f" and {len(places) - 5} more" if len(places) > 5 else ""),
         next=f"read the findings above; `seriatim status {stream}` shows what waits",
     )

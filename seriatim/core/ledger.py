@@ -99,6 +99,8 @@ class Ledger(Struct, frozen=True, kw_only=True):
     checked: int = 0
     failed: tuple[str, ...] = ()
     """Partitions whose check failed and was neither repaired nor accepted."""
+    foreign: int = -1
+    """The entry that told of data others wrote to the table; a person's word that all is well takes it back."""
     partitions: dict[str, Account] = field(default_factory=dict)
     """By `topic/number`, sorted."""
     pace: Pace = Pace()
@@ -209,10 +211,7 @@ def unmet(entry: Entry, ledger: Ledger) -> list[str]:
     if entry.kind == "start":
         return [] if ledger.sequence < 0 else ["there is a ledger already"]
     ensure(ledger.sequence >= 0, "a ledger begins with its start entry", kind=entry.kind)
-    broken: list[str] = []
-    for change in entry.changes:
-        account = ledger.account(change.partition)
-        broken += _unmet_change(entry, change, account)
+    broken = [why for one in entry.changes for why in _unmet_change(entry, one, ledger.account(one.partition))]
     return broken + _left_out(entry, ledger)
 
 
@@ -379,9 +378,12 @@ def _judged(entry: Entry, ledger: Ledger) -> Ledger:
         failed = set()
     if entry.kind == "verdict":
         failed |= {place for place, result in entry.verdict.items() if result != "good"}
+    told = any(finding.finding == "foreign" for finding in entry.findings)
+    taken_back = entry.kind == "accept" and not entry.changes
+    foreign = ledger.sequence if told else -1 if taken_back else ledger.foreign
     circuit: Literal["closed", "open"] = "open" if failed else "closed"
     checked = max(ledger.checked, entry.judged) if not failed else ledger.checked
-    return replace(ledger, failed=tuple(sorted(failed)), circuit=circuit, checked=checked)
+    return replace(ledger, failed=tuple(sorted(failed)), circuit=circuit, checked=checked, foreign=foreign)
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -393,6 +395,6 @@ def decode(content: bytes) -> Manifest:
     """A manifest from JSON bytes."""
     seen = msgspec.json.decode(content, type=dict[str, Any]).get("format")
     if seen != FORMAT:
-        way = "give the stream a new output path" if seen == 1 else "deploy the newer Seriatim"
-        raise ConfigError(f"manifest format {seen}, this code knows {FORMAT}", next=way)
+        who, way = ("an older", "give the stream a new output path") if seen == 1 else ("a newer", "deploy it")
+        raise ConfigError(f"the ledger was written by {who} Seriatim: format {seen}, this one knows {FORMAT}", next=way)
     return msgspec.json.decode(content, type=Manifest)

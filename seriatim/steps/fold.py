@@ -56,7 +56,7 @@ from seriatim.ports import (
     Wish,
 )
 from seriatim.steps.changes import birth, by_partition, change_of, covers, found, nothing_came, stopped
-from seriatim.steps.commit import TRIES_MAX, commit, read_head, start
+from seriatim.steps.commit import TRIES_MAX, catch_up_witness, commit, read_head, start
 from seriatim.steps.derive import keep_up
 from seriatim.steps.moved import Moved, moved
 from seriatim.steps.plan import discover
@@ -100,6 +100,8 @@ class Outcome(Struct, kw_only=True):
     """Halted since earlier, told then."""
     quarantined: int = 0
     """Sessions in quarantine at the end."""
+    foreign: int = -1
+    """The entry that told of data others wrote to the records table, if that is not settled."""
     matched: int = 0
     """Known partitions that are there."""
     gone: list[Partition] = field(default_factory=list)
@@ -152,6 +154,7 @@ class Folding:
         self.outcome.sequence = self.head.ledger.sequence
         self.outcome.gone = plan.gone
         self.outcome.matched = len(self.head.ledger.partitions) - len(plan.gone)
+        self.outcome.foreign = self.head.ledger.foreign
         self.outcome.quarantined = sum(account.quarantined for account in self.head.ledger.partitions.values())
         return self.outcome
 
@@ -168,6 +171,7 @@ class Folding:
         runner = self.runner
         refuse_code(head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape)
         self.head = head
+        catch_up_witness(ledger, head)
 
     def _discover(self) -> Plan:
         """Step 2. What discovery finds is an entry of its own, so that it is found and told once."""

@@ -37,8 +37,9 @@ def restored(
     store: LedgerStore, clock: Clock, stream: str, attempt: str, reason: str, *, dry_run: bool = False
 ) -> Restored:
     """Make the witness follow the ledger that is there."""
-    trouble, witness = _trouble(store, stream), store.witness()
-    head = store.head(stream)
+    trouble, witness, head = _trouble(store, stream), store.witness(), store.head(stream)
+    if not trouble and head is not None and head.ledger.foreign >= 0:
+        trouble = f"others wrote to the records table, told by entry {head.ledger.foreign}"
     if not trouble or witness is None:
         raise ConfigError(
             f"{stream}: nothing to accept: the ledger is not behind its witness",

@@ -75,8 +75,9 @@ def _retired(partition: Partition, account: Account | None, over: set[str]) -> b
 
 
 def _frontier(account: Account | None, seen: Bounds) -> int:
-    """Where reading goes on. A topic made again is unread from its first message on."""
-    return account.frontier if account and account.topic_id == seen.topic_id else seen.log_start
+    """The oldest message that waits and is still there. A topic made again is unread from its first message on."""
+    known = account is not None and account.topic_id == seen.topic_id
+    return max(account.frontier, seen.log_start) if account and known else seen.log_start
 
 
 def _waits(account: Account | None) -> bool:

@@ -108,7 +108,7 @@ def _verdict(ledger: Ledger) -> str:
     if ledger.sequence < 0:
         return "new"
     live = [account for account in ledger.partitions.values() if not account.retired]
-    hurt = any(account.halt or account.quarantined for account in live)
+    hurt = ledger.foreign >= 0 or any(account.halt or account.quarantined for account in live)
     return "hurt" if hurt else "good"
 
 

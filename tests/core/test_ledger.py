@@ -321,7 +321,7 @@ def test_manifests_are_the_same_bytes_for_the_same_value() -> None:
     manifest = Manifest(entry=entry("slice", folded(5, 9)), ledger=ledger())
     assert decode(encode(manifest)) == manifest
     assert encode(decode(encode(manifest))) == encode(manifest)
-    for other, way in ((3, "deploy the newer"), (1, "new output path")):
+    for other, way in ((3, "deploy it"), (1, "new output path")):
         strange = msgspec.json.encode({**msgspec.to_builtins(manifest), "format": other})
         with pytest.raises(ConfigError, match=f"format {other}") as refused:
             decode(strange)

@@ -16,6 +16,8 @@ from seriatim.core.machine import UserMachine
 from seriatim.core.offsets import Partition
 from seriatim.core.stream import Output, Stream
 from seriatim.steps.release import release
+from seriatim.steps.restored import restored
+from seriatim.steps.status import status
 from seriatim.testing import MemoryStream
 from tests.adapters.on_disk import DiskStream
 from tests.adapters.test_verify import verify
@@ -141,3 +143,28 @@ def test_a_release_names_its_partition() -> None:
     with pytest.raises(ConfigError, match="waits in in-a/0, in-a/1"):
         release(means(one), "s", "a reason")
     assert release(means(one), "s", "a reason", "in-a/1").partition == A1
+
+
+def test_a_run_that_has_nothing_to_commit_brings_the_witness_up() -> None:
+    """One that died right after its commit left it behind: a ledger lost later must be missed all the same."""
+    one = made("strict")
+    one.run()
+    one.ledger.seen = None
+    one.run()
+    head = one.ledger.head("s")
+    assert head is not None
+    assert one.ledger.witness() == (head.ledger.sequence, head.ledger.sha256)
+
+
+def test_what_others_wrote_is_said_until_a_person_says_all_is_well() -> None:
+    """Told once, then a banner; not good."""
+    one = made("strict")
+    one.run()
+    one.ledger.foreign_commit("rows were deleted")
+    assert [f.finding for f in one.run().findings] == ["foreign"]
+    assert one.run().foreign >= 0
+    shown = status(one.stream, one.kafka, one.ledger, one.files)
+    assert shown["verdict"] == "hurt"
+    restored(one.ledger, one.clock, "s", "r", "taken back")
+    assert one.run().foreign == -1
+    assert status(one.stream, one.kafka, one.ledger, one.files)["verdict"] == "good"
