@@ -16,10 +16,11 @@ from typing import Any
 
 import psutil
 
-from bench.data import PARTITIONS, TOPIC
+from bench.data import MESSAGE_BYTES, PARTITIONS, TOPIC
 from seriatim import config, streams, wiring
-from seriatim.adapters.spark import SparkReader
+from seriatim.adapters.spark import COLUMNS, SparkReader
 from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.ports import Wish
 from seriatim.steps.fold import Folding
 
 TABLE = """
@@ -47,7 +48,9 @@ def floor(folder: Path) -> Callable[[], Any]:
     reader, ends = _reader("floor")
 
     def work() -> Any:
-        frame = reader.exactly(ends).frame.select("topic", "partition", "offset", "timestamp", "key", "value")
+        frame = reader.exactly(ends, Wish(message_bytes=MESSAGE_BYTES)).frame.select(
+            "topic", "partition", "offset", "timestamp", "key", "value"
+        )
         frame.write.option("compression", "zstd").parquet(str(folder / "out" / "floor"))
         return sum(map(len, ends.values()))
 

@@ -14,6 +14,7 @@ TOPIC = "bench-a"
 PARTITIONS = 8
 SESSIONS = 200
 MESSAGES = 3_200_000
+MESSAGE_BYTES = 230
 PADDING = "x" * 90
 """A field the machines do not know, as real messages have many."""
 

@@ -69,7 +69,7 @@ def summary(runs: dict[str, list[dict[str, Any]]], count: int) -> dict[str, Any]
     for name, all_runs in runs.items():
         each = [round(one["cpu_seconds"] / count * 1e6, 3) for one in all_runs]
         contenders[name] = {
-            "cpu_us_per_message": {"best": min(each), "median": statistics.median(each), "all": each},
+            "cpu_us_per_message": {"best": min(each), "median": round(statistics.median(each), 3), "all": each},
             "wall_seconds": round(min(one["wall_seconds"] for one in all_runs), 1),
             "peak_memory_mb": max(one["peak_memory_mb"] for one in all_runs),
             "answer": all_runs[0]["answer"],

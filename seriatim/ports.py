@@ -40,6 +40,10 @@ class Log(Protocol):
         """The first message of each range that the reader cannot take, by offset, and why; for each that has one."""
         ...
 
+    def message_bytes(self, ranges: Ranges) -> dict[Partition, int]:
+        """How large the first messages of a few of these ranges are, on average: keys and values."""
+        ...
+
     def retained(
         self, bounds: Mapping[Partition, Bounds], frontiers: Mapping[Partition, int]
     ) -> dict[Partition, Retained]:

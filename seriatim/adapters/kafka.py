@@ -36,6 +36,8 @@ MOVING = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 NOTHING_THERE = (*GONE, KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 """No message at an offset: the log ends there, or has just lost it."""
+LOOK_PARTITIONS, LOOK_MESSAGES, LOOK_SECONDS = 8, 100, 3.0
+"""How much is looked at to know how large messages are."""
 OWN_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 """Kafka's own: a stream never means these."""
 
@@ -85,6 +87,26 @@ class KafkaLog:
         finally:
             consumer.close()
         return found
+
+    def message_bytes(self, ranges: Ranges) -> dict[Partition, int]:
+        """How large the first messages of a few of these ranges are, on average. None that come in time: not known."""
+        sizes: dict[Partition, list[int]] = {partition: [] for partition in list(ranges)[:LOOK_PARTITIONS]}
+        ended, until = set(), time.monotonic() + LOOK_SECONDS
+        consumer = Consumer({**self._client, **SCAN, "isolation.level": self._isolation_level, "logger": _QUIET})
+        try:
+            consumer.assign([TopicPartition(p.topic, p.number, ranges[p].start) for p in sizes])
+            while time.monotonic() < until and any(not sizes[p] and p not in ended for p in sizes):
+                for message in consumer.consume(LOOK_MESSAGES, timeout=0.2):
+                    partition = Partition(message.topic() or "", message.partition() or 0)
+                    if message.error() is None:
+                        sizes[partition].append(len(message.key() or b"") + len(message.value() or b""))
+                    else:
+                        ended.add(partition)
+        except KafkaException as error:
+            raise self._unreachable(error) from None
+        finally:
+            consumer.close()
+        return {partition: sum(those) // len(those) + 1 for partition, those in sizes.items() if those}
 
     def _scanned(self, consumer: Consumer, partition: Partition, whole: OffsetRange) -> Iterator[Message]:
         """The messages of a range, until its end or the log's."""

@@ -62,6 +62,7 @@ from seriatim.steps.moved import Moved, moved
 from seriatim.steps.plan import discover
 from seriatim.steps.sweep import sweep_dead
 from seriatim.steps.task import Result, Work, stem_prefix
+from seriatim.steps.wish import Wishes
 
 REFOLDS_MAX = 5
 SMALL_BYTES = 2048
@@ -123,6 +124,7 @@ class Folding:
     ) -> None:
         self.stream, self.runner, self.world, self.run_id = stream, runner, world, run
         self.progress = progress or _silent
+        self.wishes = Wishes(world.log)
         self.outcome = Outcome()
         self.head = Head(Ledger(stream=stream.name))
         self.total = self.messages_max = 0
@@ -239,10 +241,7 @@ class Folding:
         return None
 
     def _wish(self, ranges: Ranges) -> Wish:
-        """Headers, where messages wait in quarantine; and how large messages were so far, if all are known."""
-        accounts = [self._account(partition) for partition in ranges]
-        sizes = [account.bytes // account.messages + 1 if account.messages else 0 for account in accounts]
-        return Wish(any(account.quarantined for account in accounts), max(sizes, default=0) if all(sizes) else 0)
+        return self.wishes.of(self.head.ledger, ranges, look=True)
 
     def _slice(self, ranges: Ranges, source: Source) -> bool:
         """Steps 4 to 8 for one slice. Whether reading may go on."""
@@ -277,7 +276,7 @@ class Folding:
     def _fold(self, ranges: Ranges, source: Source, attempt: str) -> dict[Partition, Result]:
         """Step 4; once more where messages are set aside (their headers are kept) or the machine raised (with care)."""
         works = {partition: self._work(partition, whole, attempt) for partition, whole in ranges.items()}
-        small = 0 < self._wish(ranges).message_bytes <= SMALL_BYTES
+        small = 0 < self.wishes.of(self.head.ledger, ranges).message_bytes <= SMALL_BYTES
         results = by_partition(source.map(self.world.task(works), small=small))
         for number in range(REFOLDS_MAX):
             again = {p: result.raised for p, result in results.items() if result.raised or result.lacks_headers}

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from seriatim.adapters.kafka import KafkaLog
 from seriatim.adapters.memory import MemoryKafka
 from seriatim.core.errors import PlatformError
-from seriatim.core.offsets import Partition
+from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Bounds
 
 WAIT_SECONDS = 30
@@ -182,3 +182,14 @@ def test_a_broker_that_does_not_answer_is_platform_trouble() -> None:
     with pytest.raises(PlatformError, match=r"127\.0\.0\.1:1") as caught:
         log.bounds(".*")
     assert "SERIATIM_KAFKA_BOOTSTRAP_SERVERS" in caught.value.next
+
+
+def test_how_large_messages_are(side: Side, name: str) -> None:
+    """A few of the first ones show it; an empty partition says nothing."""
+    topic = f"{name}-sizes"
+    side.create(topic, 2)
+    side.send(topic, 0, 30)
+    ranges = {Partition(topic, 0): OffsetRange(0, 30), Partition(topic, 1): OffsetRange(0, 0)}
+    found = side.log.message_bytes(ranges)
+    assert set(found) == {Partition(topic, 0)}
+    assert 1 < found[Partition(topic, 0)] < 50

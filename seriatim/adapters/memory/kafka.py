@@ -155,6 +155,15 @@ class MemoryKafka:
                 found[partition] = whole.start + bad[0], f"its timestamp is {stamps[bad[0]]} ms since 1970"
         return found
 
+    def message_bytes(self, ranges: Ranges) -> dict[Partition, int]:
+        """How large the first messages of each range are, on average."""
+        found: dict[Partition, int] = {}
+        for partition, whole in ranges.items():
+            sizes = [len(m.key or b"") + len(m.value or b"") for m in self.read(partition, whole)[:20]]
+            if sizes:
+                found[partition] = sum(sizes) // len(sizes) + 1
+        return found
+
     def retained(
         self, bounds: Mapping[Partition, Bounds], frontiers: Mapping[Partition, int]
     ) -> dict[Partition, Retained]:
