@@ -48,9 +48,7 @@ def floor(folder: Path) -> Callable[[], Any]:
     reader, ends = _reader("floor")
 
     def work() -> Any:
-        frame = reader.exactly(ends, Wish(message_bytes=MESSAGE_BYTES)).frame.select(
-            "topic", "partition", "offset", "timestamp", "key", "value"
-        )
+        frame = reader.exactly(ends, Wish(message_bytes=MESSAGE_BYTES)).frame.select(*COLUMNS)
         frame.write.option("compression", "zstd").parquet(str(folder / "out" / "floor"))
         return sum(map(len, ends.values()))
 
