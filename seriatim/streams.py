@@ -80,6 +80,11 @@ def _machine_class(stream: Stream, folder: str) -> type[Machine[Any, Any, Any]]:
     module_name, _, class_name = stream.machine.partition(":")
     if folder not in sys.path:
         sys.path.append(folder)
+    if module_name.partition(".")[0] in sys.stdlib_module_names:
+        raise ConfigError(
+            f"{stream.name}: machine {stream.machine!r}: {module_name!r} is a module of Python's own",
+            next="give the file another name, and machine in the stream file as well",
+        )
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -92,12 +97,6 @@ def _machine_class(stream: Stream, folder: str) -> type[Machine[Any, Any, Any]]:
             f"{stream.name}: machine {stream.machine!r} fails when imported: {type(error).__name__}: {error}",
             next=f"fix {module_name}.py",
         ) from error
-    beside = Path(folder) / f"{module_name.replace('.', '/')}.py"
-    if beside.is_file() and Path(getattr(module, "__file__", None) or "").resolve() != beside.resolve():
-        raise ConfigError(
-            f"{stream.name}: {beside.name} beside the stream file is hidden by another module {module_name!r}",
-            next=f"give {beside.name} another name, and machine in the stream file as well",
-        )
     kind = getattr(module, class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, Machine)):
         raise ConfigError(
