@@ -66,7 +66,7 @@ def test_nothing_new_commits_nothing(lab: Lab, topic: Callable[..., str]) -> Non
     assert outcome.slices == 0
     assert lab.ledger(stream) == before
     found = {path.name for path in lab.root(stream).iterdir()}
-    assert found == {"derived.json", "head.json", "manifests", "records", "state"}
+    assert found == {"derived.json", "gaps", "head.json", "manifests", "quarantine", "records", "state"}
 
 
 def test_new_topics_and_partitions_are_picked_up(lab: Lab, topic: Callable[..., str], topic_name: Any) -> None:
