@@ -23,7 +23,6 @@ from seriatim.core.judge import Judge, OnPoison, told
 from seriatim.core.machine import Runner
 from seriatim.core.message import Poison, Stretch
 from seriatim.core.offsets import Partition
-from seriatim.core.sequence import is_missing
 from seriatim.core.session import Folded, Session, Waiting
 from seriatim.core.window import Turn, Window, WindowSize
 
@@ -134,12 +133,7 @@ class Fold(Judge):
                 self._refused(session, name, error, i, out)
                 continue
             if snapshot:
-                late = jumps and is_missing(session, sequence or 0)
                 self._anchor(session, name or "", sequence, start + i, i, self._stretch.values[i])
-                if late:
-                    self.tally.damage(
-                        session, name or "", "disorder", start + i, "a snapshot that came late was applied"
-                    )
             elif not jumps or sequence > last:  # type: ignore[operator]  # a jump is between numbers
                 session.sequence = sequence
             if self.runner.contradictions != self._known_contradictions:

@@ -134,7 +134,8 @@ class Judge:
         self, session: Session, name: str, sequence: int | None, offset: int, i: int, value: bytes | None
     ) -> None:
         """A snapshot begins the session's sequence anew. A jump up to it is a closed gap: told, and all is well."""
-        last, session.missing = session.sequence, []
+        last, late = session.sequence, sequence is not None and is_missing(session, sequence)
+        session.missing = []
         if sequence is not None and last is not None and sequence > last + 1:
             finding = self.tally.finding("sequence gap", name, offset, f"sequence {last + 1}", f"sequence {sequence}")
             many = sequence - last - 1
@@ -145,6 +146,8 @@ class Judge:
                 Mark(finding="sequence gap", offset=begin, until=offset, session=name, cause=closed)
             )
         self.tally.heal(session, name, offset, "snapshot")
+        if late:
+            self.tally.damage(session, name, "disorder", offset, "a snapshot that came late was applied")
         session.sequence = session.anchor = sequence
         session.fingerprint = fingerprint(value) if sequence is not None else b""
         session.snapshot_offset = offset
@@ -162,17 +165,19 @@ class Judge:
     def _judge_sequence(
         self, session: Session, name: str, sequence: int, i: int, out: Folded, *, snapshot: bool
     ) -> bool:
-        """Whether a message out of sequence is applied all the same. A snapshot always is, unless it comes twice."""
+        """Whether a message out of sequence is applied all the same.
+
+        A snapshot is, as a closed gap or a producer's new life, unless it comes twice, or late: its number was
+        passed over.
+        """
+        if snapshot and not is_missing(session, sequence):
+            twice = is_same_snapshot(session, sequence, self._stretch.values[i])
+            dropped = twice and action("repeat", self.tier) == "drop"
+            if dropped:
+                self.tally.count("repeat")
+            return not dropped
         kind = kind_of(session, sequence)
         doing = action(kind, self.tier)
-        if snapshot and kind != "disorder":
-            same = is_same_snapshot(session, sequence, self._stretch.values[i])
-            if same and action("repeat", self.tier) == "drop":
-                self.tally.count("repeat")
-                return False
-            return True
-        if snapshot and not is_missing(session, sequence):
-            return True  # a producer's new life
         expected, found = f"sequence {(session.sequence or 0) + 1}", f"sequence {sequence}"
         if doing == "halt":
             self._quarantine(session, name, kind, i, out, expected=expected, found=found)

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from seriatim.core.crash import crash_point
 from seriatim.core.errors import FencedError, IntegrityError, PlatformError
-from seriatim.core.ledger import Change, Entry, Ledger, Manifest, apply, encode, unmet, without_held
+from seriatim.core.ledger import Change, Entry, Ledger, Manifest, apply, encode
+from seriatim.core.requirements import unmet, without_held
 from seriatim.ports import Clock, Conflict, Head, LedgerStore
 
 TRIES_MAX = 5

@@ -26,10 +26,9 @@ from seriatim.core.ledger import (
     apply,
     decode,
     encode,
-    unmet,
-    without_held,
 )
 from seriatim.core.offsets import Partition
+from seriatim.core.requirements import unmet, without_held
 from seriatim.core.session import Counts
 
 P, Q = Partition("a", 0), Partition("a", 1)

@@ -168,3 +168,24 @@ def test_what_others_wrote_is_said_until_a_person_says_all_is_well() -> None:
     restored(one.ledger, one.clock, "s", "r", "taken back")
     assert one.run().foreign == -1
     assert status(one.stream, one.kafka, one.ledger, one.files)["verdict"] == "good"
+
+
+@pytest.mark.parametrize("tier", ["none", "once"])
+def test_a_late_snapshot_that_is_applied_leaves_its_session_damaged(tier: Any) -> None:
+    """Its number was passed over, so the state goes back in time: nobody is to trust it until the next snapshot."""
+    one = made("none")
+    tell(one, 2, 2)
+    tell(one, 4, 4)
+    one.run()
+    one.stream = made(tier).stream
+    tell(one, 3, rows=["a"])
+    tell(one, 9, rows=["a"])
+    one.run()
+    told = [(mark.finding, mark.offset, mark.until, mark.closed) for mark in marks(one)]
+    assert told == [
+        ("sequence gap", 2, -1, ""),
+        ("", 3, -1, "snapshot"),
+        ("disorder", 3, -1, ""),
+        ("sequence gap", 4, 4, ""),
+        ("", 4, -1, "snapshot"),
+    ]

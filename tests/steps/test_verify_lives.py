@@ -22,7 +22,7 @@ from tests.steps.test_crashes import Killed, killer
 HOUR_MS = 3_600_000
 
 
-def good(made: DiskStream) -> Verified:
+def assert_good(made: DiskStream) -> Verified:
     """Good on from the last pass, and good as a whole."""
     later, whole = verify(made.root), verify(made.root, everything=True)
     assert (later.difference, whole.difference) == (None, None)
@@ -33,37 +33,37 @@ def good(made: DiskStream) -> Verified:
 def test_a_topic_that_began_a_new_life(tmp_path: Path) -> None:
     """Both lives are in the records, told apart by topic id; the first one's sessions were ended by the accept."""
     made = filled(tmp_path)
-    good(made)
+    assert_good(made)
     made.kafka.delete("in-a")
     made.kafka.create("in-a", 3)
     made._sequences.clear()
     made.run()
     accepted(made)
-    good(made)
+    assert_good(made)
     for place in ("in-a/0", "in-a/2"):
         made.send(place, "x", ["a", "n"], 1, 2)
     made.run()
-    assert good(made).warnings == []
+    assert assert_good(made).warnings == []
 
 
 def test_a_session_released_by_hand(tmp_path: Path) -> None:
     """State changes without a slice, and the count of those in quarantine with it."""
     made = filled(tmp_path)
-    good(made)
+    assert_good(made)
     release(means(made), "y", "looked at", topic="in-b")
-    good(made)
+    assert_good(made)
     made.send("in-b/0", "y", 9)
     made.run()
-    good(made)
+    assert_good(made)
 
 
 def test_a_topic_retired_and_taken_back(tmp_path: Path) -> None:
     """Nothing of it moves."""
     made = filled(tmp_path)
     retired(made, "in-b")
-    good(made)
+    assert_good(made)
     accepted(made, "in-b")
-    good(made)
+    assert_good(made)
 
 
 def numbered(made: DiskStream, session: str, sequence: int, timestamp: int | None = None) -> None:
@@ -90,7 +90,7 @@ def test_messages_out_of_order_missing_and_again(tmp_path: Path, tier: Any) -> N
                 if dice.random() < 0.02:
                     numbered(made, session, number)
         made.run(messages_max=37)
-        good(made)
+        assert_good(made)
 
 
 def test_sessions_that_expired(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_sessions_that_expired(tmp_path: Path) -> None:
     numbered(made, "x", 6, 5 * HOUR_MS)
     numbered(made, "y", 21, 5 * HOUR_MS)
     made.run()
-    assert good(made).sessions == 2
+    assert assert_good(made).sessions == 2
 
 
 @pytest.mark.parametrize("point", CRASH_POINTS)
@@ -120,10 +120,10 @@ def test_a_run_that_was_killed(tmp_path: Path, point: str) -> None:
         pass
     finally:
         arm(None)
-    good(made)
+    assert_good(made)
     made.send("in-a/1", "x", 9)
     made.run()
-    done = good(made)
+    done = assert_good(made)
     assert (done.orphans, done.warnings) == (0, [])
 
 
@@ -150,7 +150,7 @@ def test_a_run_at_work_meanwhile(tmp_path: Path, call: str, monkeypatch: pytest.
         done = verify(tmp_path)
         assert done.difference is None
         assert {warning.next for warning in done.warnings} <= {AT_WORK}
-    assert good(made).warnings == []
+    assert assert_good(made).warnings == []
 
 
 def test_a_stream_without_a_message(tmp_path: Path) -> None:
@@ -158,5 +158,5 @@ def test_a_stream_without_a_message(tmp_path: Path) -> None:
     made = DiskStream(tmp_path)
     made.kafka.create("in-a", 1)
     made.run()
-    done = good(made)
+    done = assert_good(made)
     assert (done.files, done.records, done.sessions) == (0, 0, 0)

@@ -1,0 +1,79 @@
+"""Requirements: what an entry insists on at its commit, on a ledger that may have moved meanwhile. Pure.
+
+Next room: ledger.py has the values, and applies entries whose requirements hold.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from seriatim.core.errors import ensure
+
+if TYPE_CHECKING:  # ledger.py asks this room before it applies
+    from seriatim.core.ledger import Account, Change, Entry, Halt, Ledger
+
+
+def unmet(entry: Entry, ledger: Ledger) -> list[str]:
+    """The requirements of an entry that do not hold. None: it may be committed."""
+    if entry.kind == "start":
+        return [] if ledger.sequence < 0 else ["there is a ledger already"]
+    ensure(ledger.sequence >= 0, "a ledger begins with its start entry", kind=entry.kind)
+    broken = [why for one in entry.changes for why in _unmet_change(entry, one, ledger.account(one.partition))]
+    return broken + _left_out(entry, ledger)
+
+
+def _left_out(entry: Entry, ledger: Ledger) -> list[str]:
+    """A topic's new life is that of all its partitions: known ones that an accept says nothing of."""
+    lives = {change.partition.topic: change.topic_id for change in entry.changes if entry.kind == "accept"}
+    known = [place for place in ledger.known() if ledger.partitions[str(place)].topic_id != lives.get(place.topic)]
+    changed = {change.partition for change in entry.changes}
+    return [f"{place} belongs to it too" for place in known if place.topic in lives and place not in changed]
+
+
+def _unmet_change(entry: Entry, change: Change, account: Account | None) -> list[str]:
+    place = str(change.partition)
+    if account is None:
+        return [] if entry.kind in ("slice", "accept") else [f"{place} is not known"]
+    broken = []
+    if account.epoch != change.epoch and entry.kind != "release":
+        broken.append(f"{place} is at epoch {account.epoch}, not {change.epoch}")
+    if entry.kind in ("slice", "repair", "accept", "retire") and account.frontier != change.frontier:
+        broken.append(f"{place} is at offset {account.frontier}, not {change.frontier}")
+    if entry.kind in ("slice", "accept", "retire", "compact", "hold") and account.hold is not None:
+        broken.append(f"{place} is held by {account.hold}")
+    if entry.kind in ("repair", "release") and account.hold != entry.held:
+        broken.append(f"{place} is held by {account.hold}, not by {entry.held}")
+    if entry.kind == "slice" and account.halt is not None and not _passes_over(change, account.halt):
+        broken.append(f"{place} is halted at {account.halt.offset}")
+    if entry.kind == "slice" and account.retired:
+        broken.append(f"{place} is retired")
+    if entry.kind == "accept" and account.halt != change.halt:
+        broken.append(f"{place} has another finding than the one shown")
+    return broken
+
+
+def _passes_over(change: Change, halt: Halt) -> bool:
+    """Whether a slice goes past the poison at which its partition halted: the stream now says to skip it.
+
+    Or finds the topic of a halted partition made again, which is another matter for a person.
+    """
+    if change.halt is not None and change.halt.finding == "re-created":
+        return halt.finding != "re-created" and change.until == change.frontier
+    return halt.finding == "poison" and change.until > halt.offset
+
+
+def without_held(entry: Entry, ledger: Ledger) -> Entry:
+    """A slice without the partitions that are newly held or retired: the rest may still commit."""
+
+    def held(change: Change) -> bool:
+        account = ledger.account(change.partition)
+        return account is not None and (account.hold is not None or account.retired)
+
+    if entry.kind != "slice":
+        return entry
+    dropped = {str(change.partition) for change in entry.changes if held(change)}
+    kept = tuple(change for change in entry.changes if not held(change))
+    told = tuple(finding for finding in entry.findings if finding.place not in dropped)
+    return replace(entry, changes=kept, findings=told)
