@@ -208,6 +208,10 @@ class LedgerStore(Protocol):
         """The record files of the table as of `head`."""
         ...
 
+    def active_files(self, head: Head) -> list[File]:
+        """The same, with bytes, rows, first and last offset; digests are in the entries that added them."""
+        ...
+
     def sweep(self, head: Head) -> list[str]:
         """Delete manifests of entries up to `head` that never came to be, and drafts; their paths."""
         ...

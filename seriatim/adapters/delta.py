@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import DeltaError
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 from msgspec import MsgspecError, Struct
 from msgspec.structs import replace
 
@@ -140,6 +140,20 @@ class DeltaLedger:
         adds = pa.table(head.token.get_add_actions())
         return {f"records/{path}" for path in adds.column("path").to_pylist()}
 
+    def active_files(self, head: Head) -> list[File]:
+        """The same, with what the log says of each."""
+        return [
+            File(
+                path=f"records/{add['path']}",
+                bytes=add["size_bytes"],
+                rows=add["num_records"],
+                digest="",
+                first=add["min"]["offset"],
+                last=add["max"]["offset"],
+            )
+            for add in pa.table(head.token.get_add_actions()).to_pylist()
+        ]
+
     def sweep(self, head: Head) -> list[str]:
         """Delete manifests of entries up to `head` that never came to be (an entry has one), and drafts."""
         swept = [*sweep_drafts(self.root), *(f"manifests/{name}" for name in sweep_drafts(self.root / "manifests"))]
@@ -193,17 +207,29 @@ class DeltaLedger:
         )
 
     def _append(self, table: DeltaTable, entry: Entry, properties: CommitProperties) -> None:
-        ensure(not entry.removed, "this version replaces no record files", kind=entry.kind)
-        adds = [self._add(change, file) for change in entry.changes for file in change.records]
+        data_change = entry.kind != "compact"
+        adds = [self._add(change, file, data_change) for change in entry.changes for file in change.records]
         table.create_write_transaction(
-            adds,
+            [*adds, *self._removes(table, entry.removed, data_change)],
             "append",
             table.schema(),
             partition_by=list(self.partition_by) or None,
             commit_properties=properties,
         )
 
-    def _add(self, change: Change, file: File) -> AddAction:
+    def _removes(self, table: DeltaTable, paths: Iterable[str], data_change: bool) -> list[RemoveAction]:
+        """Removals, each of a file that is in the table: delta-rs itself takes any path."""
+        wanted = {path.removeprefix("records/") for path in paths}
+        if not wanted:
+            return []
+        active = {row["path"]: row for row in pa.table(table.get_add_actions()).to_pylist()}
+        if gone := sorted(wanted - set(active)):
+            raise Conflict(f"{gone[0]} is not in the table: another run has replaced it")
+        now = int(time.time() * 1000)
+        values = {path: {name: str(active[path]["partition"][name]) for name in self.partition_by} for path in wanted}
+        return [RemoveAction(path, data_change, now, active[path]["size_bytes"], values[path]) for path in wanted]
+
+    def _add(self, change: Change, file: File, data_change: bool) -> AddAction:
         full = self.root / file.path
         if not full.is_file() or full.stat().st_size != file.bytes:
             raise Conflict(f"{file.path} is not there: another run has swept it, or the disk lost it")
@@ -218,7 +244,7 @@ class DeltaLedger:
             size=file.bytes,
             partition_values={name: partition[name] for name in self.partition_by},
             modification_time=int(time.time() * 1000),
-            data_change=True,
+            data_change=data_change,
             stats=json.dumps(stats),
         )
 

@@ -24,8 +24,10 @@ from seriatim.core.retention import Pace
 from seriatim.core.session import Counts
 
 Kind = Literal["start", "slice", "hold", "release", "repair", "compact", "verdict", "accept", "retire"]
-FORMAT = 2
+FORMAT = 3
 """Of manifests. A newer one is refused, not guessed at."""
+READABLE = (2, 3)
+"""Formats that mean to this version what they meant to the one that wrote them."""
 
 
 class File(Struct, frozen=True):
@@ -65,6 +67,9 @@ class Account(Struct, frozen=True, kw_only=True):
     halt: Halt | None = None
     hold: str | None = None
     retired: bool = False
+    headless_since: int = -1
+    """Messages before this offset were lost and passed over: a session last met before it goes on by a snapshot, or
+    by a sequence that proves that it lost none."""
     log_end: int = 0
     """As last seen: what is between the frontier and it was never read."""
     messages: int = 0
@@ -168,6 +173,16 @@ class Change(Struct, frozen=True, kw_only=True):
     """Gaps opened and closed, in order."""
     log_end: int = 0
     """As seen when it was made."""
+    rewound: int = -1
+    """Repair: the offset from which on output was made again."""
+    removed_rows: int = 0
+    """Repair: rows of the record files that leave the table."""
+    quarantined: int = 0
+    """Repair: sessions in quarantine after it."""
+    headless_since: int = -1
+    """Repair: where the frontier went on after lost messages, as the account has it; -1: none were lost."""
+    merged: tuple[str, ...] = ()
+    """Compact: the oldest state files, which `state` replaces."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -188,6 +203,10 @@ class Entry(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     held: str | None = None
     """The hold this entry makes, gives back or works under."""
+    resumes: str | None = None
+    """Hold: the hold that it takes over, from a repair that is over."""
+    request: str = ""
+    """Hold: what the repair was asked to do, so that it can be resumed by its id alone."""
     verdict: dict[str, str] = field(default_factory=dict)
     """Verdict: partition to good or bad, for every sequence up to `judged`."""
     judged: int = -1
@@ -237,12 +256,34 @@ def _changed(entry: Entry, change: Change, account: Account | None) -> Account:
     if entry.kind == "retire":
         return replace(account, retired=True)
     if entry.kind == "compact":
-        return replace(account, state=change.state if change.state is not None else account.state)
-    account = _folded(entry, change, account)
+        return _compacted(change, account)
     if entry.kind == "repair":
-        life = {"epoch": account.epoch + 1, "topic_id": change.topic_id, "born": change.born}
-        return replace(account, hold=None, retired=False, **life)
-    return account
+        return _repaired(change, account)
+    return _folded(entry, change, account)
+
+
+def _compacted(change: Change, account: Account) -> Account:
+    """The oldest state files as fewer ones; what slices added meanwhile stays on top of them."""
+    if change.state is None:
+        return account
+    return replace(account, state=(*change.state, *account.state[len(change.merged) :]))
+
+
+def _repaired(change: Change, account: Account) -> Account:
+    """Records, state and frontier as the repair made them, in a new epoch."""
+    return replace(
+        account,
+        epoch=account.epoch + 1,
+        frontier=change.until,
+        state=account.state if change.state is None else change.state,
+        halt=change.halt,
+        hold=None,
+        retired=False,
+        headless_since=max(account.headless_since, change.headless_since),
+        log_end=change.log_end or account.log_end,
+        records=account.records + sum(file.rows for file in change.records) - change.removed_rows,
+        quarantined=change.quarantined,
+    )
 
 
 LIFTED = ("re-created", "expired")
@@ -331,7 +372,7 @@ def encode(manifest: Manifest) -> bytes:
 def decode(content: bytes) -> Manifest:
     """A manifest from JSON bytes."""
     seen = msgspec.json.decode(content, type=dict[str, Any]).get("format")
-    if seen != FORMAT:
+    if seen not in READABLE:
         who, way = ("an older", "give the stream a new output path") if seen == 1 else ("a newer", "deploy it")
         raise ConfigError(f"the ledger was written by {who} Seriatim: format {seen}, this one knows {FORMAT}", next=way)
     return msgspec.json.decode(content, type=Manifest)

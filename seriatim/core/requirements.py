@@ -15,6 +15,10 @@ if TYPE_CHECKING:  # ledger.py asks this room before it applies
     from seriatim.core.ledger import Account, Change, Entry, Halt, Ledger
 
 
+NOT_HELD = ("slice", "accept", "retire", "compact", "hold")
+"""Kinds that find nobody's hold on their partitions."""
+
+
 def unmet(entry: Entry, ledger: Ledger) -> list[str]:
     """The requirements of an entry that do not hold. None: it may be committed."""
     if entry.kind == "start":
@@ -41,17 +45,24 @@ def _unmet_change(entry: Entry, change: Change, account: Account | None) -> list
         broken.append(f"{place} is at epoch {account.epoch}, not {change.epoch}")
     if entry.kind in ("slice", "repair", "accept", "retire") and account.frontier != change.frontier:
         broken.append(f"{place} is at offset {account.frontier}, not {change.frontier}")
-    if entry.kind in ("slice", "accept", "retire", "compact", "hold") and account.hold is not None:
-        broken.append(f"{place} is held by {account.hold}")
-    if entry.kind in ("repair", "release") and account.hold != entry.held:
-        broken.append(f"{place} is held by {account.hold}, not by {entry.held}")
+    broken += _unmet_hold(entry, place, account)
     if entry.kind == "slice" and account.halt is not None and not _passes_over(change, account.halt):
         broken.append(f"{place} is halted at {account.halt.offset}")
     if entry.kind == "slice" and account.retired:
         broken.append(f"{place} is retired")
+    if entry.kind == "compact" and change.merged != tuple(file.path for file in account.state[: len(change.merged)]):
+        broken.append(f"{place} has other state files than were merged")
     if entry.kind == "accept" and account.halt != change.halt:
         broken.append(f"{place} has another finding than the one shown")
     return broken
+
+
+def _unmet_hold(entry: Entry, place: str, account: Account) -> list[str]:
+    """Who works under a hold, gives it back or takes it over finds that very one; the others find none."""
+    wanted = entry.resumes if entry.kind == "hold" else entry.held
+    if entry.kind in ("repair", "release") or (entry.kind == "hold" and wanted is not None):
+        return [] if account.hold == wanted else [f"{place} is held by {account.hold}, not by {wanted}"]
+    return [f"{place} is held by {account.hold}"] if entry.kind in NOT_HELD and account.hold is not None else []
 
 
 def _passes_over(change: Change, halt: Halt) -> bool:

@@ -238,15 +238,43 @@ def test_a_slice_changes_its_account() -> None:
     assert untouched.partitions["a/0"].state == (file,)
 
 
-def test_repair_and_accept_raise_the_epoch_and_end_the_halt() -> None:
+def test_an_accept_raises_the_epoch_and_ends_the_halt() -> None:
     """What was folded under the old epoch is fenced from then on."""
-    for kind in ("repair", "accept"):
-        hold = "h" if kind == "repair" else None
-        before = ledger(Account(topic_id="id", frontier=5, born=0, halt=HALT, hold=hold))
-        made = entry(kind, change(topic_id="id2", born=2, until=2, halt=HALT), held=hold)
-        account = apply(made, before).partitions["a/0"]
-        assert (account.epoch, account.halt, account.hold) == (1, None, None)
-        assert (account.topic_id, account.born, account.frontier) == ("id2", 2, 2)
+    before = ledger(Account(topic_id="id", frontier=5, born=0, halt=HALT))
+    account = apply(entry("accept", change(topic_id="id2", born=2, until=2, halt=HALT)), before).partitions["a/0"]
+    assert (account.epoch, account.halt) == (1, None)
+    assert (account.topic_id, account.born, account.frontier) == ("id2", 2, 2)
+
+
+def test_a_repair_replaces_and_gives_its_hold_back() -> None:
+    """Records, state, frontier and halt are as the repair says, in a new epoch; the rest stays."""
+    old, new = File("records/x", 1, 10, "d"), File("records/y", 1, 7, "d")
+    base = Account(topic_id="id", frontier=5, born=0, halt=HALT, hold="h", records=12, quarantined=3, messages=5)
+    made = change(until=4, records=(new,), removed_rows=old.rows, quarantined=1, headless_since=4)
+    account = apply(entry("repair", made, held="h"), ledger(base)).partitions["a/0"]
+    assert (account.epoch, account.halt, account.hold, account.frontier) == (1, None, None, 4)
+    assert (account.records, account.quarantined, account.headless_since, account.messages) == (9, 1, 4, 5)
+    assert apply(entry("repair", change(halt=HALT), held="h"), ledger(base)).partitions["a/0"].halt == HALT
+
+
+def test_a_hold_is_taken_over_by_its_name_alone() -> None:
+    """A repair that died leaves its hold; whoever resumes names it, and only the first one finds it."""
+    held = ledger(Account(topic_id="id", frontier=5, born=0, hold="h1"))
+    assert unmet(entry("hold", change(), held="h2"), held) == ["a/0 is held by h1"]
+    resumed = apply(replace(entry("hold", change(), held="h2"), resumes="h1"), held)
+    assert resumed.partitions["a/0"].hold == "h2"
+    late = replace(entry("hold", change(), held="h3"), resumes="h1")
+    assert unmet(late, resumed) == ["a/0 is held by h2, not by h1"]
+
+
+def test_compacted_state_files_stay_below_what_came_meanwhile() -> None:
+    """Slices go on while state is merged: only the files that were merged are replaced."""
+    one, two, three, merged = (File(f"state/{name}", 1, 1, "d") for name in ("1", "2", "3", "m"))
+    base = ledger(Account(topic_id="id", frontier=5, born=0, state=(one, two, three)))
+    made = entry("compact", change(state=(merged,), merged=("state/1", "state/2")))
+    assert apply(made, base).partitions["a/0"].state == (merged, three)
+    moved = ledger(Account(topic_id="id", frontier=5, born=0, state=(one, three)))
+    assert unmet(made, moved) == ["a/0 has other state files than were merged"]
 
 
 def test_hold_release_retire_and_compact_change_one_thing_each() -> None:
@@ -320,7 +348,7 @@ def test_manifests_are_the_same_bytes_for_the_same_value() -> None:
     manifest = Manifest(entry=entry("slice", folded(5, 9)), ledger=ledger())
     assert decode(encode(manifest)) == manifest
     assert encode(decode(encode(manifest))) == encode(manifest)
-    for other, way in ((3, "deploy it"), (1, "new output path")):
+    for other, way in ((4, "deploy it"), (1, "new output path")):
         strange = msgspec.json.encode({**msgspec.to_builtins(manifest), "format": other})
         with pytest.raises(ConfigError, match=f"format {other}") as refused:
             decode(strange)

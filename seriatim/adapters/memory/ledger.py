@@ -87,6 +87,10 @@ class MemoryLedger:
         """The record files of the table."""
         return {file.path for file in self.active()}
 
+    def active_files(self, _: Head) -> list[File]:
+        """The same, whole."""
+        return [replace(file, digest="") for file in self.active()]
+
     def sweep(self, head: Head) -> list[str]:
         """Delete manifests of entries up to `head` that never came to be."""
         named = {commit.manifest for commit in self.commits}
@@ -121,7 +125,8 @@ class MemoryLedger:
 
     def _check_files(self, entry: Entry) -> None:
         active = {file.path for file in self.active()}
-        ensure(active >= set(entry.removed), "a file to remove is in the table")
+        if gone := sorted(set(entry.removed) - active):
+            raise Conflict(f"{gone[0]} is not in the table")
         for file in [file for change in entry.changes for file in change.records]:
             ensure(file.path not in active, "a file is named once", path=file.path)
             try:
