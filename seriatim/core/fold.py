@@ -23,6 +23,7 @@ from seriatim.core.judge import Judge, OnPoison, told
 from seriatim.core.machine import Runner
 from seriatim.core.message import Poison, Stretch
 from seriatim.core.offsets import Partition
+from seriatim.core.scope import Scope, Within
 from seriatim.core.session import Folded, Session, Waiting
 from seriatim.core.window import Turn, Window, WindowSize
 
@@ -58,11 +59,14 @@ class Fold(Judge):
         moved: Mapping[str, str] | None = None,
         limits: Limits = NO_LIMITS,
         time: int = -1,
+        scope: Scope | None = None,
+        headless_since: int = -1,
     ) -> None:
-        super().__init__(partition, runner, tier, on_poison, moved or {})
+        super().__init__(partition, runner, tier, on_poison, moved or {}, headless_since)
         self.load, self.session_field = load, session_field
         self.careful = frozenset(careful)
         self.sessions: dict[str, Session] = {}
+        self.within = Within.of(scope)
         self.limits = limits
         self.window = Window(limits.window, runner, self) if limits.window else None
         self.expiry = Expiry(limits.timeout_ms, time) if limits.timeout_ms else None
@@ -84,7 +88,7 @@ class Fold(Judge):
         self._gone.clear()
         self._skipped.clear()
         out = Folded()
-        sequences = self.runner.sequences(messages)
+        sequences = self._sequences = self.runner.sequences(messages)
         self._walk(messages, names, sequences, out)
         crash_point("mid-fold")
         out.name_records(names, sequences)
@@ -104,10 +108,12 @@ class Fold(Judge):
         sessions, start, careful, window = self.sessions, self._stretch.start, bool(self.careful), self.window
         apply, is_snapshot, snapshot_kind = self.runner.apply, self.runner.is_snapshot, self.runner.snapshot_kind
         add_position, add_row = out.positions.append, out.rows.append
-        every = range(len(messages))
+        every, within = range(len(messages)), self.within
         slow = careful or window is not None or bool(self._ended)
         for i in every if slow else self.runner.unusual(sessions, names, sequences, messages, out):
             name, sequence, message = names[i], sequences[i], messages[i]
+            if within is not None and within.passes(name):
+                continue
             session = sessions.get(name)  # type: ignore[arg-type]
             if slow and self._is_settled(session, name, sequence, message, i, out):
                 continue
@@ -253,7 +259,8 @@ class Fold(Judge):
         """Load the sessions of this stretch that were not met before."""
         new = [name for name in dict.fromkeys(names) if name is not None and name not in self.sessions]
         if new:
-            known = self.load(new)
+            within = self.within
+            known = self.load([name for name in new if within is None or not within.passes(name)])
             for name in new:
                 self.sessions[name] = session = known.get(name) or Session()
                 session.careful = name in self.careful
@@ -269,6 +276,11 @@ class Fold(Judge):
             if session is not None and session.awake:
                 session.touched = True
                 session.last_offset, session.timestamp = stretch.start + i, int(stretch.timestamps[i])
+
+    def met(self) -> list[str]:
+        """Sessions within the scope that had a message."""
+        only = self.within.sessions if self.within is not None else None
+        return [name for name in self.sessions if only is None or name in only]
 
     def touched(self) -> dict[str, Session]:
         """Sessions to be saved, with their state as bytes. A state that cannot be saved counts as raised."""

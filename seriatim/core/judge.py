@@ -13,10 +13,12 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
+from seriatim.core.doubt import doubts, is_in_doubt, is_proven, is_put_off
 from seriatim.core.integrity import Finding, Mark, Tier, action
 from seriatim.core.machine import Runner
 from seriatim.core.message import Poison, Stretch
 from seriatim.core.offsets import Partition
+from seriatim.core.scope import Within
 from seriatim.core.sequence import fingerprint, found_again, is_missing, is_same_snapshot, kind_of, pass_over
 from seriatim.core.session import Folded, Kept, Session, Waiting
 from seriatim.core.table import Precondition
@@ -35,10 +37,13 @@ class Judge:
         tier: Tier,
         on_poison: OnPoison,
         moved: Mapping[str, str],
+        headless_since: int = -1,
     ) -> None:
         self.partition, self.runner, self.tier, self.on_poison = partition, runner, tier, on_poison
         self.moved = moved
         """Sessions that live in another partition of the topic, and where."""
+        self.headless_since = headless_since if doubts(tier) else -1
+        """Messages before this offset were lost: sessions last met before it are in doubt."""
         self.strangers: dict[str, int] = {}
         """Sessions that came here without a snapshot and without a state, and the offset of their first message."""
         self.halt: Finding | None = None
@@ -46,8 +51,11 @@ class Judge:
         """Sessions that a failed `apply` may have left half changed: fold again, careful with these."""
         self.tally = Tally(partition)
         self.counts = self.tally.counts
+        self.within: Within | None = None
+        """Where not everybody is folded: who is."""
         self._stretch = Stretch(0, (), (), ())
         self._names: list[str | None] = []
+        self._sequences: Sequence[int | None] = ()
         self._anchored: list[int] = []
         self._gone: list[int] = []
         """Positions at which a session ended."""
@@ -80,6 +88,8 @@ class Judge:
                 return False
         unknown = session.saved is None and session.state is None
         if unknown and self._is_stranger(session, name, i, out, begins=begins):
+            return False
+        if is_in_doubt(session, self.headless_since) and self._is_put_off(session, name, i, begins=begins):
             return False
         try:
             self._awaken(session, name)
@@ -120,6 +130,22 @@ class Judge:
             self.counts.headless += 1
         return not begins
 
+    def _is_put_off(self, session: Session, name: str, i: int, *, begins: bool) -> bool:
+        """Whether a session in doubt must wait for a snapshot. Then this message is headless: no finding, no effect."""
+        since, offset = self.headless_since, self._stretch.start + i
+        if begins and self.runner.has_snapshots:
+            session.sequence, session.missing = None, []
+            return False
+        if is_proven(session, self._sequences[i], since):
+            return False
+        if not is_put_off(session, since):
+            cause = f"messages before offset {since} were lost, and nothing proves that none was of this session"
+            self.tally.marks.append(Mark(finding="gap", offset=offset, session=name, cause=cause))
+            session.damaged = offset
+        self.counts.headless += 1
+        session.touched, session.timestamp = True, int(self._stretch.timestamps[i])
+        return True
+
     def _awaken(self, session: Session, name: str) -> None:
         """Decode or begin the state. A careful session's must be fit to be saved before anything is applied."""
         if session.saved is not None:
@@ -156,6 +182,8 @@ class Judge:
         self.counts.last_snapshot = offset
         if self.counts.first_snapshot < 0:
             self.counts.first_snapshot = offset
+        if self.within is not None and self.within.ends(name, offset):
+            session.awake = False
 
     def _last_met(self, session: Session, name: str, i: int) -> int:
         """The offset of the session's message before this one."""

@@ -55,16 +55,16 @@ from seriatim.ports import (
     UnreadableMessage,
     Wish,
 )
-from seriatim.steps.changes import birth, by_partition, change_of, covers, found, nothing_came, stopped
+from seriatim.steps.changes import birth, change_of, covers, found, nothing_came, stopped
 from seriatim.steps.commit import TRIES_MAX, catch_up_witness, commit, read_head, start
 from seriatim.steps.derive import keep_up
 from seriatim.steps.moved import Moved, moved
 from seriatim.steps.plan import discover
 from seriatim.steps.sweep import sweep_dead
 from seriatim.steps.task import Result, Work, stem_prefix
+from seriatim.steps.tries import fold_works
 from seriatim.steps.wish import Wishes
 
-REFOLDS_MAX = 5
 SMALL_BYTES = 2048
 Until = Mapping[Partition, int]
 Progress = Callable[[int, int], None]
@@ -274,35 +274,11 @@ class Folding:
         return any(account and account.frontier > ranges[p].start for p, account in accounts.items())
 
     def _fold(self, ranges: Ranges, source: Source, attempt: str) -> dict[Partition, Result]:
-        """Step 4; once more where messages are set aside (their headers are kept) or the machine raised (with care)."""
+        """Step 4."""
         works = {partition: self._work(partition, whole, attempt) for partition, whole in ranges.items()}
         small = 0 < self.wishes.of(self.head.ledger, ranges).message_bytes <= SMALL_BYTES
-        results = by_partition(source.map(self.world.task(works), small=small))
-        for number in range(REFOLDS_MAX):
-            again = {p: result.raised for p, result in results.items() if result.raised or result.lacks_headers}
-            homes = {} if again else self._moved(works, results)
-            again |= dict.fromkeys(homes, ())
-            if not again:
-                return results
-            redo = {
-                partition: replace(
-                    work,
-                    careful=(*work.careful, *again[partition]),
-                    moved=work.moved | homes.get(partition, {}),
-                    attempt=f"{attempt}r{number}",
-                )
-                for partition, work in works.items()
-                if partition in again
-            }
-            works |= redo
-            source = self.world.reader.exactly(
-                {partition: ranges[partition] for partition in again}, Wish(headers=True)
-            )
-            results |= by_partition(source.map(self.world.task(redo)))
-        raise ConfigError(
-            f"{self.stream.name}: the machine raises at other messages each time ({', '.join(map(str, again))})",
-            next="make `apply` depend on nothing but its state and message; seriatim.testing runs it in milliseconds",
-        )
+        world = self.world
+        return fold_works(self.stream.name, works, source, world.reader, world.task, self._moved, small=small)
 
     def _moved(self, works: dict[Partition, Work], results: dict[Partition, Result]) -> Moved:
         state, has_snapshots = self.world.state(), self.runner.has_snapshots
@@ -324,6 +300,7 @@ class Folding:
             topic_id=account.topic_id,
             state=account.state,
             time=account.time,
+            headless_since=account.headless_since,
             attempt=attempt,
         )
 

@@ -26,6 +26,7 @@ from seriatim.core.ledger import Certificate, File
 from seriatim.core.machine import Runner
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.scope import Scope
 from seriatim.core.state import merge_count
 from seriatim.ports import Digests, Explain, RecordStore, StateStore, UnfitRecords
 
@@ -46,6 +47,15 @@ class Work(Struct, frozen=True, kw_only=True):
     """Sessions that live in another partition of the topic, and where."""
     time: int = -1
     """The partition's message time so far."""
+    headless_since: int = -1
+    """Messages before this offset were lost and passed over; -1: none."""
+    scope: Scope | None = None
+    """A refold: who is folded again."""
+    named: int = -1
+    """A refold: the offset in the names of its files, which is the partition's frontier."""
+
+    def __post_init__(self) -> None:
+        ensure(self.headless_since <= self.start, "what was lost is before what is read", partition=str(self.partition))
 
 
 class Result(Struct, kw_only=True):
@@ -62,6 +72,10 @@ class Result(Struct, kw_only=True):
     strangers: dict[str, int] = field(default_factory=dict)
     """Sessions that came without a snapshot and are not known here, and their first offset."""
     marks: tuple[Mark, ...] = ()
+    met: tuple[str, ...] = ()
+    """A refold: sessions of its scope that had a message."""
+    ended: dict[str, int] = field(default_factory=dict)
+    """A refold: sessions for which it ended by a snapshot, and the offset after it."""
     raised: tuple[str, ...] = ()
     """Sessions that may be half changed: nothing of this result counts, fold again with care."""
     peak_memory_bytes: int = 0
@@ -126,7 +140,8 @@ class FoldTask:
 
     def __init__(self, work: Work, kit: Kit) -> None:
         self.work, self.kit = work, kit
-        self.stem = f"{stem_prefix(work.epoch, work.start)}{work.attempt}"
+        place = work.start if work.named < 0 else work.named
+        self.stem = f"{stem_prefix(work.epoch, place)}{work.attempt}"
         self.expected = work.start
         self.lacks_headers = False
         self.halt: Finding | None = None
@@ -144,6 +159,8 @@ class FoldTask:
             moved=work.moved,
             limits=kit.limits,
             time=work.time,
+            headless_since=work.headless_since,
+            scope=work.scope,
         )
         self.passage = Passage(work.partition, kit.tier, work.start, marks=self.core.tally.marks)
         self.writer = kit.records.records(work.partition, work.topic_id, self.stem)
@@ -216,6 +233,8 @@ class FoldTask:
             strangers=self.core.strangers,
             marks=tuple(self.core.tally.marks),
             peak_memory_bytes=self.kit.peak_memory_bytes(),
+            met=tuple(self.core.met()) if self.work.scope is not None else (),
+            ended=self.core.within.ended if self.core.within is not None else {},
         )
 
     def _saved(self, touched: dict[str, Any]) -> tuple[File, ...] | None:

@@ -1,0 +1,86 @@
+"""History: where a partition was after each entry, and which entry made which file. Read from the manifests.
+
+A refold begins at a place of the past whose state is still good: not one that a later repair found to be wrong,
+not one of a topic's earlier life.
+
+Next room: refold.py chooses; steps/refold.py reads the entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct, field
+
+from seriatim.core.ledger import Account, Change, File, Kind, Manifest
+from seriatim.core.offsets import Partition
+
+
+class Point(Struct, frozen=True):
+    """A partition after one entry that changed it."""
+
+    sequence: int
+    kind: Kind
+    account: Account
+    change: Change
+
+
+class Made(Struct, frozen=True):
+    """A record file, and where it came from."""
+
+    file: File
+    topic_id: str
+    start: int
+    """The range of the entry that made it: where a refold of this file begins."""
+    until: int
+
+
+class Past(Struct):
+    """One partition's points, oldest first, and its record files by path."""
+
+    points: list[Point] = field(default_factory=list)
+    files: dict[str, Made] = field(default_factory=dict)
+
+    def take(self, manifest: Manifest, change: Change) -> None:
+        """One more entry that changed this partition."""
+        entry = manifest.entry
+        account = manifest.ledger.partitions[str(change.partition)]
+        life = self.points[-1].account.topic_id if self.points and entry.kind == "accept" else change.topic_id
+        whole = entry.kind in ("slice", "start")
+        for file in change.records:
+            start, until = (change.frontier, change.until) if whole else (file.first, file.last + 1)
+            self.files[file.path] = Made(file, life, start, until)
+        self.points.append(Point(entry.sequence, entry.kind, account, change))
+
+    def life(self) -> list[Point]:
+        """The points of the topic's present life."""
+        topic_id = self.points[-1].account.topic_id
+        return [point for point in self.points if point.account.topic_id == topic_id]
+
+    def usable(self, offset: int) -> Iterator[Point]:
+        """Points at or before `offset` whose state no later repair took back, newest first."""
+        rewound = None
+        for point in reversed(self.life()):
+            if point.account.frontier <= offset and (rewound is None or point.account.frontier <= rewound):
+                yield point
+            if point.change.rewound >= 0 and point.kind == "repair":
+                rewound = point.change.rewound if rewound is None else min(rewound, point.change.rewound)
+
+    def borders(self, offset: int, end: int) -> list[Point]:
+        """Points from `offset` to `end` whose state is as committed now: where a refold may meet it. Rising."""
+        newest: dict[int, Point] = {}
+        for point in self.usable(end):
+            frontier = point.account.frontier
+            if frontier >= offset:
+                newest.setdefault(frontier, point)
+        return [newest[frontier] for frontier in sorted(newest)]
+
+
+def read(manifests: Iterable[Manifest], partitions: Iterable[Partition]) -> dict[Partition, Past]:
+    """The pasts of partitions, from all entries in order."""
+    pasts = {partition: Past() for partition in partitions}
+    for manifest in manifests:
+        for change in manifest.entry.changes:
+            if change.partition in pasts:
+                pasts[change.partition].take(manifest, change)
+    return pasts

@@ -1,0 +1,79 @@
+"""The scope of a refold: which sessions are folded again, and up to where each. Values, and what they mean.
+
+Everybody else is passed over as if not there: their output stays as it was committed.
+
+Next room: fold.py walks within a scope; refold.py says how a scope grows smaller.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+
+class Scope(Struct, frozen=True, kw_only=True):
+    """Who is folded again in one stage."""
+
+    sessions: tuple[str, ...] | None = None
+    """None: all."""
+    over: tuple[str, ...] = ()
+    """Sessions whose refold is over."""
+    snapshots_end: int | None = None
+    """From this offset on a snapshot ends its session's refold, the snapshot included; None: it does not."""
+    silent: bool = False
+    """A lead-in to where output is made again: state alone counts."""
+
+
+class Within(Struct, kw_only=True):
+    """A scope while it is walked."""
+
+    scope: Scope
+    sessions: frozenset[str] | None
+    over: frozenset[str]
+    ended: dict[str, int] = field(default_factory=dict)
+    """Sessions whose refold ended by a snapshot, and the offset after it."""
+
+    @classmethod
+    def of(cls, scope: Scope | None) -> Within | None:
+        """A walk; None where everybody is folded."""
+        if scope is None:
+            return None
+        only = None if scope.sessions is None else frozenset(scope.sessions)
+        return cls(scope=scope, sessions=only, over=frozenset(scope.over))
+
+    def passes(self, name: str | None) -> bool:
+        """Whether a message of this session is passed over. One of nobody's is the whole partition's matter."""
+        if name is None:
+            return self.sessions is not None
+        return name in self.ended or name in self.over or (self.sessions is not None and name not in self.sessions)
+
+    def ends(self, name: str, offset: int) -> bool:
+        """Note a snapshot. Whether the session's refold ends with it."""
+        last = self.scope.snapshots_end
+        if last is None or offset < last:
+            return False
+        self.ended[name] = offset + 1
+        return True
+
+
+class Replaced(Struct, frozen=True, kw_only=True):
+    """Which committed records a refold replaces."""
+
+    start: int
+    """The first offset."""
+    end: int
+    """The offset up to which, where `ends` does not say otherwise."""
+    sessions: frozenset[str] | None = None
+    """None: all."""
+    ends: dict[str, int] = field(default_factory=dict)
+    """Sessions whose refold ended elsewhere, and where."""
+
+    def has(self, session: str, offset: int) -> bool:
+        """Whether a record of this session, at this offset, is replaced."""
+        if self.sessions is not None and session not in self.sessions:
+            return False
+        return self.start <= offset < self.ends.get(session, self.end)
+
+    @property
+    def last(self) -> int:
+        """No record at or after this offset is replaced."""
+        return max([self.end, *self.ends.values()])
