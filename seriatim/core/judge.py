@@ -86,10 +86,7 @@ class Judge:
             self._set_aside_waiting(session, name, i, out, begins=begins)
             if not begins:
                 return False
-        unknown = session.saved is None and session.state is None
-        if unknown and self._is_stranger(session, name, i, out, begins=begins):
-            return False
-        if is_in_doubt(session, self.headless_since) and self._is_put_off(session, name, i, begins=begins):
+        if self._must_wait(session, name, i, out, begins=begins):
             return False
         try:
             self._awaken(session, name)
@@ -114,6 +111,12 @@ class Judge:
         out.kept += [Kept(i, name, "sequence gap", cause, held) for held in session.waiting]
         session.waiting = []
         self.tally.warn(self.tally.finding("sequence gap", name, self._stretch.start + i), cause)
+
+    def _must_wait(self, session: Session, name: str, i: int, out: Folded, *, begins: bool) -> bool:
+        """Whether a session must not go on by this message: it never began, or what was lost may have been its own."""
+        if session.saved is None and session.state is None:
+            return self._is_stranger(session, name, i, out, begins=begins)
+        return is_in_doubt(session, self.headless_since) and self._is_put_off(session, name, i, begins=begins)
 
     def _is_stranger(self, session: Session, name: str, i: int, out: Folded, *, begins: bool) -> bool:
         """Whether a session without a state must not begin here: it did not start, or lives in another partition."""

@@ -308,6 +308,7 @@ def _accepted(_: Entry, change: Change, account: Account | None) -> Account:
         state=(),
         halt=None,
         retired=False,
+        headless_since=-1,
         log_end=change.log_end,
         time=-1,
         records=account.records + sum(file.rows for file in change.records),
