@@ -19,6 +19,7 @@ from seriatim.core.errors import ConfigError
 from seriatim.core.fold import Limits
 from seriatim.core.integrity import TIERS, Tier, action
 from seriatim.core.judge import OnPoison
+from seriatim.core.schedule import cron_refusal, is_address
 from seriatim.core.table import TableMachine, column_type
 from seriatim.core.window import WindowSize
 
@@ -157,9 +158,6 @@ BUILT: dict[str, tuple[Any, ...]] = {
     "snapshot_requests": ("",),
     "output.file_bytes_target": (134_217_728,),
     "output.keep_versions_days": (30,),
-    "schedule.cron": ("*/15 * * * *",),
-    "alerts.to": ((),),
-    "alerts.remind_hours": (12,),
 }
 """Values this version can honour, where it cannot honour all. Later features take their key off this list."""
 
@@ -172,6 +170,7 @@ NUMBERS = (
     ("topic_drained_hours", 1, 100_000),
     ("alerts.time_left_warning_hours", 1, 100_000),
     ("alerts.late_run_minutes", 1, 10_000_000),
+    ("alerts.remind_hours", 1, 10_000),
 )
 """Bounds of whole numbers."""
 
@@ -261,6 +260,7 @@ def _check_values(file: _File, stream: Stream) -> None:
             file.refuse(key, f"{found!r} is not built yet in this version", shown)
     _check_names(file, stream)
     _check_numbers(file, stream)
+    _check_people(file, stream)
     if stream.machine == "table":
         _check_table(file, stream)
     elif not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", stream.machine):
@@ -306,6 +306,15 @@ def _check_numbers(file: _File, stream: Stream) -> None:
     for key, least, most in NUMBERS:
         if not least <= (found := _get(stream, key)) <= most:
             file.refuse(key, f"found {found}", f"{least} to {most}")
+
+
+def _check_people(file: _File, stream: Stream) -> None:
+    """When a run is due, and who is told."""
+    if refusal := cron_refusal(stream.schedule.cron):
+        file.refuse("schedule.cron", f"found {stream.schedule.cron!r}: {refusal}", 'five fields, like "*/15 * * * *"')
+    for address in stream.alerts.to:
+        if not is_address(address):
+            file.refuse("alerts.to", f"found {address!r}", "mail addresses, like ops@example.org")
 
 
 def _check_table(file: _File, stream: Stream) -> None:

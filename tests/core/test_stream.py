@@ -164,10 +164,7 @@ OTHER = {
     "snapshot_requests": "asks",
     "output.file_bytes_target": 7,
     "output.keep_versions_days": 7,
-    "schedule.cron": "@daily",
-    "alerts.to": ["me@example.org"],
     "alerts.time_left_warning_hours": 7,
-    "alerts.remind_hours": 7,
     "alerts.late_run_minutes": 7,
     "alerts.snapshot_distance_max_minutes": 7,
 }
@@ -210,6 +207,9 @@ def test_a_key_whose_feature_is_not_built_is_refused_by_name(key: str) -> None:
         ({"topic_drained_hours": 0}, "topic_drained_hours", "found 0"),
         ({"alerts__time_left_warning_hours": 0}, "alerts.time_left_warning_hours", "found 0"),
         ({"alerts__late_run_minutes": -1}, "alerts.late_run_minutes", "found -1"),
+        ({"alerts__remind_hours": 0}, "alerts.remind_hours", "found 0"),
+        ({"alerts__to": ["ops@example.org", "me"]}, "alerts.to", "'me'"),
+        ({"schedule__cron": "@daily"}, "schedule.cron", "1 fields, not 5"),
     ],
 )
 def test_values_that_cannot_work(changes: dict[str, Any], key: str, said: str) -> None:
@@ -232,6 +232,13 @@ def test_what_the_clock_uses_can_be_set() -> None:
     changes = given(topic_drained_hours=7, alerts__time_left_warning_hours=8, alerts__late_run_minutes=9)
     made = parse("orders", changes, "orders.toml")
     assert (made.topic_drained_hours, made.alerts.time_left_warning_hours, made.alerts.late_run_minutes) == (7, 8, 9)
+
+
+def test_when_a_run_is_due_and_who_is_told_can_be_set() -> None:
+    """A cron text, addresses, and hours between reminders."""
+    changes = given(schedule__cron="0 6 * * MON-FRI", alerts__to=["ops@example.org"], alerts__remind_hours=3)
+    made = parse("orders", changes, "orders.toml")
+    assert (made.schedule.cron, made.alerts.to, made.alerts.remind_hours) == ("0 6 * * MON-FRI", ("ops@example.org",), 3)
 
 
 def test_skip_is_for_other_tiers() -> None:

@@ -1,0 +1,182 @@
+"""Requests: what a person asks of a run in Airflow's trigger form, as a checked value.
+
+Nothing of it is ever guessed at, templated, or handed to a shell: every field has its type, its bounds and its
+alphabet, and what does not fit is refused with a text that says what is allowed.
+
+Next room: airflow/params.py shows the form; steps/plan.py compares a request with what Kafka has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal, NoReturn
+
+from msgspec import Struct
+
+from seriatim.core.errors import ConfigError
+from seriatim.core.offsets import Partition
+
+Action = Literal["run", "backfill", "replay"]
+ACTIONS: tuple[Action, ...] = ("run", "backfill", "replay")
+MESSAGES_MAX = 1_000_000_000
+LISTED_MAX = 1000
+TOPIC = r"[A-Za-z0-9._-]{1,249}"
+PARTITION = rf"{TOPIC}/(0|[1-9][0-9]{{0,5}})"
+OFFSET = r"0|[1-9][0-9]{0,17}"
+TIME = r"20[0-9]{2}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9](:[0-5][0-9])?Z"
+EDGE_SHOWN = "an offset like 41000, or a time in UTC like 2026-11-16T08:00:00Z"
+FIELDS = ("action", "topics", "partitions", "from", "until", "messages_max", "dry_run")
+
+
+class Edge(Struct, frozen=True):
+    """Where a range begins or ends: an offset, or a time in milliseconds since 1970."""
+
+    offset: int | None = None
+    time_ms: int | None = None
+    text: str = ""
+    """As it was written."""
+
+    @property
+    def value(self) -> int:
+        """What edges of one kind are compared by."""
+        return self.time_ms or 0 if self.offset is None else self.offset
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """What a run is asked to do. The default: fold from the frontier to the log ends of now."""
+
+    action: Action = "run"
+    topics: tuple[str, ...] = ()
+    partitions: tuple[Partition, ...] = ()
+    start: Edge | None = None
+    until: Edge | None = None
+    messages_max: int | None = None
+    dry_run: bool = False
+
+    def wants(self, partition: Partition) -> bool:
+        """Whether a partition is among those asked for; all are, if none is named."""
+        named = bool(self.topics or self.partitions)
+        return not named or partition.topic in self.topics or partition in self.partitions
+
+
+def parse(given: Mapping[str, Any]) -> Request:
+    """A request from the values of the form. None, empty texts, lists and tables mean: not given."""
+    unknown = sorted(set(given) - set(FIELDS))
+    if unknown:
+        _refuse(unknown[0], "there is no such field", ", ".join(FIELDS))
+    filled = {key: value for key, value in given.items() if value not in (None, "", [], {})}
+    request = Request(
+        action=_action(filled.get("action", "run")),
+        topics=tuple(_listed("topics", filled.get("topics", []), TOPIC)),
+        partitions=tuple(map(Partition.parse, _listed("partitions", filled.get("partitions", []), PARTITION))),
+        start=_edge("from", filled.get("from")),
+        until=_edge("until", filled.get("until")),
+        messages_max=_messages_max(filled.get("messages_max")),
+        dry_run=_flag(filled.get("dry_run", False)),
+    )
+    _check_range(request)
+    _check_action(request)
+    return request
+
+
+def arguments(request: Request, stream: str) -> list[str]:
+    """The command that does it, word by word."""
+    words = [request.action, stream]
+    if request.action == "run":
+        if request.until is not None:
+            (place,) = request.partitions
+            words += ["--until-offsets", f'{{"{place.topic}": {{"{place.number}": {request.until.offset}}}}}']
+    else:
+        for topic in request.topics:
+            words += ["--topic", topic]
+        for partition in request.partitions:
+            words += ["--partition", str(partition)]
+        for option, edge in (("--from", request.start), ("--until", request.until)):
+            words += [option, edge.text] if edge else []
+    if request.messages_max is not None:
+        words += ["--messages-max", str(request.messages_max)]
+    return words
+
+
+def _action(value: Any) -> Action:
+    if not isinstance(value, str) or value not in ACTIONS:
+        _refuse("action", f"found {_shown(value)}", " | ".join(ACTIONS))
+    return value  # type: ignore[return-value]  # it is one of them: looked at above
+
+
+def _listed(key: str, value: Any, pattern: str) -> list[str]:
+    like = "topic names: letters, digits, . _ -" if key == "topics" else "places like prefix-a/3"
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+        _refuse(key, f"found {_shown(value)}", f"a list of {like}")
+    texts: Sequence[str] = value
+    for text in texts:
+        if not re.fullmatch(pattern, text) or text.partition("/")[0] in (".", ".."):
+            _refuse(key, f"found {_shown(text)}", f"a list of {like}")
+    if len(texts) > LISTED_MAX or len(set(texts)) != len(texts):
+        _refuse(key, f"{len(texts)} are named", f"each once, at most {LISTED_MAX}")
+    return list(texts)
+
+
+def _edge(key: str, value: Any) -> Edge | None:
+    if value is None:
+        return None
+    if isinstance(value, str) and re.fullmatch(OFFSET, value):
+        return Edge(offset=int(value), text=value)
+    if isinstance(value, str) and re.fullmatch(TIME, value):
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            _refuse(key, f"{value!r} is not a day and time that there is", EDGE_SHOWN)
+        return Edge(time_ms=round(moment.timestamp() * 1000), text=value)
+    _refuse(key, f"found {_shown(value)}", EDGE_SHOWN)
+
+
+def _messages_max(value: Any) -> int | None:
+    if value is not None and (type(value) is not int or not 1 <= value <= MESSAGES_MAX):
+        _refuse("messages_max", f"found {_shown(value)}", f"a whole number, 1 to {MESSAGES_MAX}")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        _refuse("dry_run", f"found {_shown(value)}", "true or false")
+    return value
+
+
+def _check_range(request: Request) -> None:
+    start, until = request.start, request.until
+    if request.topics and request.partitions:
+        _refuse("partitions", "topics are named as well", "topics or partitions, not both")
+    edges = [edge for edge in (start, until) if edge is not None]
+    if any(edge.offset is not None for edge in edges) and len(request.partitions) != 1:
+        _refuse("from" if start else "until", "an offset is of one partition", "name that one in partitions, or a time")
+    if start is not None and until is not None:
+        if (start.offset is None) != (until.offset is None):
+            _refuse("until", "from is of another kind", "two offsets, or two times")
+        if start.value >= until.value:
+            _refuse("until", f"{until.text} is not after from ({start.text})", "from before until")
+
+
+def _check_action(request: Request) -> None:
+    named = request.topics or request.partitions
+    if request.action != "run":
+        if request.start is None and not named:
+            _refuse("from", f"a {request.action} of everything is not meant", "from, or topics, or partitions")
+        return
+    if request.start is not None:
+        _refuse("from", "a run goes on from the frontier", 'action = "backfill" to fold a range again')
+    at_offset = request.until is not None and request.until.offset is not None
+    if (named or request.until is not None) and not at_offset:
+        allowed = "until as an offset of one partition, or nothing; a backfill takes topics and times"
+        _refuse("until" if request.until else "partitions", "a run folds all that waits", allowed)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _refuse(key: str, found: str, allowed: str) -> NoReturn:
+    raise ConfigError(f"{key}: {found}", allowed=allowed, next="trigger again with a value that is allowed")

@@ -1,0 +1,51 @@
+"""Schedules and addresses: what a stream file says of when and whom, checked before Airflow or a mail server sees it.
+
+Next room: core/stream.py asks; dags/streams.py and adapters/mail.py rely on it.
+"""
+
+from __future__ import annotations
+
+import re
+
+FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("weekday", 0, 7))
+NAMES = {
+    "month": ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"),
+    "weekday": ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"),
+}
+PART = re.compile(r"(?P<first>\*|[0-9]{1,2}|[A-Z]{3})(-(?P<last>[0-9]{1,2}|[A-Z]{3}))?(/(?P<step>[0-9]{1,2}))?")
+ADDRESS = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
+
+
+def cron_refusal(cron: str) -> str:
+    """What is wrong with a cron text of five fields; empty: nothing. An empty text means: only by hand."""
+    fields = cron.split(" ")
+    if not cron:
+        return ""
+    if len(fields) != len(FIELDS):
+        return f"{len(fields)} fields, not {len(FIELDS)}"
+    for text, (name, least, most) in zip(fields, FIELDS, strict=True):
+        if not all(_is_part(part, name, least, most) for part in text.split(",")):
+            return f"{name} is {text!r}, not in {least} to {most}"
+    return ""
+
+
+def _is_part(text: str, name: str, least: int, most: int) -> bool:
+    found = PART.fullmatch(text.upper())
+    if found is None or (found["first"] == "*" and found["last"]):
+        return False
+    ends = [_number(one, name, least) for one in (found["first"], found["last"]) if one and one != "*"]
+    rises = ends == sorted(ends)
+    return rises and all(least <= end <= most for end in ends) and (found["step"] is None or int(found["step"]) > 0)
+
+
+def _number(text: str, name: str, least: int) -> int:
+    """A number, or a month's or weekday's name; -1: neither."""
+    if text.isdecimal():
+        return int(text)
+    named = NAMES.get(name, ())
+    return named.index(text) + least if text in named else -1
+
+
+def is_address(text: str) -> bool:
+    """Whether a mail can be sent there. One address and nothing else: no names, no lines, no lists."""
+    return ADDRESS.fullmatch(text) is not None

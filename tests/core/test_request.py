@@ -1,0 +1,120 @@
+"""Requests: what a person may ask of a run, and forty things that nobody may."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from seriatim.core.errors import ConfigError
+from seriatim.core.offsets import Partition
+from seriatim.core.request import Request, arguments, parse
+
+ONE = ["prefix-a/3"]
+HOSTILE: list[dict[str, Any]] = [
+    {"action": "rm -rf /"},
+    {"action": "run; id"},
+    {"action": "RUN"},
+    {"action": ["run"]},
+    {"action": True},
+    {"surprise": 1},
+    {"topics": ["$(id)"], "action": "backfill"},
+    {"topics": ["`id`"], "action": "backfill"},
+    {"topics": ["a;b"], "action": "backfill"},
+    {"topics": ["a|b"], "action": "backfill"},
+    {"topics": ["../../etc/passwd"], "action": "backfill"},
+    {"topics": [".."], "action": "backfill"},
+    {"topics": ["(a+)+$"], "action": "backfill"},
+    {"topics": ["prefix-.*"], "action": "backfill"},
+    {"topics": ["{{ conn.x.password }}"], "action": "backfill"},
+    {"topics": ["a\nb"], "action": "backfill"},
+    {"topics": ["a\n"], "action": "backfill"},
+    {"topics": ["a\x00"], "action": "backfill"},
+    {"topics": ["x" * 250], "action": "backfill"},
+    {"topics": ["a", "a"], "action": "backfill"},
+    {"topics": "prefix-a", "action": "backfill"},
+    {"topics": [1], "action": "backfill"},
+    {"topics": [f"t{i}" for i in range(1001)], "action": "backfill"},
+    {"topics": ["--apply"], "partitions": ONE, "action": "backfill"},
+    {"partitions": ["prefix-a"], "action": "backfill"},
+    {"partitions": ["prefix-a/-1"], "action": "backfill"},
+    {"partitions": ["prefix-a/03"], "action": "backfill"},
+    {"partitions": ["prefix-a/٣"], "action": "backfill"},
+    {"partitions": ["../3"], "action": "backfill"},
+    {"partitions": ONE, "from": "-5", "action": "backfill"},
+    {"partitions": ONE, "from": 5, "action": "backfill"},
+    {"partitions": ONE, "from": "9" * 19, "action": "backfill"},
+    {"partitions": ONE, "from": "10", "until": "10", "action": "backfill"},
+    {"partitions": ONE, "from": "10", "until": "9", "action": "backfill"},
+    {"partitions": ONE, "from": "10", "until": "2026-11-16T08:00:00Z", "action": "backfill"},
+    {"from": "2026-11-16T08:00:00Z", "until": "2026-11-16T07:00:00Z", "action": "backfill"},
+    {"from": "2026-02-30T08:00:00Z", "action": "backfill"},
+    {"from": "yesterday", "action": "backfill"},
+    {"from": "10", "action": "backfill"},
+    {"from": "10", "partitions": ["a/0", "a/1"], "action": "backfill"},
+    {"from": "2026-11-16T08:00:00Z'; DROP TABLE x", "action": "backfill"},
+    {"messages_max": 0},
+    {"messages_max": -1},
+    {"messages_max": 10**10},
+    {"messages_max": 1.5},
+    {"messages_max": "100"},
+    {"dry_run": "yes"},
+    {"action": "backfill"},
+    {"action": "run", "from": "10", "partitions": ONE},
+    {"action": "run", "topics": ["prefix-a"]},
+    {"action": "run", "until": "2026-11-16T08:00:00Z"},
+]
+
+
+@pytest.mark.parametrize("given", HOSTILE, ids=lambda given: json.dumps(given)[:60])
+def test_hostile_values_are_refused_with_a_text(given: dict[str, Any]) -> None:
+    """Shell, paths, patterns, templates, lines, bounds, reversed ranges: the field is named, and what is allowed."""
+    with pytest.raises(ConfigError) as refused:
+        parse(given)
+    assert refused.value.message.partition(":")[0] in {*given, "from", "partitions", "until"}
+    assert refused.value.fields["allowed"]
+    assert len(refused.value.render()) < 600
+
+
+def test_there_are_forty_of_them() -> None:
+    """As many as were promised, and none twice."""
+    assert len({json.dumps(given) for given in HOSTILE}) >= 40
+
+
+@pytest.mark.parametrize("empty", [None, "", [], {}])
+def test_an_empty_form_is_a_plain_run(empty: Any) -> None:
+    """Airflow shows an empty object as {}: that, None, and empty texts are the same."""
+    given = {"topics": empty, "partitions": empty, "from": empty, "until": empty, "messages_max": empty}
+    assert parse({"action": "run", **given, "dry_run": False}) == Request()
+    assert arguments(Request(), "orders") == ["run", "orders"]
+
+
+def test_a_run_may_end_at_an_offset() -> None:
+    """Of one partition, as `seriatim run` has it."""
+    request = parse({"partitions": ONE, "until": "1200", "messages_max": 500})
+    words = ["run", "orders", "--until-offsets", '{"prefix-a": {"3": 1200}}', "--messages-max", "500"]
+    assert arguments(request, "orders") == words
+
+
+def test_a_backfill_of_an_offset_range() -> None:
+    """One partition, from and until, word by word."""
+    request = parse({"action": "backfill", "partitions": ONE, "from": "10", "until": "20"})
+    words = ["backfill", "orders", "--partition", "prefix-a/3", "--from", "10", "--until", "20"]
+    assert arguments(request, "orders") == words
+
+
+def test_a_backfill_of_topics_by_time() -> None:
+    """Times are UTC and keep the text they were written in."""
+    request = parse({"action": "backfill", "topics": ["prefix-a"], "from": "2026-11-16T08:00Z"})
+    assert request.start is not None
+    assert request.start.time_ms == 1_794_816_000_000
+    assert arguments(request, "orders")[2:] == ["--topic", "prefix-a", "--from", "2026-11-16T08:00Z"]
+
+
+def test_whom_a_request_means() -> None:
+    """The partitions named, those of the topics named, or all."""
+    here, there = Partition("a", 0), Partition("b", 0)
+    assert [Request(topics=("a",)).wants(p) for p in (here, there)] == [True, False]
+    assert [Request(partitions=(there,)).wants(p) for p in (here, there)] == [False, True]
+    assert Request().wants(here)
