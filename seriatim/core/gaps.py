@@ -38,7 +38,7 @@ class Gap(Struct, frozen=True, kw_only=True):
     closed: int | None = None
     """The entry that closed it."""
     closed_how: str | None = None
-    """By snapshot, repair, accept, skip or hand; None: nothing had to, as for missing offsets."""
+    """By snapshot, repair, forward, accept, skip, end or hand; None: nothing had to, as for missing offsets."""
     quarantined: bool = False
     """Whether the session's messages were set aside meanwhile."""
 
@@ -121,14 +121,23 @@ class GapsFold:
     def _mark(self, entry: Entry, change: Change, mark: Mark) -> None:
         if mark.until >= 0:
             how = mark.closed or ("snapshot" if mark.session is not None else None)
-            made = _gap(entry, change, mark)
-            self.gaps.append(replace(made, until=mark.until, closed=entry.sequence, closed_how=how))
+            made, halted = _gap(entry, change, mark), self._halted(change.partition, mark)
+            if halted is None:
+                self.gaps.append(replace(made, until=mark.until, closed=entry.sequence, closed_how=how))
+            else:
+                self._close(halted, entry, mark.until, mark.closed)
         elif mark.closed:
             for number, gap in self._opened(change.partition):
                 if mark.session in (None, gap.session):
                     self._close(number, entry, max(gap.start, mark.offset), mark.closed)
         elif not self._covers(change.partition, mark):
             self._append(_gap(entry, change, mark))
+
+    def _halted(self, partition: Partition, mark: Mark) -> int | None:
+        """The gap of the halt whose loss a mark passes over: it is that one which ends."""
+        wanted = (None, mark.finding, mark.offset)
+        opened = self._opened(partition) if mark.closed else ()
+        return next((number for number, gap in opened if (gap.session, gap.finding, gap.start) == wanted), None)
 
     def _covers(self, partition: Partition, mark: Mark) -> bool:
         """Whether the session's output is known not to be right, and its messages are where they would be."""

@@ -144,7 +144,7 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A gap that is closed as soon as it is known, such as missing offsets: its end."""
     cause: str = ""
     closed: str = ""
-    """What closed it: snapshot, repair, hand. Empty: this mark opens."""
+    """What closed it: snapshot, repair, forward, hand. Empty: this mark opens."""
     quarantined: bool = False
     """Whether the session's messages are set aside meanwhile."""
     topic_id: str = ""
