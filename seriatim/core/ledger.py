@@ -22,6 +22,7 @@ from seriatim.core.offsets import Partition
 from seriatim.core.requirements import unmet
 from seriatim.core.retention import Pace
 from seriatim.core.session import Counts
+from seriatim.core.verdict import Failed, judged
 
 Kind = Literal["start", "slice", "hold", "release", "repair", "compact", "verdict", "accept", "retire"]
 FORMAT = 3
@@ -103,8 +104,11 @@ class Ledger(Struct, frozen=True, kw_only=True):
     """Of the last entry's manifest: what the next one calls `previous`."""
     circuit: Literal["closed", "open"] = "closed"
     checked: int = 0
-    failed: tuple[str, ...] = ()
-    """Partitions whose check failed and was neither repaired nor accepted."""
+    """The highest entry up to which all is good, accepted, or replaced and good."""
+    judged: int = 0
+    """The highest entry up to which all was judged, good or bad."""
+    failed: tuple[Failed, ...] = ()
+    """Stretches whose check failed and that were neither accepted nor replaced by something good."""
     foreign: int = -1
     """The entry that told of data others wrote to the table; a person's word that all is well takes it back."""
     partitions: dict[str, Account] = field(default_factory=dict)
@@ -208,8 +212,12 @@ class Entry(Struct, frozen=True, kw_only=True):
     request: str = ""
     """Hold: what the repair was asked to do, so that it can be resumed by its id alone."""
     verdict: dict[str, str] = field(default_factory=dict)
-    """Verdict: partition to good or bad, for every sequence up to `judged`."""
+    """Verdict: partition to good or bad, for the entries after `since` up to `judged`."""
+    since: int = -1
     judged: int = -1
+    """Accept: failed stretches that were judged up to this entry are right as they are."""
+    failed: tuple[Failed, ...] = ()
+    """Verdict: what is bad."""
     reason: str = ""
     peak_memory_bytes: int = 0
     at_seconds: float = 0.0
@@ -243,7 +251,7 @@ def apply(entry: Entry, ledger: Ledger) -> Ledger:
         state_version=max(ledger.state_version, entry.state_version),
         pace=ledger.pace.then(entry.at_seconds, _folded_count(entry), entry.took_seconds),
     )
-    return _judged(entry, after)
+    return judged(entry, after)
 
 
 def _changed(entry: Entry, change: Change, account: Account | None) -> Account:
@@ -347,22 +355,6 @@ def _folded(entry: Entry, change: Change, account: Account) -> Account:
 
 def _folded_count(entry: Entry) -> int:
     return sum(change.certificate.counts.messages for change in entry.changes if change.certificate)
-
-
-def _judged(entry: Entry, ledger: Ledger) -> Ledger:
-    """The circuit and the checked sequence after verdicts, repairs and accepts."""
-    mended = {str(change.partition) for change in entry.changes} if entry.kind in ("repair", "accept") else set()
-    failed = set(ledger.failed) - mended
-    if entry.kind == "accept" and entry.judged >= 0:
-        failed = set()
-    if entry.kind == "verdict":
-        failed |= {place for place, result in entry.verdict.items() if result != "good"}
-    told = any(finding.finding == "foreign" for finding in entry.findings)
-    taken_back = entry.kind == "accept" and not entry.changes
-    foreign = ledger.sequence if told else -1 if taken_back else ledger.foreign
-    circuit: Literal["closed", "open"] = "open" if failed else "closed"
-    checked = max(ledger.checked, entry.judged) if not failed else ledger.checked
-    return replace(ledger, failed=tuple(sorted(failed)), circuit=circuit, checked=checked, foreign=foreign)
 
 
 def encode(manifest: Manifest) -> bytes:

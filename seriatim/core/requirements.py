@@ -25,7 +25,15 @@ def unmet(entry: Entry, ledger: Ledger) -> list[str]:
         return [] if ledger.sequence < 0 else ["there is a ledger already"]
     ensure(ledger.sequence >= 0, "a ledger begins with its start entry", kind=entry.kind)
     broken = [why for one in entry.changes for why in _unmet_change(entry, one, ledger.account(one.partition))]
-    return broken + _left_out(entry, ledger)
+    return broken + _left_out(entry, ledger) + (_unmet_verdict(entry, ledger) if entry.kind == "verdict" else [])
+
+
+def _unmet_verdict(entry: Entry, ledger: Ledger) -> list[str]:
+    """A verdict is void where others judged as far, or where a repair or an accept replaced what it calls bad."""
+    accounts = {one.partition: ledger.partitions.get(one.partition) for one in entry.failed}
+    moved = [one.partition for one in entry.failed if getattr(accounts[one.partition], "epoch", -1) != one.epoch]
+    late = [f"it was judged up to entry {ledger.judged} meanwhile"] if ledger.judged >= entry.judged else []
+    return late + [f"{place} was repaired or accepted meanwhile" for place in moved]
 
 
 def _left_out(entry: Entry, ledger: Ledger) -> list[str]:

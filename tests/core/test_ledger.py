@@ -289,17 +289,6 @@ def test_hold_release_retire_and_compact_change_one_thing_each() -> None:
     assert compacted.partitions["a/0"] == replace(base, state=(file,))
 
 
-def test_the_circuit_opens_by_a_bad_verdict_and_closes_by_repair_or_accept() -> None:
-    """Checked is the highest sequence with everything up to it good or accepted."""
-    bad = apply(entry("verdict", verdict={"a/0": "bad"}, judged=2), ledger())
-    assert (bad.circuit, bad.failed, bad.checked) == ("open", ("a/0",), 0)
-    assert apply(entry("repair", change()), bad).circuit == "closed"
-    accepted = apply(entry("accept", judged=2), bad)
-    assert (accepted.circuit, accepted.checked) == ("closed", 2)
-    good = apply(entry("verdict", verdict={"a/0": "good"}, judged=2), ledger())
-    assert (good.circuit, good.checked) == ("closed", 2)
-
-
 def test_newly_held_partitions_leave_a_slice_with_all_that_is_theirs() -> None:
     """The rest still commits; a finding of a dropped partition is found again when it is folded again."""
     held = ledger(Account(topic_id="id", frontier=5, born=0, hold="h1"))
