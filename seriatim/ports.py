@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from seriatim.core.chain import Commit
+from seriatim.core.current import Catch, Lives
 from seriatim.core.gaps import Aside, Gap
 from seriatim.core.holes import Piece
 from seriatim.core.integrity import Finding
@@ -241,6 +242,10 @@ class LedgerStore(Protocol):
 
 
 Derived = Literal["gaps", "quarantine"]
+    def files_at(self, stream: str, sequence: int) -> list[File]:
+        """The record files of the table as of an earlier entry, as `active_files` has them."""
+        ...
+
 """The tables that are made of the ledger alone, and can be made again."""
 
 
@@ -305,6 +310,38 @@ class Captured(Struct, frozen=True, kw_only=True):
     partition: Partition
     offset: int
     key: bytes | None
+class Standing(Struct, frozen=True):
+    """The entry as of which the table `current` is, and what the store needs to compare-and-set on exactly that."""
+
+    sequence: int = -1
+    sha256: str = ""
+    lives: Lives = {}
+    token: Any = None
+
+
+class Written(Struct, frozen=True):
+    """What bringing the table up wrote."""
+
+    rows: int = 0
+    files: int = 0
+    removed: int = 0
+    """Files that were replaced."""
+
+
+class CurrentStore(Protocol):
+    """The table `current`. A put on a table that reached nothing (-1) makes it as a whole."""
+
+    def reached(self) -> Standing:
+        """How far it is; -1: it is not there, or not to be relied on."""
+        ...
+
+    def put(
+        self, at: Standing, to: Ledger, lives: Lives, catches: Sequence[Catch], progress: Callable[[int], None]
+    ) -> Written:
+        """Bring these partitions up, in one commit on exactly `at`, or raise `Conflict`. Tells records read so far."""
+        ...
+
+
     value: bytes | None
     timestamp: int = 0
 

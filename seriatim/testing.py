@@ -28,6 +28,7 @@ from msgspec import Struct
 from seriatim.adapters.memory import (
     MemoryBatches,
     MemoryClock,
+    MemoryCurrent,
     MemoryDerived,
     MemoryDigests,
     MemoryFiles,
@@ -54,6 +55,7 @@ __all__ = [
     "Folded",
     "MemoryBatches",
     "MemoryClock",
+    "MemoryCurrent",
     "MemoryDerived",
     "MemoryDigests",
     "MemoryFiles",

@@ -142,17 +142,14 @@ class DeltaLedger:
 
     def active_files(self, head: Head) -> list[File]:
         """The same, with what the log says of each."""
-        return [
-            File(
-                path=f"records/{add['path']}",
-                bytes=add["size_bytes"],
-                rows=add["num_records"],
-                digest="",
-                first=add["min"]["offset"],
-                last=add["max"]["offset"],
-            )
-            for add in pa.table(head.token.get_add_actions()).to_pylist()
-        ]
+        return _files(head.token)
+
+    def files_at(self, stream: str, sequence: int) -> list[File]:
+        """Those of the table as an earlier entry left it."""
+        try:
+            return _files(DeltaTable(self.table_path, version=self.delta_version(stream, sequence)))
+        except DeltaError as error:
+            raise _unreadable(stream, _first_line(error)) from error
 
     def sweep(self, head: Head) -> list[str]:
         """Delete manifests of entries up to `head` that never came to be (an entry has one), and drafts."""
@@ -327,6 +324,21 @@ class DeltaLedger:
                     f"{wanted.get(name, 'not there')} by the stream file and its machine",
                     next="set the columns back, or give the stream a new output path",
                 )
+
+
+def _files(table: DeltaTable) -> list[File]:
+    """A table's files, with what the log says of each."""
+    return [
+        File(
+            path=f"records/{add['path']}",
+            bytes=add["size_bytes"],
+            rows=add["num_records"],
+            digest="",
+            first=add["min"]["offset"],
+            last=add["max"]["offset"],
+        )
+        for add in pa.table(table.get_add_actions()).to_pylist()
+    ]
 
 
 def _plain(kind: str | None) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_orig
 
 import msgspec
 
+from seriatim.core.current import Keyed
 from seriatim.core.errors import ConfigError
 from seriatim.core.message import Poison, decode
 from seriatim.core.session import Folded, Session
@@ -62,6 +63,8 @@ class Runner(Protocol):
     state_version: int
     columns: dict[str, str]
     """The record's own columns: name to type name (string, int64, …)."""
+    keyed: Keyed | None
+    """How its records are rows of the table `current`; None: they name no key."""
     shape: str
     """What saved state depends on, beyond its version: another shape would misread it."""
     has_snapshots: bool
@@ -117,6 +120,7 @@ class UserMachine:
         self.can_upgrade = kind.upgrade is not Machine.upgrade
         state, message, self.record = type_arguments(name, kind)
         self.columns = record_columns(name, self.record)
+        self.keyed = keyed(name, self.record, self.columns)
         self._decoder = msgspec.json.Decoder(message)
         self._saved: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(state)
         self._sequence, self._session = sequence, session
@@ -234,6 +238,35 @@ def record_columns(name: str, record: Any) -> dict[str, str]:
         raise ConfigError(f"machine {name}: records must be a msgspec Struct, not {record}", next="use class X(Struct)")
     fields = msgspec.structs.fields(record)
     return {field.encode_name: _column_type(name, field.name, field.type) for field in fields}
+
+
+def keyed(name: str, record: Any, columns: Mapping[str, str]) -> Keyed | None:
+    """How records are rows: by what the Struct says in `row_key` and `row_gone`. None: it names no key."""
+    key, gone = tuple(getattr(record, "row_key", ())), dict(getattr(record, "row_gone", {}))
+    columns_of = {field.name: field.encode_name for field in msgspec.structs.fields(record)}
+    kinds = {field: columns[column] for field, column in columns_of.items()}
+    if trouble := _row_trouble(key, gone, kinds):
+        raise ConfigError(f"machine {name}: {record.__name__}.{trouble}", next=f"its fields are {', '.join(kinds)}")
+    if not key:
+        return None
+    return Keyed(
+        key=tuple(columns_of[one] for one in key),
+        columns=tuple(columns),
+        gone={columns_of[one]: value for one, value in gone.items()},
+    )
+
+
+def _row_trouble(key: tuple[str, ...], gone: Mapping[str, Any], kinds: Mapping[str, str]) -> str:
+    """What is wrong with the fields that a Struct names."""
+    if gone and not key:
+        return "row_gone has no row_key beside it"
+    for said, names in (("row_key", key), ("row_gone", gone)):
+        if strange := [one for one in names if one not in kinds]:
+            return f"{said} names {strange[0]!r}, which is no field of it"
+    if lists := [one for one in key if kinds[one].startswith("list<")]:
+        return f"row_key names {lists[0]!r}, a list: it must hold one value"
+    unfit = [one for one, value in gone.items() if not fits(value, kinds[one])]
+    return f"row_gone: {unfit[0]} is {kinds[unfit[0]]}, never {gone[unfit[0]]!r}" if unfit else ""
 
 
 def fits(value: Any, kind: str) -> bool:

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, defstruct
 from msgspec.structs import astuple
 
+from seriatim.core.current import Keyed
 from seriatim.core.message import Poison, decode
 from seriatim.core.session import Folded, Session
 
@@ -75,6 +76,7 @@ class TableMachine:
         """Take messages that the rows contradict, as well as they can be taken, and count them."""
         self.contradictions = 0
         self.columns = {"op": "string", **columns} | ({f"before_{n}": t for n, t in columns.items()} if before else {})
+        self.keyed: Keyed | None = Keyed(key=tuple(key), columns=tuple(columns), gone={"op": "delete"})
         self._width = len(self.names)
         self._blank: Row = (None,) * self._width
         self._checks = _checks(columns)

@@ -137,8 +137,17 @@ class MemoryLedger:
 
     def active(self) -> list[File]:
         """The record files of the table now, oldest first."""
+        return self._active(len(self.commits))
+
+    def files_at(self, _: str, sequence: int) -> list[File]:
+        """Those of an earlier entry."""
+        return self._active(sequence)
+
+    def _active(self, last: int) -> list[File]:
         found: dict[str, File] = {}
         for entry in filter(None, (commit.entry for commit in self.commits)):
+            if entry.sequence > last:
+                break
             found = {path: file for path, file in found.items() if path not in entry.removed}
             found |= {file.path: file for change in entry.changes for file in change.records}
         return list(found.values())

@@ -1,0 +1,165 @@
+"""Rows: what record files say last of each row, and how that is laid over the rows of before. Arrow, no Delta.
+
+Files of ours are read row group by row group, only those that may have something new, and reduced at once: memory
+holds the rows that changed, not the records.
+
+Next room: adapters/current.py keeps the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+
+from seriatim.core.current import Catch, Keyed
+from seriatim.core.errors import IntegrityError, ensure
+from seriatim.core.ledger import File
+from seriatim.core.offsets import Partition
+
+OWN = ("topic", "topic_id", "partition", "session", "offset", "sequence", "timestamp")
+"""What each row has beside the machine's columns: the record that last touched it."""
+GATHERED_MAX = 2_000_000
+"""Rows that wait to be reduced together."""
+BROKEN = (OSError, pa.ArrowException, KeyError)
+
+
+class Merging:
+    """Reads the records of one stream, and knows which of two is the later word about a row."""
+
+    def __init__(self, root: Path, records: pa.Schema, keyed: Keyed) -> None:
+        self.root, self.keyed = root, keyed
+        self.schema = pa.schema([records.field(name) for name in (*OWN, *keyed.columns)])
+        self.names = ["topic_id", "session", "offset", "index", "sequence", "timestamp", *keyed.columns]
+        self.empty = pa.schema([*(records.field(name) for name in self.names), pa.field("_gone", pa.bool_())])
+
+    def changes(self, catch: Catch) -> pa.Table:
+        """The last word of a partition's records about each row, also that it is gone."""
+        gathered, rows = [self.empty.empty_table()], 0
+        for file in catch.files:
+            for table in self._read(file, catch):
+                gathered.append(table)
+                rows += table.num_rows
+                if rows > GATHERED_MAX:
+                    gathered = [self._in_turn(gathered, catch)]
+                    rows = gathered[0].num_rows // 2
+        return self._in_turn(gathered, catch)
+
+    def merged(self, before: pa.Table | None, changes: pa.Table, partition: Partition) -> pa.Table:
+        """Changed rows over those of before, as the table has them: sorted by session and key."""
+        count = changes.num_rows
+        own = {
+            "topic": pa.repeat(partition.topic, count),
+            "partition": pa.repeat(pa.scalar(partition.number, pa.int32()), count),
+        }
+        columns = [own.get(name, changes.column(name) if name in changes.column_names else None) for name in OWN]
+        columns += [changes.column(name) for name in self.keyed.columns]
+        new = pa.Table.from_arrays(columns, schema=self.schema)
+        gone = changes.column("_gone").combine_chunks()
+        if before is not None:
+            old = before.select(self.schema.names).cast(self.schema)
+            both = pa.concat_tables([old, new]).append_column(
+                "_gone", pa.concat_tables([_no(old), _yes(gone)])["_gone"]
+            )
+            last = self._last(both)
+            new, gone = last.select(self.schema.names), last.column("_gone").combine_chunks()
+        kept = new.filter(pc.invert(gone))
+        return kept.sort_by([(name, "ascending") for name in ("session", *self.keyed.key)])
+
+    def _in_turn(self, tables: list[pa.Table], catch: Catch) -> pa.Table:
+        """The last word, whatever the order of the files: by life of the topic, offset and index."""
+        whole = pa.concat_tables(tables)
+        if len(catch.lives) == 1:
+            order = [("offset", "ascending"), ("index", "ascending")]
+            return self._last(whole.sort_by(order))
+        life = pc.index_in(whole.column("topic_id"), pa.array(catch.lives))
+        order = [("_life", "ascending"), ("offset", "ascending"), ("index", "ascending")]
+        return self._last(whole.append_column("_life", life).sort_by(order).drop_columns("_life"))
+
+    def _last(self, table: pa.Table) -> pa.Table:
+        """The last of each row, by position."""
+        names = ["session", *self.keyed.key]
+        numbered = table.select(names).append_column("_row", pa.array(np.arange(table.num_rows)))
+        last = numbered.group_by(names, use_threads=False).aggregate([("_row", "max")])
+        return table.take(last.column("_row_max"))
+
+    def _read(self, file: File, catch: Catch) -> Iterator[pa.Table]:
+        """A file's last words, row group by row group."""
+        ours = file.path.startswith(f"records/{catch.partition}/")
+        wanted = [*self.names, *(name for name in self.keyed.gone if name not in self.names)]
+        try:
+            with pq.ParquetFile(self.root / file.path, page_checksum_verification=True) as parquet:
+                for group in range(parquet.num_row_groups):
+                    if _highest(parquet, group) < catch.since:
+                        continue
+                    table = parquet.read_row_group(group, wanted if ours else [*wanted, "topic", "partition"])
+                    yield self._reduced(table, catch, file, ours=ours)
+        except BROKEN as error:
+            raise _unreadable(file, error) from error
+
+    def _reduced(self, table: pa.Table, catch: Catch, file: File, *, ours: bool) -> pa.Table:
+        mine = pc.is_in(table.column("topic_id"), pa.array(catch.lives))
+        if catch.whole:
+            all_known = pc.all(mine).as_py() or not ours or not table.num_rows
+            ensure(all_known, "every life of a topic is in the ledger", file=file.path, lives=list(catch.lives))
+        else:
+            mine = pc.and_(mine, pc.greater_equal(table.column("offset"), catch.since))
+        if not ours:
+            place = pc.equal(table.column("topic"), catch.partition.topic)
+            mine = pc.and_(mine, pc.and_(place, pc.equal(table.column("partition"), catch.partition.number)))
+        table = table.filter(mine)
+        gone = self._gone(table)
+        table = table.select(self.names).append_column("_gone", gone).cast(self.empty)
+        return self._last(table) if ours else table
+
+    def _gone(self, table: pa.Table) -> Any:
+        """Which records take their row away."""
+        if not self.keyed.gone:
+            return pa.repeat(False, table.num_rows)
+        gone = pa.repeat(True, table.num_rows)
+        for name, value in self.keyed.gone.items():
+            column = table.column(name)
+            same = pc.is_null(column) if value is None else pc.equal(column, pa.scalar(value, column.type))
+            gone = pc.and_(gone, pc.fill_null(same, False))
+        return gone
+
+
+def hashes(sessions: pa.ChunkedArray) -> Any:
+    """A number for each session, always the same."""
+    coded = sessions.combine_chunks().dictionary_encode()
+    known = np.array([xxhash.xxh3_64_intdigest(name) & 0xFFFFFFFF for name in coded.dictionary.to_pylist()], np.int64)
+    return known[coded.indices.to_numpy(zero_copy_only=False)]
+
+
+def _no(table: pa.Table) -> pa.Table:
+    return pa.table({"_gone": pa.repeat(False, table.num_rows)})
+
+
+def _yes(gone: pa.Array) -> pa.Table:
+    return pa.table({"_gone": gone})
+
+
+def _highest(parquet: pq.ParquetFile, group: int) -> int:
+    """The highest offset of a row group; a file that does not say may have any."""
+    columns = parquet.metadata.row_group(group)
+    for number in range(columns.num_columns):
+        column = columns.column(number)
+        if column.path_in_schema == "offset" and column.statistics is not None and column.statistics.has_min_max:
+            return int(column.statistics.max)
+    return 2**63
+
+
+def _unreadable(file: File, error: Exception) -> IntegrityError:
+    missing = isinstance(error, FileNotFoundError)
+    return IntegrityError(
+        f"{file.path} {'is missing' if missing else 'cannot be read'}",
+        cause="" if missing else (str(error).strip() or type(error).__name__).splitlines()[0][:300],
+        next="`seriatim verify STREAM` says what is damaged. The files of an old entry may be deleted by now:\n"
+        "then publish a later one",
+    )
