@@ -2,6 +2,7 @@
 
 The messages that were set aside stay so: whoever releases says that the session is right without them. Its
 sequence begins anew with its next message, which follows what nobody applied; a window waits for that first.
+A session that is headless since messages were lost is released just so: then none of them was its own.
 
 Next room: core/ledger.py says what an accept requires; steps/accept.py is for topics.
 """
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 
 from seriatim.core.code import refuse_code
 from seriatim.core.crash import crash_point
+from seriatim.core.doubt import is_in_doubt, is_put_off
 from seriatim.core.errors import ConfigError, FencedError, broken
 from seriatim.core.integrity import Mark, Tier
 from seriatim.core.ledger import LIFTED, Account, Certificate, Change, File, Ledger
@@ -50,8 +52,8 @@ def release(means: Means, name: str, reason: str, topic: str | None = None, *, d
         made = Released(
             session=name,
             partition=partition,
-            finding=session.finding or "",
-            offset=session.finding_offset,
+            finding=session.finding or "gap",
+            offset=session.finding_offset if session.finding else session.damaged,
             frontier=account.frontier,
             reason=reason,
         )
@@ -76,8 +78,9 @@ def _find(means: Means, ledger: Ledger, name: str, topic: str | None) -> tuple[P
     found = []
     for place in places:
         account = ledger.partitions[str(place)]
-        session = means.state.load(account.state, [name]).get(name) if account.quarantined else None
-        if session is not None and session.finding is not None:
+        some = account.quarantined or account.headless_since >= 0
+        session = means.state.load(account.state, [name]).get(name) if some else None
+        if session is not None and (session.finding is not None or _is_headless(session, account)):
             found.append((place, session))
     if not found:
         where = f" in topic {topic}" if topic else ""
@@ -92,6 +95,12 @@ def _find(means: Means, ledger: Ledger, name: str, topic: str | None) -> tuple[P
         )
     _refuse(ledger, found[0][0])
     return found[0]
+
+
+def _is_headless(session: Session, account: Account) -> bool:
+    """Whether a session waits for a snapshot since messages were lost that may have been its own."""
+    since = account.headless_since
+    return is_in_doubt(session, since) and is_put_off(session, since)
 
 
 def _refuse(ledger: Ledger, place: Partition) -> None:
@@ -111,7 +120,7 @@ def _change(
 ) -> Change:
     """The session's state without its finding, as a state file of its own; nothing else moves."""
     frontier = account.frontier
-    counts = Counts(released=1)
+    counts = Counts(released=int(session.finding is not None))
     return Change(
         partition=partition,
         epoch=account.epoch,
@@ -122,16 +131,20 @@ def _change(
         certificate=Certificate(
             partition=partition, epoch=account.epoch, start=frontier, until=frontier, counts=counts
         ),
-        state=_saved(means, partition, account, made.session, _free(session, means.stream.tier), attempt),
+        state=_saved(means, partition, account, made.session, _free(session, account, means.stream.tier), attempt),
         halt=account.halt,
         marks=(Mark(finding=made.finding, offset=frontier, session=made.session, closed="hand", cause=made.reason),),
         log_end=account.log_end,
     )
 
 
-def _free(session: Session, tier: Tier) -> Session:
-    """The session as of its last good state. A window waits for what is missing; elsewhere it is not asked for."""
-    free = replace(session, finding=None, finding_offset=-1, damaged=-1)
+def _free(session: Session, account: Account, tier: Tier) -> Session:
+    """The session as of its last good state. A window waits for what is missing; elsewhere it is not asked for.
+
+    Where it was in doubt, a person's word is as good as a snapshot.
+    """
+    begun = account.headless_since if is_in_doubt(session, account.headless_since) else session.snapshot_offset
+    free = replace(session, finding=None, finding_offset=-1, damaged=-1, snapshot_offset=begun)
     if tier == "window":
         return free
     return replace(free, sequence=None, anchor=None, fingerprint=b"", missing=[])

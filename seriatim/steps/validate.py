@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim.core.chain import Added, active_files
+from seriatim.core.gaps import Gap, GapsFold
 from seriatim.core.ledger import Account, Certificate
 from seriatim.core.machine import Runner
 from seriatim.core.message import Poison, session_name
@@ -26,6 +27,7 @@ from seriatim.ports import Audit, Captured, Reread
 from seriatim.steps.verify import Verifying
 
 MESSAGES_MAX = 5_000
+OFFSET_MAX = 2**63 - 1
 HARMLESS = ("marker", "aborted", "compacted")
 """Causes of missing offsets that are no loss."""
 RECORD_COLUMNS = ("topic_id", "offset", "index", "source_offset", "session", "sequence", "op")
@@ -50,6 +52,7 @@ class Place(Struct, kw_only=True):
     span: OffsetRange
     read: Callable[[], Iterable[Sighting]]
     kept: set[int] = field(default_factory=set)
+    headless: dict[str, list[OffsetRange]] = field(default_factory=dict)
 
 
 Places = Mapping[Partition, Place]
@@ -102,7 +105,7 @@ def _must_give(stream: Stream, runner: Runner) -> bool:
 
 
 def _view(name: str, place: Place, judge: Validator, partition: Partition) -> View:
-    view = View(name=name, span=place.span, seen={}, kept=place.kept, whole=name != "output")
+    view = View(name=name, span=place.span, seen={}, kept=place.kept, headless=place.headless, whole=name != "output")
     for sighting, counts in judge.walk(partition, place.read()):
         view.seen.setdefault(sighting.offset, sighting)
         if counts:
@@ -192,8 +195,10 @@ def output_places(verifying: Verifying, audit: Audit) -> tuple[dict[Partition, P
     certificates: list[Certificate] = []
     kept: dict[Partition, set[int]] = {}
     accounts: dict[str, Account] = {}
+    gaps = GapsFold()
     for sequence in sorted(verifying.signs):
         manifest = verifying.manifest(sequence)
+        gaps.take(manifest)
         accounts = manifest.ledger.partitions
         for change in manifest.entry.changes:
             certificates += [change.certificate] if change.certificate else []
@@ -207,9 +212,21 @@ def output_places(verifying: Verifying, audit: Audit) -> tuple[dict[Partition, P
         )
         span = OffsetRange(min(account.born, account.frontier), account.frontier)
         read = _records_of(audit, [added.path for added in mine], account.topic_id)
-        return Place(span=span, read=read, kept=kept.get(Partition.parse(name), set()))
+        partition = Partition.parse(name)
+        headless = _headless(gap for gap in gaps.gaps if (gap.place, gap.topic_id) == (partition, account.topic_id))
+        return Place(span=span, read=read, kept=kept.get(partition, set()), headless=headless)
 
     return {Partition.parse(name): place(name, account) for name, account in accounts.items()}, certificates
+
+
+def _headless(gaps: Iterable[Gap]) -> dict[str, list[OffsetRange]]:
+    """Where sessions waited for a snapshot since messages were lost."""
+    found: dict[str, list[OffsetRange]] = {}
+    for gap in gaps:
+        if gap.session is not None and gap.finding == "gap":
+            end = OFFSET_MAX if gap.until is None else gap.until
+            found.setdefault(gap.session, []).append(OffsetRange(gap.start, end))
+    return found
 
 
 def _by_offset(added: Added) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from seriatim.core.errors import ConfigError
 from seriatim.core.gaps import Gap
 from seriatim.core.ledger import Change, Entry
 from seriatim.core.offsets import OffsetRange, Partition
@@ -15,11 +16,14 @@ from seriatim.core.repair_forward import forward
 from seriatim.steps.commit import commit, read_head
 from seriatim.steps.derive import catch_up
 from seriatim.steps.plan import discover
+from seriatim.steps.release import release
 from seriatim.steps.status import status
 from seriatim.testing import MemoryStream
 from tests.adapters.on_disk import DiskStream
+from tests.steps.test_accept import means
 from tests.steps.test_tiers import made as sequenced
 from tests.steps.test_tiers import state, tell
+from tests.steps.test_verify_at import judged
 from tests.steps.test_verify_lives import assert_good
 from tests.steps.worlds import A0
 
@@ -167,6 +171,41 @@ def test_a_session_in_quarantine_stays_there_over_a_forward() -> None:
     assert gaps(one)[0] == ("s", 1, 5, "sequence gap", "snapshot")
 
 
+@pytest.mark.parametrize("poisoned", [True, False])
+def test_a_person_releases_a_session_that_lost_nothing(poisoned: bool) -> None:
+    """In quarantine since, or headless since: its next messages apply, whatever their sequence."""
+    one = expired()
+    move_on(one)
+    if poisoned:
+        one.kafka.produce("in-a", "s", b"?", partition=0)
+    else:
+        tell(one, 4, 4)
+    one.run()
+    with pytest.raises(ConfigError, match="'t' is not in quarantine"):
+        release(means(one), "t", "never met since")
+    made = release(means(one), "s", "asked the producer")
+    assert (made.finding, made.offset) == (("poison" if poisoned else "gap"), 8)
+    tell(one, 7, 9)
+    outcome = one.run()
+    assert (outcome.findings, outcome.headless, state(one), outcome.quarantined) == ([], 0, {"a": 9, "b": 0}, 0)
+    assert gaps(one)[1][2:] == (9, "poison" if poisoned else "gap", "hand")
+
+
+def test_one_in_quarantine_before_the_loss_is_released_after_it() -> None:
+    """A person's word is as good as a snapshot: the loss is not held against it again."""
+    one = sequenced("strict")
+    tell(one, 9, 9)
+    one.run()
+    tell(one, 10, 10)
+    one.kafka.delete_records(A0, 3)
+    one.run()
+    move_on(one)
+    release(means(one), "s", "asked the producer")
+    tell(one, 12, 12)
+    outcome = one.run()
+    assert (outcome.findings, outcome.headless, state(one)) == ([], 0, {"a": 12, "b": 0})
+
+
 def test_verify_agrees(tmp_path: Path) -> None:
     """On real files: right after the forward, and after the slices that follow, on from a sign-off and as a whole."""
     one = DiskStream(tmp_path)
@@ -189,3 +228,23 @@ def test_verify_agrees(tmp_path: Path) -> None:
     one.run(1)
     done = assert_good(one)
     assert (done.warnings, one.accounts()[A0].headless, one.accounts()[A0].quarantined) == ([], 1, 1)
+
+
+def test_headless_messages_are_no_parting(tmp_path: Path) -> None:
+    """Poison was passed over, and y skipped a number meanwhile: Kafka has its messages, the output rightly has not."""
+    one = DiskStream(tmp_path, on_poison="halt")
+    one.kafka.create("in-a", 1)
+    for session in "xy":
+        one.send("in-a/0", session, ["a"], 1)
+    one.send("in-a/0", "x", b"poison")
+    one.run()
+    one._sequences["in-a/0", "x"] -= 1
+    one._sequences["in-a/0", "y"] += 1
+    move_on(one)
+    for session in "xy":
+        one.send("in-a/0", session, 2, 3)
+    one.run()
+    one.send("in-a/0", "y", ["a"], 4)
+    one.run()
+    done = judged(one, "kafka", "output")
+    assert (done.partings, one.accounts()[A0].headless) == ([], 2)
