@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from seriatim.core.chain import Commit
+from seriatim.core.compact import Intent
 from seriatim.core.current import Catch, Lives
 from seriatim.core.gaps import Aside, Gap
 from seriatim.core.holes import Piece
@@ -20,6 +21,7 @@ from seriatim.core.ledger import Entry, File, Ledger, Manifest
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.retention import Retained
+from seriatim.core.scope import Replaced
 from seriatim.core.session import Ended, Folded, Kept, Session
 from seriatim.core.slice import Bounds, Ranges
 from seriatim.core.verify import Outline
@@ -35,21 +37,17 @@ class Log(Protocol):
 
     def bounds(self, pattern: str) -> dict[Partition, Bounds]:
         """Every partition of every topic whose whole name matches."""
-        ...
 
     def unreadable(self, ranges: Ranges) -> dict[Partition, tuple[int, str]]:
         """The first message of each range that the reader cannot take, by offset, and why; for each that has one."""
-        ...
 
     def message_bytes(self, ranges: Ranges) -> dict[Partition, int]:
         """How large the first messages of a few of these ranges are, on average: keys and values."""
-        ...
 
     def retained(
         self, bounds: Mapping[Partition, Bounds], frontiers: Mapping[Partition, int]
     ) -> dict[Partition, Retained]:
         """What Kafka holds of partitions with these bounds, seen from these frontiers, and for how long."""
-        ...
 
 
 class Source(Protocol):
@@ -81,11 +79,9 @@ class Reader(Protocol):
         self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, wish: Wish = NO_WISH
     ) -> None:
         """From `starts` to the log ends of now, in slices of at most `messages_max`."""
-        ...
 
     def exactly(self, ranges: Ranges, wish: Wish = NO_WISH) -> Source:
         """These ranges and no others."""
-        ...
 
 
 class SourceFailed(Exception):  # noqa: N818  # not an error of ours: discovery decides what it means
@@ -134,14 +130,57 @@ class RecordStore(Protocol):
     def kept(self, partition: Partition, topic_id: str, stem: str) -> KeptWriter: ...
     def sweep(self, partition: Partition, stem_prefix: str, keep: set[str]) -> list[str]:
         """Delete a partition's files whose stem begins so and whose paths are not in `keep`."""
-        ...
 
     def paths(self, partition: Partition) -> list[str]:
         """All files of a partition: records, state and quarantine."""
-        ...
 
     def delete(self, paths: Iterable[str]) -> list[str]:
         """Delete files; those that are gone already are no error."""
+
+    def intents(self, partition: Partition) -> list[Intent]:
+        """What compactions are about to replace, or have replaced, as far as the files are still there."""
+
+    def put_intent(self, intent: Intent) -> None: ...
+    def drop_intent(self, intent: Intent) -> None: ...
+    def swept(self) -> tuple[int, str]:
+        """The oldest entry whose files are all there, as far as sweeping goes, and its SHA-256; -1: all are."""
+
+    def put_swept(self, sequence: int, sha256: str) -> None: ...
+
+
+class Rewriter(Protocol):
+    """Record files made of others, with the same records."""
+
+    def concatenate(self, partition: Partition, topic_id: str, stem: str, files: Sequence[File]) -> File:
+        """One file of several, in this order; each is proved by its digest before a record of it is copied."""
+        ...
+
+
+class Joiner(Protocol):
+    """Committed files looked at again, and record files made of others: what a refold replaces and what stays."""
+
+    def damaged(self, files: Iterable[File], *, thorough: bool = True) -> dict[str, str]:
+        """Files that are not as committed, by path, and why; by their digest, or by their size alone."""
+        ...
+
+    def touches(self, file: File, replaced: Replaced) -> bool:
+        """Whether a file has a record that is replaced."""
+        ...
+
+    def any_within(self, files: Iterable[File], within: OffsetRange) -> bool:
+        """Whether any of these files has a record at these offsets."""
+        ...
+
+    def join(
+        self,
+        partition: Partition,
+        stem: str,
+        olds: Sequence[File],
+        replaced: Replaced,
+        news: Sequence[File],
+        within: OffsetRange,
+    ) -> File | None:
+        """One file, by offset and index, of what is not replaced in `olds` and what `news` have at these offsets."""
         ...
 
 
@@ -151,19 +190,15 @@ class StateStore(Protocol):
     def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]: ...
     def holds(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
         """Which of these names are in the files: a cheap look, without proof."""
-        ...
 
     def save(self, partition: Partition, stem: str, sessions: Mapping[str, Session], merge: Iterable[File]) -> File:
         """Write sessions, over those of the files to be merged (oldest first)."""
-        ...
 
     def each(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
         """Every session, one by one."""
-        ...
 
     def quarantined(self, files: Iterable[File]) -> dict[str, Session]:
         """Sessions in quarantine."""
-        ...
 
 
 class Digests(Protocol):
@@ -191,61 +226,51 @@ class LedgerStore(Protocol):
 
     def head(self, stream: str) -> Head | None:
         """The last entry; None if there is no ledger."""
-        ...
 
     def at(self, stream: str, sequence: int) -> Ledger:
         """The ledger as of an earlier entry."""
-        ...
 
     def manifest(self, stream: str, sequence: int) -> Manifest:
         """An earlier entry, and the ledger as of it."""
-        ...
 
     def entries(self, stream: str, after: int) -> Iterator[Manifest]:
         """The entries later than sequence `after`, oldest first."""
-        ...
 
     def active_paths(self, head: Head) -> set[str]:
         """The record files of the table as of `head`."""
-        ...
 
     def active_files(self, head: Head) -> list[File]:
         """The same, with bytes, rows, first and last offset; digests are in the entries that added them."""
-        ...
+
+    def files_at(self, stream: str, sequence: int) -> list[File]:
+        """The record files of the table as of an earlier entry, as `active_files` has them."""
 
     def sweep(self, head: Head) -> list[str]:
         """Delete manifests of entries up to `head` that never came to be, and drafts; their paths."""
-        ...
 
     def put_manifest(self, sequence: int, content: bytes) -> tuple[str, str]:
         """Store a manifest; its path and SHA-256."""
-        ...
 
     def compare_and_set(self, head: Head | None, entry: Entry, manifest: str, sha256: str) -> None:
         """Commit on top of exactly `head` (None: create), or raise `Conflict`."""
-        ...
 
     def has(self, sha256: str, after: int) -> bool:
         """Whether an entry later than sequence `after` names this manifest."""
-        ...
+
+    def differs(self) -> list[str]:
+        """Files that verify last found to differ."""
 
     def told(self) -> int:
         """The last entry whose findings a person was told; -1: none yet."""
-        ...
 
     def put_told(self, sequence: int) -> None: ...
     def witness(self) -> tuple[int, str] | None: ...
     def put_witness(self, sequence: int, sha256: str) -> None: ...
     def set_witness_aside(self, reason: str) -> str:
         """Move the witness away, with the reason in it: a person decided to begin again. Its new path."""
-        ...
 
 
 Derived = Literal["gaps", "quarantine"]
-    def files_at(self, stream: str, sequence: int) -> list[File]:
-        """The record files of the table as of an earlier entry, as `active_files` has them."""
-        ...
-
 """The tables that are made of the ledger alone, and can be made again."""
 
 
@@ -262,54 +287,20 @@ class DerivedStore(Protocol):
 
     def reached(self, table: Derived) -> Reached:
         """How far a table is; -1: it is not there, or not to be relied on."""
-        ...
 
     def gaps(self, at: Reached) -> list[Gap]:
         """The table `gaps` as of `at`."""
-        ...
 
     def put_gaps(self, at: Reached, to: Ledger, gaps: Sequence[Gap]) -> None:
         """Replace all gaps, in one commit on exactly `at`, or raise `Conflict`."""
-        ...
 
     def put_quarantine(self, at: Reached, to: Ledger, asides: Sequence[Aside], released: Sequence[Gap]) -> None:
         """Add messages set aside and say of whom was released how, in one commit on exactly `at`, or `Conflict`."""
-        ...
 
     def note(self, to: Ledger) -> None:
         """Remember that both tables are as of `to`, where nothing had to be put."""
-        ...
 
 
-class Unreadable(Exception):  # noqa: N818  # an answer: verify tells what it means
-    """A file that is missing, or that its own format contradicts."""
-
-
-class Audit(Protocol):
-    """A stream's output read anew for verify, as bytes and as what they say. Raises `Unreadable`."""
-
-    def commits(self) -> list[Commit]: ...
-    def readers_see(self, version: int) -> set[str]: ...
-    def witness(self) -> bytes | None: ...
-    def signed(self) -> bytes | None: ...
-    def put_signed(self, content: bytes) -> None: ...
-    def manifest(self, path: str) -> tuple[str, bytes]: ...
-    def paths(self) -> list[str]: ...
-    def size(self, path: str) -> int | None: ...
-    def digest(self, path: str) -> str: ...
-    def outline(self, path: str) -> Outline: ...
-    def last_rows(
-        self, path: str, key: Sequence[str], columns: Sequence[str]
-    ) -> Iterator[tuple[str, Any, tuple[Any, ...] | None, int]]: ...
-    def rows(self, path: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]: ...
-
-
-class Captured(Struct, frozen=True, kw_only=True):
-    """A message as somebody wrote it down."""
-
-    partition: Partition
-    offset: int
-    key: bytes | None
 class Standing(Struct, frozen=True):
     """The entry as of which the table `current` is, and what the store needs to compare-and-set on exactly that."""
 
@@ -342,6 +333,39 @@ class CurrentStore(Protocol):
         ...
 
 
+class Unreadable(Exception):  # noqa: N818  # an answer: verify tells what it means
+    """A file that is missing, or that its own format contradicts."""
+
+
+class Audit(Protocol):
+    """A stream's output read anew for verify, as bytes and as what they say. Raises `Unreadable`."""
+
+    def commits(self) -> list[Commit]: ...
+    def readers_see(self, version: int) -> set[str]: ...
+    def witness(self) -> bytes | None: ...
+    def signed(self) -> bytes | None: ...
+    def put_signed(self, content: bytes) -> None: ...
+    def put_differs(self, path: str) -> None:
+        """Note the file that differs, for repair; none: an empty path."""
+        ...
+
+    def manifest(self, path: str) -> tuple[str, bytes]: ...
+    def paths(self) -> list[str]: ...
+    def size(self, path: str) -> int | None: ...
+    def digest(self, path: str) -> str: ...
+    def outline(self, path: str) -> Outline: ...
+    def last_rows(
+        self, path: str, key: Sequence[str], columns: Sequence[str]
+    ) -> Iterator[tuple[str, Any, tuple[Any, ...] | None, int]]: ...
+    def rows(self, path: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]: ...
+
+
+class Captured(Struct, frozen=True, kw_only=True):
+    """A message as somebody wrote it down."""
+
+    partition: Partition
+    offset: int
+    key: bytes | None
     value: bytes | None
     timestamp: int = 0
 

@@ -197,6 +197,7 @@ class MemoryStream:
             records=self.files,
             state=lambda: self.files,
             derived=self.derived,
+            joiner=self.files,
             clock=self.clock,
             task=lambda works: self._task(works, runner),
             new_attempt=lambda: f"a{next(self._attempts)}",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,17 +31,24 @@ from seriatim.ports import NO_WISH, Wish
 from seriatim.streams import StreamFile
 
 Say = Callable[[str], None]
+BULK_MIN, BULK_LOADED_MIN = 50_000, 1_000
+"""Messages of a task from which on folding in bulk is faster: loading what it takes costs half a second, once."""
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from seriatim.adapters.delta import DeltaLedger
     from seriatim.adapters.derived import DeltaDerived
+    from seriatim.adapters.join import ParquetJoiner
     from seriatim.adapters.kafka import KafkaLog
+    from seriatim.adapters.mail import SmtpNotifier
+    from seriatim.adapters.outbox import DiskOutbox
     from seriatim.adapters.spark import SparkReader
     from seriatim.adapters.state import ParquetState
+    from seriatim.core.fold import Fold
     from seriatim.core.holes import Piece
     from seriatim.core.ledger import Ledger
+    from seriatim.core.machine import Runner
     from seriatim.core.offsets import OffsetRange
     from seriatim.core.slice import Ranges
     from seriatim.ports import Explain, OnSlice, Source
@@ -76,22 +84,23 @@ class FoldTask(Struct):
         work = replace(work, attempt=f"{work.attempt}-{number}")
         gc.disable()
         try:
-            return run_task(work, stretches(batches), kit(self.file, self.kafka))
+            return run_task(work, stretches(batches), kit(self.file, self.kafka, work.end - work.start))
         finally:
             gc.enable()
 
 
-def kit(file: StreamFile, kafka: dict[str, str]) -> Kit:
-    """What a task works with, for one stream."""
+def kit(file: StreamFile, kafka: dict[str, str], messages: int = 0) -> Kit:
+    """What a task works with, for one stream and this many messages."""
     from seriatim.adapters.arrow import ArrowDigests
     from seriatim.adapters.parquet import ParquetRecords
     from seriatim.adapters.state import ParquetState
     from seriatim.steps.task import Kit
 
-    stream, runner = file.stream, streams.runner(file)
+    stream, (runner, fold) = file.stream, _machine(file, messages)
     root = Path(stream.output.path)
     return Kit(
         runner=runner,
+        fold=fold,
         tier=stream.tier,
         on_poison=stream.on_poison,
         limits=stream.limits,
@@ -108,6 +117,20 @@ def kit(file: StreamFile, kafka: dict[str, str]) -> Kit:
         digests=ArrowDigests,
         peak_memory_bytes=_peak_memory_bytes,
     )
+
+
+def _machine(file: StreamFile, messages: int) -> tuple[Runner, type[Fold]]:
+    """The stream's machine and its fold: in bulk, where that can be and is worth loading what it takes."""
+    from seriatim.core.fold import Fold
+
+    loaded = "numba" in sys.modules
+    if messages >= (BULK_LOADED_MIN if loaded else BULK_MIN) and file.stream.machine == "table":
+        from seriatim.bulk.fold import BulkFold
+        from seriatim.bulk.table import BulkTable, can_fold
+
+        if can_fold(file.stream):
+            return file.stream.table_machine(BulkTable), BulkFold
+    return streams.runner(file), Fold
 
 
 def explain(file: StreamFile, kafka: dict[str, str]) -> Explain:
@@ -180,6 +203,7 @@ def world(file: StreamFile, settings: Settings, reader: LazySpark) -> World:
         records=ParquetRecords(root, runner.columns, stream.output.compression, stream.output.partition_by),
         state=lambda: state(file),
         derived=derived(file),
+        joiner=joiner(file),
         clock=WallClock(),
         task=lambda works: FoldTask(file, works, kafka, settings.crash_point, os.getpid()),
         new_attempt=new_attempt,
@@ -235,11 +259,45 @@ def derived(file: StreamFile) -> DeltaDerived:
     return DeltaDerived(Path(file.stream.output.path), file.stream.output.compression)
 
 
+def joiner(file: StreamFile) -> ParquetJoiner:
+    """The stream's committed files, to be looked at again."""
+    from seriatim.adapters.join import ParquetJoiner
+
+    return ParquetJoiner(Path(file.stream.output.path), file.stream.output.compression)
+
+
 def state(file: StreamFile) -> ParquetState:
     """The stream's state files."""
     from seriatim.adapters.state import ParquetState
 
     return ParquetState(Path(file.stream.output.path), file.stream.output.compression)
+
+
+def outbox(stream: str, settings: Settings) -> DiskOutbox:
+    """Where a stream's incidents and mails are, by its name in `streams/` or the path of its file."""
+    from seriatim.adapters.outbox import DiskOutbox
+
+    path = Path(stream).expanduser().absolute()
+    folder = path.parent if stream.endswith(".toml") else settings.streams
+    return DiskOutbox(settings.outbox, path.stem if stream.endswith(".toml") else stream, folder)
+
+
+def notifier(settings: Settings) -> SmtpNotifier | None:
+    """Whoever carries mails, if a server is named."""
+    from seriatim.adapters.mail import SmtpNotifier, server
+
+    if not settings.smtp:
+        return None
+    return SmtpNotifier(
+        server(
+            settings.smtp,
+            user=settings.smtp_user,
+            password=settings.smtp_password,
+            password_file=settings.smtp_password_file,
+            tls=settings.smtp_tls,
+            sender=settings.smtp_from,
+        )
+    )
 
 
 def refuse_code(file: StreamFile, ledger: Ledger) -> None:
@@ -251,13 +309,15 @@ def refuse_code(file: StreamFile, ledger: Ledger) -> None:
 
 
 def spark_session(name: str, settings: Settings, say: Say, more: Mapping[str, str] | None = None) -> Any:
-    """A Spark session with our JARs, after a look at the traps."""
+    """A Spark session with our JARs, after a look at the traps; the one of spark-submit, if that started us."""
     from importlib.resources import files
 
-    from seriatim.adapters.spark import session
+    from seriatim.adapters.spark import session, submitted_session
     from seriatim.embedded import jars, traps
 
     traps.refuse(config.environment())
+    if config.is_submitted():
+        return submitted_session(name)
     config.use_this_python()
     log_settings = Path(str(files("seriatim") / "log4j2.properties"))
     found = jars.ensure("spark", settings, say)

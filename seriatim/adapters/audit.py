@@ -70,6 +70,14 @@ class FileAudit:
         """Write verified.json."""
         write_file(self.root / SIGNED, content)
 
+    def put_differs(self, path: str) -> None:
+        """Write differs.json, or take it away."""
+        note = self.root / "differs.json"
+        if path:
+            write_file(note, json.dumps({"file": path}).encode())
+        else:
+            note.unlink(missing_ok=True)
+
     def manifest(self, path: str) -> tuple[str, bytes]:
         """A manifest's SHA-256, and what is packed in it."""
         packed = self._content(path)

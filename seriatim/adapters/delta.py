@@ -124,6 +124,13 @@ class DeltaLedger:
                 return True
         return False
 
+    def differs(self) -> list[str]:
+        """The file that verify last found to differ, if any."""
+        try:
+            return [str(json.loads((self.root / "differs.json").read_bytes())["file"])]
+        except (OSError, ValueError, KeyError, TypeError):  # verify finds it again
+            return []
+
     def told(self) -> int:
         """The last entry whose findings a person was told. Losing the file means telling again, never silence."""
         try:

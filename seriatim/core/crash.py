@@ -24,6 +24,9 @@ CRASH_POINTS = (
     "record-file-written",
     "state-file-written",
     "slice-folded",
+    "held",
+    "stage-folded",
+    "refolded",
     "manifest-written",
     "committed",
     "witness-written",
@@ -31,11 +34,13 @@ CRASH_POINTS = (
     "derived-half",
     "derived",
 )
+COMPACT_POINTS = ("compact-intended", "compact-written", "compact-committed", "sweep-half")
+"""Those of compact, which runs do not pass."""
+PUBLISH_POINTS = ("current-half", "current-written", "current-published")
+"""Those of publish, which runs do not pass."""
 
 _armed: list[Callable[[str], None]] = []
 
-PUBLISH_POINTS = ("current-half", "current-written", "current-published")
-"""Those of publish, which runs do not pass."""
 
 def arm(hook: Callable[[str], None] | None) -> None:
     """Call `hook` with the name of each point passed from now on; None disarms."""
@@ -45,5 +50,5 @@ def arm(hook: Callable[[str], None] | None) -> None:
 def crash_point(name: str) -> None:
     """A place where a test may end the world."""
     if _armed:
-        ensure(name in CRASH_POINTS + PUBLISH_POINTS, "unknown crash point", name=name)
+        ensure(name in CRASH_POINTS + COMPACT_POINTS + PUBLISH_POINTS, "unknown crash point", name=name)
         _armed[0](name)

@@ -126,6 +126,8 @@ class GapsFold:
                 self.gaps.append(replace(made, until=mark.until, closed=entry.sequence, closed_how=how))
             else:
                 self._close(halted, entry, mark.until, mark.closed)
+        elif mark.closed == "repair":
+            self._mend(entry, change, mark)
         elif mark.closed:
             for number, gap in self._opened(change.partition):
                 if mark.session in (None, gap.session):
@@ -138,6 +140,15 @@ class GapsFold:
         wanted = (None, mark.finding, mark.offset)
         opened = self._opened(partition) if mark.closed else ()
         return next((number for number, gap in opened if (gap.session, gap.finding, gap.start) == wanted), None)
+
+    def _mend(self, entry: Entry, change: Change, mark: Mark) -> None:
+        """Output was made again where a gap began: whether it was open or closed, it is right now."""
+        for number, gap in enumerate(self.gaps):
+            is_it = (gap.place, gap.topic_id) == (change.partition, change.topic_id)
+            if is_it and (gap.session, gap.start) == (mark.session, mark.offset):
+                until = gap.until if gap.until is not None else change.until
+                self.gaps[number] = replace(gap, until=until, closed=entry.sequence, closed_how="repair")
+                self._open.get(gap.place, {}).pop(number, None)
 
     def _covers(self, partition: Partition, mark: Mark) -> bool:
         """Whether the session's output is known not to be right, and its messages are where they would be."""

@@ -66,6 +66,17 @@ class Past(Struct):
             if point.change.rewound >= 0 and point.kind == "repair":
                 rewound = point.change.rewound if rewound is None else min(rewound, point.change.rewound)
 
+    def messages(self, start: int, end: int) -> int | None:
+        """How many messages were folded from `start` to `end`; None where no slices begin and end there."""
+        slices = {point.change.frontier: point.change for point in self.life() if point.change.certificate is not None}
+        at, count = start, 0
+        while at < end:
+            change = slices.get(at)
+            if change is None or change.certificate is None or change.until == at:
+                return None
+            at, count = change.until, count + change.certificate.counts.messages
+        return count if at == end else None
+
     def borders(self, offset: int, end: int) -> list[Point]:
         """Points from `offset` to `end` whose state is as committed now: where a refold may meet it. Rising."""
         newest: dict[int, Point] = {}

@@ -1,15 +1,15 @@
 """The refold: a range rewound and folded again, each session up to the first point where it is as committed.
 
-One mechanism for repair and backfill. A partition's refold begins at a saved state (`base`), folds silently up to
-`start`, makes output again up to `until`, and goes on with those sessions alone whose state then differs from the
-committed one: through their next snapshot, or to a border where they agree, or to the frontier. Pure.
+One mechanism for repair and backfill. A partition's refold begins at a saved state (`base`), makes all output again
+from there to the first border at or after `until`, and goes on with those sessions alone whose state then differs
+from the committed one: through their next snapshot, or to a border where they agree, or to the frontier. Pure.
 
 Next room: history.py has the borders; steps/refold.py reads, folds and commits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import asdict
@@ -34,7 +34,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     partition: Partition
     start: int
     until: int
-    """From `start` on output is made again, at least up to here."""
+    """Output is made again at least from `start` up to here."""
     sessions: tuple[str, ...] | None = None
     """None: all."""
     why: str = ""
@@ -67,9 +67,9 @@ class Rewind(Struct, frozen=True, kw_only=True):
         return OffsetRange(self.base.frontier, self.frontier)
 
     @property
-    def least(self) -> OffsetRange:
-        """What is made again, at least."""
-        return OffsetRange(self.wanted.start, self.first_border)
+    def start(self) -> int:
+        """Where output begins to be made again: records and state of before it agree, whatever code made them."""
+        return self.base.frontier
 
     @property
     def first_border(self) -> int:
@@ -81,32 +81,26 @@ class Stage(Struct, frozen=True):
     """A bounded piece of a partition's refold."""
 
     whole: OffsetRange
-    silent: bool
     border: bool
     """Whether committed state can be met at its end."""
 
 
 def stages(rewind: Rewind, messages_max: int) -> Iterator[Stage]:
-    """The pieces of a refold, in order: the lead-in, what was wanted, then on and on, ever larger, to the frontier."""
+    """The pieces of a refold, in order: what was wanted, then on and on, ever larger, to the frontier."""
     ensure(messages_max > 0, "a stage holds at least one message", messages_max=messages_max)
-    lead, first = rewind.wanted.start, rewind.first_border
-    yield from _pieces(rewind.base.frontier, lead, messages_max, silent=True, border=False)
-    yield from _pieces(lead, first, messages_max, silent=False, border=not rewind.rebuild)
-    at, size = first, max(1, first - lead)
+    at, first = rewind.start, rewind.first_border
+    while at < first:
+        end = min(first, at + messages_max)
+        yield Stage(OffsetRange(at, end), border=end == first and not rewind.rebuild)
+        at = end
+    size = max(1, first - rewind.start)
     while at < rewind.frontier:
         reach = at + min(messages_max, size)
         near = [border for border in rewind.borders if at < border <= reach]
         far = [border for border in rewind.borders if border > at]
         end = near[-1] if near else min([reach, *far[:1]])
-        yield Stage(OffsetRange(at, end), silent=False, border=end in rewind.borders)
+        yield Stage(OffsetRange(at, end), border=end in rewind.borders)
         at, size = end, size * 2
-
-
-def _pieces(start: int, end: int, messages_max: int, *, silent: bool, border: bool) -> Iterator[Stage]:
-    while start < end:
-        stop = min(end, start + messages_max)
-        yield Stage(OffsetRange(start, stop), silent, border and stop == end)
-        start = stop
 
 
 class Progress(Struct, kw_only=True):
@@ -120,7 +114,7 @@ class Progress(Struct, kw_only=True):
     state: tuple[File, ...]
     at: int
     met: set[str] = field(default_factory=set)
-    """Sessions that had a message since output is made again."""
+    """Sessions that had a message."""
     ends: dict[str, int] = field(default_factory=dict)
     """Sessions whose refold is over, and the offset from which on they are as committed."""
 
@@ -130,17 +124,16 @@ class Progress(Struct, kw_only=True):
         base, only = rewind.base, rewind.wanted.sessions
         return cls(rewind=rewind, by_snapshots=by_snapshots, open=only, state=base.state, at=base.frontier)
 
-    def scope(self, stage: Stage) -> Scope:
-        """Who is folded in a stage."""
+    def scope(self) -> Scope:
+        """Who is folded in the next stage."""
         ends = self.rewind.wanted.until if self.by_snapshots and not self.rewind.rebuild else None
-        return Scope(sessions=self.open, over=tuple(self.ends), snapshots_end=ends, silent=stage.silent)
+        return Scope(sessions=self.open, over=tuple(self.ends), snapshots_end=ends)
 
     def take(self, stage: Stage, met: Iterable[str], ended: Mapping[str, int]) -> None:
         """After a stage: who was met in it, and who ended by a snapshot."""
         self.at = stage.whole.end
         self.ends |= ended
-        if not stage.silent:
-            self.met.update(met)
+        self.met.update(met)
 
     def doubtful(self) -> list[str]:
         """Sessions that may or may not be as committed, at a border."""
@@ -157,12 +150,19 @@ class Progress(Struct, kw_only=True):
         """Whether nobody is left to be folded on."""
         return self.at >= self.rewind.frontier or self.open == ()
 
+    def widened(self) -> OffsetRange:
+        """What was made again: from where it was wanted to where the last session was as committed."""
+        start, end = self.rewind.start, self.rewind.first_border
+        if self.open != ():
+            end = self.rewind.frontier
+        return OffsetRange(start, max([start, end, *self.ends.values()]))
+
     def replaced(self) -> Replaced:
         """Which committed records are replaced by what was made."""
         rewind, only = self.rewind, self.rewind.wanted.sessions
         return Replaced(
-            start=rewind.wanted.start,
-            end=max(rewind.account.frontier, rewind.frontier) if rewind.rebuild else rewind.first_border,
+            start=rewind.start,
+            end=rewind.account.frontier if self.open is None else rewind.first_border,
             sessions=None if only is None else frozenset(only),
             ends=self.ends | dict.fromkeys(self.open or (), rewind.account.frontier),
         )
@@ -188,3 +188,43 @@ def _state(session: Session, runner: Runner) -> bytes | None:
     if session.saved is None or session.version == runner.state_version:
         return session.saved
     return runner.dump(runner.load(session.saved, session.version))
+
+
+class Region(Struct, frozen=True):
+    """A stretch of offsets whose records are put together anew as one file."""
+
+    within: OffsetRange
+    olds: tuple[File, ...]
+    """Committed files that leave the table."""
+
+
+END = 1 << 62
+"""After every offset."""
+
+
+def regions(active: Iterable[File], is_hurt: Callable[[File], bool], rows_max: int) -> list[Region]:
+    """Where record files are made anew: around those that are hurt, never across one that is not.
+
+    So a file that stays has its offsets for itself, and nothing is read that need not be. Regions end after
+    `rows_max` rows.
+    """
+    made: list[Region] = []
+    olds: list[File] = []
+    edge = 0
+
+    def close(end: int, then: int) -> None:
+        nonlocal edge
+        if edge < end:
+            made.append(Region(OffsetRange(edge, end), tuple(olds)))
+        olds.clear()
+        edge = then
+
+    for file in sorted(active, key=lambda file: file.first):
+        if not is_hurt(file):
+            close(file.first, file.last + 1)
+            continue
+        olds.append(file)
+        if sum(old.rows for old in olds) >= rows_max:
+            close(file.last + 1, file.last + 1)
+    close(END, END)
+    return made

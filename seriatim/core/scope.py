@@ -19,8 +19,6 @@ class Scope(Struct, frozen=True, kw_only=True):
     """Sessions whose refold is over."""
     snapshots_end: int | None = None
     """From this offset on a snapshot ends its session's refold, the snapshot included; None: it does not."""
-    silent: bool = False
-    """A lead-in to where output is made again: state alone counts."""
 
 
 class Within(Struct, kw_only=True):
@@ -72,6 +70,10 @@ class Replaced(Struct, frozen=True, kw_only=True):
         if self.sessions is not None and session not in self.sessions:
             return False
         return self.start <= offset < self.ends.get(session, self.end)
+
+    def covers(self, first: int, last: int) -> bool:
+        """Whether every record from offset `first` to `last` is replaced, whoever's it is."""
+        return self.sessions is None and self.start <= first and last < min([self.end, *self.ends.values()])
 
     @property
     def last(self) -> int:

@@ -26,7 +26,6 @@ from seriatim.core.code import refuse_code
 from seriatim.core.crash import crash_point
 from seriatim.core.errors import (
     BrokenPromiseError,
-    ConfigError,
     FencedError,
     IntegrityError,
     PlatformError,
@@ -44,6 +43,7 @@ from seriatim.ports import (
     DerivedStore,
     Explain,
     Head,
+    Joiner,
     LedgerStore,
     Log,
     Reader,
@@ -81,6 +81,7 @@ class World(Struct, frozen=True, kw_only=True):
     state: Callable[[], StateStore]
     """Made anew for each look: it keeps files open."""
     derived: DerivedStore
+    joiner: Joiner
     clock: Clock
     task: Callable[[dict[Partition, Work]], Task]
     """A task for these works, to be run where the messages are."""

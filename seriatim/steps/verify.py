@@ -125,7 +125,9 @@ class Verifying:
                 after(self)
         except Differs as differs:
             self.done.difference = differs.difference
+            self.audit.put_differs(differs.difference.file)
             return self.done
+        self.audit.put_differs("")
         self._sign_off()
         return self.done
 

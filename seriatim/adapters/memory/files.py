@@ -6,7 +6,7 @@ Next room: ledger.py names files; what no entry names means nothing.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,12 +14,14 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from xxhash import xxh3_128
 
+from seriatim.core.compact import Intent
 from seriatim.core.crash import crash_point
 from seriatim.core.errors import IntegrityError, ensure
 from seriatim.core.ledger import File
 from seriatim.core.machine import fits
 from seriatim.core.message import Stretch
-from seriatim.core.offsets import Partition
+from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.scope import Replaced
 from seriatim.core.session import Ended, Folded, Kept, Session
 from seriatim.ports import UnfitRecords
 
@@ -58,12 +60,14 @@ class MemoryFile(Struct):
 
 
 class MemoryFiles:
-    """Record, quarantine and state files. Implements `RecordStore` and `StateStore`."""
+    """Record, quarantine and state files. Implements `RecordStore`, `StateStore` and `Joiner`."""
 
     def __init__(self, columns: Mapping[str, str]) -> None:
         self.columns = dict(columns)
         """The machine's own columns, by type name."""
         self.files: dict[str, MemoryFile] = {}
+        self.noted: dict[tuple[Partition, str], Intent] = {}
+        self.swept_up_to = (-1, "")
 
     def records(self, partition: Partition, topic_id: str, stem: str) -> MemoryRecordWriter:
         """A record file to be written."""
@@ -89,6 +93,38 @@ class MemoryFiles:
         for path in deleted:
             self.files.pop(path, None)
         return deleted
+
+    def intents(self, partition: Partition) -> list[Intent]:
+        """The intents of a partition."""
+        return [intent for (place, _), intent in self.noted.items() if place == partition]
+
+    def put_intent(self, intent: Intent) -> None:
+        """Note what a compaction is about to replace."""
+        self.noted[intent.partition, intent.attempt] = intent
+
+    def drop_intent(self, intent: Intent) -> None:
+        """Forget it."""
+        self.noted.pop((intent.partition, intent.attempt), None)
+
+    def swept(self) -> tuple[int, str]:
+        """The oldest entry whose files are all there."""
+        return self.swept_up_to
+
+    def put_swept(self, sequence: int, sha256: str) -> None:
+        """Note how far was swept."""
+        self.swept_up_to = (sequence, sha256)
+
+    def concatenate(self, partition: Partition, topic_id: str, stem: str, files: Sequence[File]) -> File:
+        """One record file of several, each proved before it is copied."""
+        path, rows = f"records/{partition}/{stem}", list[dict[str, Any]]()
+        self.open(path)
+        for file in files:
+            rows += self.read(file).rows
+            crash_point("record-file-half")
+        ensure({row["topic_id"] for row in rows} == {topic_id}, "a file is of one life", path=path)
+        places = [(row["offset"], row["index"]) for row in rows]
+        ensure(sorted(set(places)) == places, "files follow each other", path=path)
+        return self.close(path, msgspec.msgpack.encode(rows), rows)
 
     def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]:
         """The named sessions, each from the newest file that has it."""
@@ -135,6 +171,47 @@ class MemoryFiles:
         if xxh3_128(stored.content).hexdigest() != file.digest:
             raise IntegrityError(f"{file.path} is corrupt", next="restore it from a backup")
         return stored
+
+    def damaged(self, files: Iterable[File], *, thorough: bool = True) -> dict[str, str]:
+        """Files that are not as committed, and why."""
+        found = {}
+        for file in files:
+            stored = self.files.get(file.path)
+            if stored is None:
+                found[file.path] = "it is missing"
+            elif len(stored.content) != file.bytes:
+                found[file.path] = f"it has {len(stored.content)} bytes, not {file.bytes}"
+            elif thorough and xxh3_128(stored.content).hexdigest() != file.digest:
+                found[file.path] = "its digest differs"
+        return found
+
+    def touches(self, file: File, replaced: Replaced) -> bool:
+        """Whether a file has a record that is replaced."""
+        return any(replaced.has(row["session"], row["offset"]) for row in self.read(file).rows)
+
+    def any_within(self, files: Iterable[File], within: OffsetRange) -> bool:
+        """Whether any of these files has a record at these offsets."""
+        return any(row["offset"] in within for file in files for row in self.read(file).rows)
+
+    def join(
+        self,
+        partition: Partition,
+        stem: str,
+        olds: Sequence[File],
+        replaced: Replaced,
+        news: Sequence[File],
+        within: OffsetRange,
+    ) -> File | None:
+        """One file of what is not replaced in `olds` and what `news` have at these offsets."""
+        stay = [row for old in olds for row in self.read(old).rows if not replaced.has(row["session"], row["offset"])]
+        come = [row for new in news for row in self.read(new).rows if row["offset"] in within]
+        rows = sorted(stay + come, key=lambda row: (row["offset"], row["index"]))
+        if not rows:
+            return None
+        path = f"records/{partition}/{stem}"
+        self.open(path)
+        crash_point("record-file-half")
+        return self.close(path, msgspec.msgpack.encode(rows), rows)
 
     def open(self, path: str) -> None:
         """Begin a file. Names are unique: nothing is ever overwritten."""

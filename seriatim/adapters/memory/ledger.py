@@ -38,6 +38,7 @@ class MemoryLedger:
         self.manifests: dict[str, bytes] = {}
         self.seen: tuple[int, str] | None = None
         self.told_sequence = -1
+        self.differing: list[str] = []
         self.aside: dict[str, str] = {}
         """Witnesses moved away, and why."""
         self.answers_lost = 0
@@ -157,6 +158,10 @@ class MemoryLedger:
         self.on_call("has")
         later = [c for c in self.commits if c.entry is not None and c.entry.sequence > after]
         return any(commit.sha256 == sha256 for commit in later)
+
+    def differs(self) -> list[str]:
+        """What differs.json says."""
+        return self.differing
 
     def told(self) -> int:
         """What told.json says."""

@@ -1,0 +1,112 @@
+"""Joining: committed record files taken apart and put together anew, with what a refold made. Arrow in, Arrow out.
+
+A file is read only after its digest agrees with the ledger: damage is never copied.
+
+Next room: steps/refold.py asks; parquet.py writes what the fold itself makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from msgspec.structs import replace
+
+from seriatim.core.errors import IntegrityError
+from seriatim.core.ledger import File
+from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.scope import Replaced
+from seriatim.disk import ROWS_PER_GROUP, ParquetFileWriter, file_digest
+
+
+class ParquetJoiner:
+    """Committed files below one stream's output path."""
+
+    def __init__(self, root: Path, compression: str = "zstd") -> None:
+        self.root, self.compression = root, compression
+
+    def damaged(self, files: Iterable[File], *, thorough: bool = True) -> dict[str, str]:
+        """Files that are not as committed, and why."""
+        found = {}
+        for file in files:
+            if why := self._damage(file, thorough=thorough):
+                found[file.path] = why
+        return found
+
+    def _damage(self, file: File, *, thorough: bool) -> str:
+        full = self.root / file.path
+        try:
+            size = full.stat().st_size
+            if size != file.bytes:
+                return f"it has {size} bytes, the ledger says {file.bytes}"
+            digest = file_digest(full) if thorough else file.digest
+        except FileNotFoundError:
+            return "it is missing"
+        except OSError as error:
+            return f"it cannot be read: {error.strerror}"
+        return "" if digest == file.digest else f"its digest is {digest}, the ledger says {file.digest}"
+
+    def touches(self, file: File, replaced: Replaced) -> bool:
+        """Whether a file has a record that is replaced."""
+        return bool(pc.any(_replaced(self._read(file, ["session", "offset"]), replaced)).as_py())
+
+    def any_within(self, files: Iterable[File], within: OffsetRange) -> bool:
+        """Whether any of these files has a record at these offsets."""
+        near = [file for file in files if file.first < within.end and within.start <= file.last]
+        return any(pc.any(_inside(self._read(file, ["offset"]), within)).as_py() for file in near)
+
+    def join(
+        self,
+        partition: Partition,
+        stem: str,
+        olds: Sequence[File],
+        replaced: Replaced,
+        news: Sequence[File],
+        within: OffsetRange,
+    ) -> File | None:
+        """One file of what is not replaced in `olds` and what `news` have at these offsets."""
+        near = [new for new in news if new.first < within.end and within.start <= new.last]
+        parts = [table.filter(pc.invert(_replaced(table, replaced))) for table in map(self._read, olds)]
+        parts += [table.filter(_inside(table, within)) for table in map(self._read, near)]
+        parts = [part for part in parts if part.num_rows]
+        if not parts:
+            return None
+        rows = pa.concat_tables(parts).sort_by([("offset", "ascending"), ("index", "ascending")])
+        writer = ParquetFileWriter(self.root, f"records/{partition}/{stem}.parquet", rows.schema, self.compression)
+        for batch in rows.to_batches(max_chunksize=ROWS_PER_GROUP):
+            writer.add(batch)
+        offsets = rows.column("offset")
+        file = writer.finish()
+        return None if file is None else replace(file, first=offsets[0].as_py(), last=offsets[-1].as_py())
+
+    def _read(self, file: File, columns: list[str] | None = None) -> pa.Table:
+        if why := self._damage(file, thorough=columns is None):
+            raise IntegrityError(
+                f"record file {file.path}: {why}",
+                cause="the file was changed or lost after it was committed",
+                next="seriatim repair STREAM: it finds the file and makes its records again",
+            )
+        with pq.ParquetFile(self.root / file.path, page_checksum_verification=True) as parquet:
+            return parquet.read(columns)
+
+
+def _inside(table: pa.Table, within: OffsetRange) -> pa.ChunkedArray:
+    offsets = table.column("offset")
+    return pc.and_(pc.greater_equal(offsets, within.start), pc.less(offsets, within.end))
+
+
+def _replaced(table: pa.Table, replaced: Replaced) -> pa.ChunkedArray:
+    """Which rows are replaced, by session and offset."""
+    offsets, sessions = table.column("offset"), table.column("session")
+    ends: pa.ChunkedArray | pa.Scalar = pa.scalar(replaced.end, pa.int64())
+    if replaced.ends:
+        names = pa.array(list(replaced.ends), pa.string())
+        known = pa.array(list(replaced.ends.values()), pa.int64())
+        ends = pc.fill_null(pc.take(known, pc.index_in(sessions, value_set=names)), replaced.end)
+    mask = pc.and_(pc.greater_equal(offsets, replaced.start), pc.less(offsets, ends))
+    if replaced.sessions is not None:
+        mask = pc.and_(mask, pc.is_in(sessions, value_set=pa.array(sorted(replaced.sessions), pa.string())))
+    return mask

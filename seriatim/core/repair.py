@@ -1,0 +1,107 @@
+"""Repair: what was asked for, and what is to be done about it. Values: the rules are elsewhere.
+
+A plan is one list of parts. Showing it and applying it walk the same list.
+
+Next room: refold.py and repair_forward.py have the rules; steps/repair.py finds what is hurt and makes the plan.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import msgspec
+from msgspec import Struct, field
+
+from seriatim.core.ledger import Change, Halt, Ledger
+from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.refold import Rewind
+
+
+class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a person asked for. It is kept with the hold, so that the repair can be resumed by its id."""
+
+    partition: str = ""
+    """Only this one."""
+    session: str | None = None
+    start: int | None = None
+    """From this offset on."""
+    forward: bool = False
+    """Go on without what is gone."""
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Backfill: what is folded again, by partition."""
+
+    def encoded(self) -> str:
+        """As the hold keeps it."""
+        return msgspec.json.encode(self, order="deterministic").decode()
+
+    @classmethod
+    def decoded(cls, text: str) -> Request:
+        """As it was asked."""
+        return msgspec.json.decode(text, type=cls)
+
+
+class Refold(Struct, frozen=True):
+    """A range is rewound and folded again."""
+
+    rewind: Rewind
+
+    @property
+    def partition(self) -> Partition:
+        """Where it is."""
+        return self.rewind.partition
+
+
+class Lift(Struct, frozen=True):
+    """A partition that waits goes on: what it waited for is there now, or is to be tried again."""
+
+    partition: Partition
+    halt: Halt
+    why: str
+
+
+class Forward(Struct, frozen=True):
+    """A partition goes on after messages that are gone. The gap is published."""
+
+    halt: Halt
+    change: Change
+
+    @property
+    def partition(self) -> Partition:
+        """Where it is."""
+        return self.change.partition
+
+    @property
+    def passed(self) -> OffsetRange:
+        """What is gone."""
+        return OffsetRange(self.change.frontier, self.change.until)
+
+
+Part = Refold | Lift | Forward
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What a repair would do."""
+
+    stream: str
+    request: Request
+    sequence: int
+    """The entry as of which it was made."""
+    approval: str
+    """Changes when an epoch or a halt of its partitions does: an approval of then is void."""
+    parts: tuple[Part, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What is hurt and cannot be mended like this, and what to do instead."""
+    resumes: str | None = None
+    """The hold of an earlier try that it goes on from."""
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """Those that it changes."""
+        return sorted({part.partition for part in self.parts})
+
+
+def approval(ledger: Ledger, request: Request, partitions: list[Partition]) -> str:
+    """What an approval is tied to: the request, and the epochs and halts of the partitions it changes."""
+    accounts = {str(partition): ledger.partitions[str(partition)] for partition in partitions}
+    seen = [(place, account.epoch, account.halt) for place, account in sorted(accounts.items())]
+    return sha256(msgspec.json.encode((request.encoded(), seen), order="deterministic")).hexdigest()[:16]

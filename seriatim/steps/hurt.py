@@ -1,0 +1,233 @@
+"""What is hurt: found by looking, and turned into the parts of a plan.
+
+Files that are not as committed, sessions in quarantine, partitions that wait, partitions whose check failed; or
+what a person names. What cannot be mended is a note that says what to do instead, not an error, unless a person
+asked for exactly that.
+
+Next room: core/repair.py has the parts; steps/repair.py applies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from seriatim.core.errors import ConfigError, IntegrityError, SeriatimError
+from seriatim.core.history import Past
+from seriatim.core.holes import FINDINGS as LOSSES
+from seriatim.core.ledger import Account, Halt
+from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.refold import Wanted
+from seriatim.core.repair import Forward, Lift, Part, Refold, Request
+from seriatim.core.repair_forward import forward
+from seriatim.core.slice import Bounds
+from seriatim.core.stream import Stream
+from seriatim.ports import Head, Reread
+from seriatim.steps.fold import World
+from seriatim.steps.rewind import Chooser
+
+SESSIONS_NAMED_MAX = 5
+RETRIED = {"poison": "the message is read again"}
+
+
+class Search:
+    """Looks for what is hurt in one stream."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        head: Head,
+        bounds: Mapping[Partition, Bounds],
+        pasts: Mapping[Partition, Past],
+        world: World,
+        reread: Reread,
+    ) -> None:
+        self.stream, self.head, self.bounds, self.pasts = stream, head, bounds, pasts
+        self.ledger, self.world, self.reread = head.ledger, world, reread
+
+    def parts(self, request: Request, chooser: Chooser) -> tuple[list[Part], list[str]]:
+        """What is to be done, and what cannot be."""
+        parts: list[Part] = []
+        notes: list[str] = []
+        for wanted, rebuild in self._wanted(request):
+            try:
+                parts.append(Refold(chooser.rewind(wanted, rebuild=rebuild)))
+            except IntegrityError as error:
+                if request.start is not None or request.ranges or request.session is not None:
+                    raise
+                notes.append(error.render())
+        refolded = {part.partition for part in parts}
+        for partition in [] if request.ranges else self._chosen(request):
+            halt = self.ledger.partitions[str(partition)].halt
+            if halt is None or request.session is not None:
+                continue
+            try:
+                if (part := self._waiting(partition, halt, request, refolded=partition in refolded)) is not None:
+                    parts.append(part)
+            except SeriatimError as error:
+                if request.forward and request.partition:
+                    raise
+                notes.append(error.render())
+        return parts, notes
+
+    def _chosen(self, request: Request) -> list[Partition]:
+        """The partitions that a request is about."""
+        if not request.partition:
+            return [p for p in self.ledger.known() if not self.ledger.partitions[str(p)].retired]
+        partition = Partition.parse(request.partition)
+        if self.ledger.account(partition) is None:
+            known = ", ".join(map(str, self.ledger.known()[:20]))
+            raise ConfigError(
+                f"{self.stream.name}: {partition} was never read", known=known, next="name one of these partitions"
+            )
+        return [partition]
+
+    def _wanted(self, request: Request) -> Iterable[tuple[Wanted, bool]]:
+        """What is folded again, and whether state is made anew."""
+        if request.ranges:
+            for place, (start, until) in sorted(request.ranges.items()):
+                partition = Partition.parse(place)
+                yield Wanted(partition=partition, start=start, until=until, why="backfill"), False
+            return
+        if request.start is not None or request.session is not None:
+            yield self._named(request), False
+            return
+        for partition in self._chosen(request):
+            yield from self._hurt(partition)
+
+    def _named(self, request: Request) -> Wanted:
+        """What a person named: a session, or a partition from an offset on."""
+        partition = self._home(request)
+        account = self.ledger.partitions[str(partition)]
+        start, sessions = request.start, None
+        if request.session is not None:
+            sessions = (request.session,)
+            found = self.world.state().load(account.state, sessions).get(request.session)
+            if start is None and found is not None:
+                start = found.finding_offset if found.finding is not None else found.damaged
+                start = None if start < 0 else start
+        if start is None:
+            raise ConfigError(
+                f"{self.stream.name}: nothing is known to be wrong with session {request.session!r}",
+                next="say from which offset on it is to be folded again: --from OFFSET",
+            )
+        if not account.born <= start < account.frontier:
+            raise ConfigError(
+                f"{self.stream.name}: --from {start} is not within what was folded of {partition}",
+                allowed=f"{account.born} to {account.frontier - 1}",
+                next="choose an offset that was folded; `seriatim run` folds what comes after",
+            )
+        why = f"from offset {start} on, as asked"
+        return Wanted(partition=partition, start=start, until=account.frontier, sessions=sessions, why=why)
+
+    def _home(self, request: Request) -> Partition:
+        """Where the named session lives, or the named partition."""
+        if request.partition:
+            return self._chosen(request)[0]
+        if request.session is None:
+            raise ConfigError(
+                f"{self.stream.name}: --from needs to know where",
+                next="add --partition TOPIC/NUMBER, or --session NAME",
+            )
+        state = self.world.state()
+        homes = [
+            partition
+            for partition in self.ledger.known()
+            if state.holds(self.ledger.partitions[str(partition)].state, [request.session])
+        ]
+        if len(homes) != 1:
+            listed = ", ".join(map(str, homes)) or "none"
+            raise ConfigError(
+                f"{self.stream.name}: session {request.session!r} lives in {len(homes)} partitions: {listed}",
+                next="say which with --partition TOPIC/NUMBER; `seriatim state` looks at sessions",
+            )
+        return homes[0]
+
+    def _hurt(self, partition: Partition) -> Iterable[tuple[Wanted, bool]]:
+        """What is wrong with a partition's files, checks and sessions."""
+        account = self.ledger.partitions[str(partition)]
+        damaged = self.world.joiner.damaged(account.state)
+        whole = [*self._damaged_records(partition), *self._failed_check(partition, account)]
+        if self._is_cut(partition, account):
+            end = self.bounds[partition].log_end
+            whole.append((end, account.frontier, f"the log was cut at offset {end}"))
+        if damaged:
+            path, why = next(iter(damaged.items()))
+            whole.append((account.frontier, account.frontier, f"state file {path}: {why}"))
+        if whole:
+            start, until = min(start for start, _, _ in whole), max(until for _, until, _ in whole)
+            why = "; ".join(dict.fromkeys(why for _, _, why in whole))
+            yield Wanted(partition=partition, start=start, until=until, why=why), bool(damaged)
+        elif account.quarantined:
+            hurt = self.world.state().quarantined(account.state)
+            names = ", ".join(sorted(hurt)[:SESSIONS_NAMED_MAX]) + (", …" if len(hurt) > SESSIONS_NAMED_MAX else "")
+            wanted = Wanted(
+                partition=partition,
+                start=min(session.finding_offset for session in hurt.values()),
+                until=account.frontier,
+                sessions=tuple(sorted(hurt)),
+                why=f"{len(hurt)} sessions in quarantine: {names}",
+            )
+            yield wanted, False
+
+    def _damaged_records(self, partition: Partition) -> Iterable[tuple[int, int, str]]:
+        """Record files in the table that are not as committed: the ranges that they were made of."""
+        past, account = self.pasts[partition], self.ledger.partitions[str(partition)]
+        made = [past.files[path] for path in self._active() if path in past.files]
+        mine = {one.file.path: one for one in made if one.topic_id == account.topic_id}
+        doubtful = self.world.joiner.damaged([one.file for one in mine.values()], thorough=False)
+        doubtful |= self.world.joiner.damaged([mine[path].file for path in self._suspects() if path in mine])
+        for path, why in doubtful.items():
+            yield mine[path].start, mine[path].until, f"record file {path}: {why}"
+
+    def _active(self) -> set[str]:
+        return self.world.ledger.active_paths(self.head)
+
+    def _suspects(self) -> list[str]:
+        """Files that verify found to differ."""
+        return self.world.ledger.differs()
+
+    def _failed_check(self, partition: Partition, account: Account) -> Iterable[tuple[int, int, str]]:
+        """Stretches whose check found them bad, and that were not repaired yet."""
+        for one in self.ledger.failed:
+            if one.partition == str(partition) and one.replaced < 0 and one.start < account.frontier:
+                yield one.start, one.until, f"its check failed, told by the verdict up to entry {one.judged}"
+
+    def _is_cut(self, partition: Partition, account: Account) -> bool:
+        seen = self.bounds.get(partition)
+        return seen is not None and seen.topic_id == account.topic_id and seen.log_end < account.frontier
+
+    def _waiting(self, partition: Partition, halt: Halt, request: Request, *, refolded: bool) -> Part | None:
+        """What becomes of a partition that waits."""
+        account, seen = self.ledger.partitions[str(partition)], self.bounds.get(partition)
+        if halt.finding == "truncated" and refolded:
+            return None  # its refold ends where the log does, and lifts the halt
+        there = self._there(partition, account, seen)
+        if request.forward:
+            change = forward(self.stream.name, partition, account, seen, there)
+            return Forward(halt, change)
+        if halt.finding in RETRIED and seen is not None:
+            return Lift(partition, halt, RETRIED[halt.finding])
+        if halt.finding in ("gap", "expired") and seen is not None and there == account.frontier:
+            return Lift(partition, halt, f"offset {there} can be read now")
+        change = forward(self.stream.name, partition, account, seen, there)
+        lost = OffsetRange(change.frontier, change.until)
+        raise IntegrityError(
+            f"{self.stream.name}: {partition} waits at offset {account.frontier}: {halt.finding}",
+            cause=halt.cause,
+            lost=f"{len(lost)} offsets {lost} are gone from Kafka" if len(lost) else "",
+            next="restore them if you have them elsewhere; or go on without them, with the gap published:\n"
+            f"seriatim repair {self.stream.name} --partition {partition} --forward",
+        )
+
+    def _there(self, partition: Partition, account: Account, seen: Bounds | None) -> int | None:
+        """The first offset from the frontier on that can be read, or that is missing for a good reason."""
+        if seen is None or seen.topic_id != account.topic_id or seen.log_end <= account.frontier:
+            return None
+        start = max(account.frontier, seen.log_start)
+        whole = OffsetRange(start, seen.log_end)
+        first = next((stretch.start for stretch in self.reread.read(partition, whole)), seen.log_end)
+        if first == start:
+            return start
+        pieces = self.world.explain(partition, OffsetRange(start, first))
+        gone = [piece.end for piece, cause in pieces if cause in LOSSES]
+        return max(gone, default=start)

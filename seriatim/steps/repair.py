@@ -1,0 +1,186 @@
+"""Repair: find what is hurt, say what would be done, and do it by one commit.
+
+Hurt is: files that are not as committed, sessions in quarantine, partitions that wait, partitions whose check
+failed; or what a person names. `plan` changes nothing; `Repairing.apply` plans again under a hold, so that a plan
+approved ten slices ago is still right.
+
+Next room: steps/hurt.py looks for what is hurt; steps/refold.py rewinds, folds and commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from seriatim.core.errors import ConfigError, FencedError, IntegrityError, SeriatimError, broken
+from seriatim.core.ledger import Account, Change, Ledger
+from seriatim.core.machine import Runner
+from seriatim.core.offsets import Partition
+from seriatim.core.repair import Forward, Lift, Plan, Refold, Request, approval
+from seriatim.core.stream import Stream
+from seriatim.ports import Head, Reread
+from seriatim.steps.accept import known_head
+from seriatim.steps.fold import World
+from seriatim.steps.hurt import Search
+from seriatim.steps.refold import Refolded, Refolding, Told, release
+from seriatim.steps.rewind import Chooser, pasts
+
+
+class Mending(Struct, frozen=True, kw_only=True):
+    """What a repair is made with."""
+
+    stream: Stream
+    runner: Runner
+    world: World
+    reread: Reread
+
+
+def plan(mending: Mending, request: Request, head: Head | None = None) -> Plan:
+    """What a repair would do, as of now. Changes nothing."""
+    stream, world = mending.stream.name, mending.world
+    head = head or known_head(world.ledger, stream)
+    bounds = world.log.bounds(mending.stream.topics)
+    past = pasts(world.ledger, head, head.ledger.known())
+    search = Search(mending.stream, head, bounds, past, world, mending.reread)
+    chooser = Chooser(head, bounds, past, world.joiner)
+    parts, notes = search.parts(request, chooser)
+    partitions = sorted({part.partition for part in parts})
+    return Plan(
+        stream=stream,
+        request=request,
+        sequence=head.ledger.sequence,
+        approval=approval(head.ledger, request, partitions),
+        parts=tuple(parts),
+        notes=tuple(notes),
+        resumes=_held(head.ledger, partitions),
+    )
+
+
+def _held(ledger: Ledger, partitions: Sequence[Partition]) -> str | None:
+    """The hold on these partitions, if there is one."""
+    holds = {ledger.partitions[str(partition)].hold for partition in partitions} - {None}
+    if len(holds) > 1:
+        listed = ", ".join(sorted(filter(None, holds)))
+        raise ConfigError(
+            f"{ledger.stream}: several repairs hold these partitions: {listed}",
+            next=f"finish one with `seriatim repair {ledger.stream} --resume ID`,\n"
+            f"or give it up with `seriatim repair {ledger.stream} --abandon ID`",
+        )
+    return next(iter(holds), None)
+
+
+def held_request(mending: Mending, hold: str) -> Request:
+    """What the repair of this id was asked to do."""
+    stream, store = mending.stream.name, mending.world.ledger
+    head = known_head(store, stream)
+    if not any(account.hold == hold for account in head.ledger.partitions.values()):
+        held = sorted({account.hold for account in head.ledger.partitions.values() if account.hold})
+        raise ConfigError(
+            f"{stream}: no partition is held by {hold!r}: it is done, given up, or was taken over",
+            held=", ".join(held) or "nobody holds anything",
+            next=f"`seriatim status {stream}` shows holds",
+        )
+    for manifest in store.entries(stream, -1):
+        if manifest.entry.kind == "hold" and manifest.entry.held == hold:
+            return Request.decoded(manifest.entry.request)
+    return broken("a hold has an entry")
+
+
+def abandon(mending: Mending, hold: str) -> list[Partition]:
+    """Give up the repair of this id: its partitions are read again as they are."""
+    held_request(mending, hold)
+    head = known_head(mending.world.ledger, mending.stream.name)
+    partitions = [p for p in head.ledger.known() if head.ledger.partitions[str(p)].hold == hold]
+    release(mending.world, head, hold)
+    return partitions
+
+
+class Repairing:
+    """One repair, applied."""
+
+    def __init__(self, mending: Mending, *, run: str = "", progress: Told | None = None) -> None:
+        self.mending = mending
+        self.refolding = Refolding(mending.stream, mending.runner, mending.world, run=run, progress=progress)
+
+    def apply(self, made: Plan, messages_max: int, approved: str = "") -> Refolded:
+        """Hold, plan again, and do it. What fails gives the hold back and changes nothing."""
+        self._refuse_stale(made, approved)
+        if not made.parts:
+            return self.refolding.done
+        store, stream = self.mending.world.ledger, self.mending.stream.name
+        head = known_head(store, stream)
+        try:
+            head = self.refolding.hold(head, made.partitions, made.request.encoded(), made.resumes)
+        except FencedError as fenced:
+            raise FencedError(
+                f"{stream}: another repair was faster",
+                found=fenced.message,
+                next=f"`seriatim status {stream}` shows who holds what; then repair again if something is left",
+            ) from None
+        try:
+            return self._under_hold(head, made, messages_max)
+        except FencedError:
+            raise
+        except (SeriatimError, OSError, KeyboardInterrupt):
+            self.refolding.release()
+            raise
+
+    def _refuse_stale(self, made: Plan, approved: str) -> None:
+        if approved and approved != made.approval:
+            raise IntegrityError(
+                f"{made.stream}: the plan that was approved is not the one of now",
+                cause="an epoch or a halt of its partitions changed since: another repair, a new finding, a decision",
+                next=f"look at the plan again and approve that one: seriatim repair {made.stream}",
+            )
+
+    def _under_hold(self, head: Head, made: Plan, messages_max: int) -> Refolded:
+        """The partitions do not move any more: the plan is made again, of what they are now."""
+        again = replace(plan(self.mending, made.request, head), resumes=None)
+        parts = [part for part in again.parts if part.partition in set(made.partitions)]
+        refolds = [part.rewind for part in parts if isinstance(part, Refold)]
+        changes: dict[Partition, Change] = {}
+        removed: list[str] = []
+        if refolds:
+            past = pasts(self.mending.world.ledger, head, [rewind.partition for rewind in refolds])
+            for change, gone in self.refolding.apply(head, refolds, past, messages_max):
+                changes[change.partition] = change
+                removed += gone
+        for part in parts:
+            account = head.ledger.partitions[str(part.partition)]
+            changes[part.partition] = self._changed(part, account, changes.get(part.partition))
+        for partition in set(made.partitions) - set(changes):  # what was hurt is well: its hold goes back with the rest
+            account = head.ledger.partitions[str(partition)]
+            changes[partition] = replace(_as_it_is(partition, account), halt=account.halt)
+        why = "; ".join(_why(part) for part in parts)
+        return self.refolding.commit(head, [changes[p] for p in sorted(changes)], removed, why)
+
+    def _changed(self, part: Refold | Lift | Forward, account: Account, change: Change | None) -> Change:
+        """What a part does to its partition, on top of its refold where there is one."""
+        before = change or _as_it_is(part.partition, account)
+        if isinstance(part, Forward):
+            return part.change
+        if isinstance(part, Lift):
+            return replace(before, halt=None)
+        return before
+
+
+def _as_it_is(partition: Partition, account: Account) -> Change:
+    return Change(
+        partition=partition,
+        epoch=account.epoch,
+        frontier=account.frontier,
+        until=account.frontier,
+        topic_id=account.topic_id,
+        born=account.born,
+        quarantined=account.quarantined,
+    )
+
+
+def _why(part: Refold | Lift | Forward) -> str:
+    if isinstance(part, Refold):
+        return f"{part.partition}: {part.rewind.wanted.why}"
+    if isinstance(part, Lift):
+        return f"{part.partition}: goes on, {part.why}"
+    return f"{part.partition}: goes on after {part.passed}"

@@ -1,0 +1,99 @@
+"""Rewind: where a refold begins, and where it may meet what is committed. Reads, and changes nothing.
+
+The nearest earlier state that is still good: no later repair took it back, its files are as committed, and Kafka
+has every message since.
+
+Next room: core/history.py knows the past; steps/refold.py folds from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from seriatim.core import history
+from seriatim.core.errors import ConfigError, IntegrityError, broken
+from seriatim.core.history import Past
+from seriatim.core.ledger import Account
+from seriatim.core.offsets import Partition
+from seriatim.core.refold import Rewind, Wanted
+from seriatim.core.slice import Bounds
+from seriatim.ports import Head, Joiner, LedgerStore
+from seriatim.steps.refold import lost
+
+
+def pasts(store: LedgerStore, head: Head, partitions: Iterable[Partition]) -> dict[Partition, Past]:
+    """The pasts of partitions, as of `head`."""
+    last = head.ledger.sequence
+    entries = (manifest for manifest in store.entries(head.ledger.stream, -1) if manifest.entry.sequence <= last)
+    return history.read(entries, partitions)
+
+
+class Chooser:
+    """Chooses where to begin, for the partitions of one stream."""
+
+    def __init__(self, head: Head, bounds: Mapping[Partition, Bounds], pasts: dict[Partition, Past], joiner: Joiner):
+        self.ledger, self.bounds, self.pasts, self.joiner = head.ledger, bounds, pasts, joiner
+
+    def rewind(self, wanted: Wanted, *, rebuild: bool = False) -> Rewind:
+        """A partition's refold. Raises `IntegrityError` where what it needs is gone."""
+        account = self.ledger.account(wanted.partition) or broken("a refold is of a known partition")
+        seen = self._seen(wanted.partition, account)
+        frontier = min(account.frontier, seen.log_end)
+        rebuild |= frontier < account.frontier
+        start = min(wanted.start, frontier)
+        until = min(max(wanted.until, start), frontier)
+        past = self.pasts[wanted.partition]
+        sequence, base = self._base(wanted.partition, start, seen.log_start)
+        borders = tuple(point.account.frontier for point in past.borders(until, frontier))
+        return Rewind(
+            wanted=Wanted(
+                partition=wanted.partition,
+                start=start,
+                until=until,
+                sessions=None if rebuild else wanted.sessions,
+                why=wanted.why,
+            ),
+            account=account,
+            base=base,
+            sequence=sequence,
+            frontier=frontier,
+            borders=borders,
+            rebuild=rebuild,
+        )
+
+    def _seen(self, partition: Partition, account: Account) -> Bounds:
+        seen = self.bounds.get(partition)
+        stream = self.ledger.stream
+        if seen is None:
+            raise lost(stream, partition, "its topic is not in Kafka, or matches no more")
+        if seen.topic_id != account.topic_id:
+            raise ConfigError(
+                f"{stream}: topic {partition.topic} was made again: what was folded cannot be read any more",
+                next=f'seriatim accept {stream} {partition.topic} --because "…" begins its new life',
+            )
+        return seen
+
+    def _base(self, partition: Partition, start: int, log_start: int) -> tuple[int, Account]:
+        """The nearest state at or before `start` that is as committed, and its entry."""
+        stream, nearest, damage = self.ledger.stream, None, ""
+        for point in self.pasts[partition].usable(start):
+            at = point.account.frontier
+            if at < log_start:
+                nearest = at
+                break
+            hurt = self.joiner.damaged(point.account.state)
+            if not hurt:
+                return point.sequence, point.account
+            damage = "; ".join(f"{path}: {why}" for path, why in hurt.items())
+        if nearest is not None:
+            raise lost(
+                stream,
+                partition,
+                f"it would begin at offset {nearest}, and Kafka has nothing before offset {log_start}:"
+                f" [{nearest}, {log_start}) is gone",
+            )
+        raise IntegrityError(
+            f"{stream}: {partition} cannot be folded again: no state at or before offset {start} is as committed",
+            cause=damage[:600],
+            next="restore one of these files from a backup, then repair again",
+        )
