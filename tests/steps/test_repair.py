@@ -4,67 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
 
-import msgspec
 import pytest
-from msgspec import Struct
 
-from seriatim.core.errors import ConfigError, FencedError, IntegrityError
-from seriatim.core.machine import Machine, UserMachine
-from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.refold import Rewind, stages
+from seriatim.core.errors import ConfigError, IntegrityError
 from seriatim.core.repair import Request
-from seriatim.core.stream import Output, Stream
-from seriatim.steps.repair import Repairing, abandon, held_request, plan
+from seriatim.steps.repair import plan
 from seriatim.testing import MemoryStream
-from tests.steps.mending import mending, repair, table
-from tests.steps.worlds import A0, A1, begun, kinds, send, world
-
-
-def straight(made: MemoryStream, **fields: Any) -> MemoryStream:
-    """The same messages in a world that never had trouble, folded at once."""
-    other = world(**fields)
-    other.kafka = made.kafka
-    other.reader.kafka = other.explain.kafka = made.kafka
-    other.run()
-    return other
-
-
-def assert_straight(made: MemoryStream, partition: Partition = A0, **fields: Any) -> None:
-    """Records and state are those of a straight fold."""
-    other = straight(made, **fields)
-    assert table(made, partition) == table(other, partition)
-    mine = {name: (one.saved, one.finding) for name, one in made.sessions(partition).items() if one.saved}
-    assert mine == {name: (one.saved, one.finding) for name, one in other.sessions(partition).items() if one.saved}
-
-
-def updates(made: MemoryStream, count: int, partition: Partition = A0, sessions: int = 3, seed: int = 1) -> None:
-    """Random messages: snapshots now and then, updates else."""
-    chance = random.Random(seed)
-    for number in range(count):
-        name = f"s{chance.randrange(sessions)}"
-        if number < sessions or chance.random() < 0.1:
-            send(
-                made, partition, ["a", "b"][: chance.randint(1, 2)], session=f"s{number}" if number < sessions else name
-            )
-        else:
-            send(made, partition, chance.randrange(100), session=name)
-
-
-def sliced(count: int = 60, size: int = 7, partitions: int = 1, **fields: Any) -> MemoryStream:
-    """A world folded in small slices."""
-    made = world(**fields)
-    made.kafka.create("in-a", partitions)
-    for number in range(partitions):
-        updates(made, count, Partition("in-a", number))
-    made.run(size * partitions)
-    return made
-
-
-def lose(made: MemoryStream, path: str) -> None:
-    """A file vanishes."""
-    del made.files.files[path]
+from tests.steps.adders import Adder, Buggy, Raising, add, adding, deploy, fixed, states
+from tests.steps.mending import assert_straight, gaps_of, lose, mending, repair, sliced, table, updates
+from tests.steps.worlds import A0, A1, kinds, world
 
 
 def test_a_lost_record_file_is_made_again() -> None:
@@ -106,96 +55,6 @@ def test_nothing_hurt_nothing_done() -> None:
     assert kinds(made) == before
 
 
-class Total(Struct):
-    """A session's sum."""
-
-    value: int = 0
-
-
-class Add(Struct):
-    """A message: set, or add."""
-
-    v: int
-    start: bool = False
-
-
-class Sum(Struct):
-    """What a session's sum is now."""
-
-    value: int
-    was: int
-
-
-class Adder(Machine[Total, Add, Sum]):
-    """Adds up; a buggy one gets thirteens wrong, and raises at 99."""
-
-    factor = 1
-    raises = False
-
-    def start(self, session: str) -> Total:
-        """Nothing yet."""
-        return Total()
-
-    def apply(self, state: Total, message: Add) -> list[Sum]:
-        """Set or add, and say what it was."""
-        if self.raises and message.v == 99:
-            raise ValueError("ninety-nine")
-        was = state.value
-        state.value = message.v if message.start else was + message.v * (self.factor if message.v % 13 == 0 else 1)
-        return [Sum(state.value, was)]
-
-    def is_snapshot(self, message: Add) -> bool:
-        """Where a sum is set anew."""
-        return message.start
-
-
-class Buggy(Adder):
-    """Before the fix."""
-
-    factor = 2
-
-
-class Raising(Adder):
-    """Before another fix."""
-
-    raises = True
-
-
-def adding(machine: type[Adder], **fields: Any) -> MemoryStream:
-    """A world whose machine adds up. Its name is that of the stream file, whatever code is deployed."""
-    stream = Stream(name="s", topics="in-.*", machine="m:Adder", output=Output(path="memory"), **fields)
-    return MemoryStream(stream, lambda: UserMachine("m:Adder", machine))
-
-
-def deploy(made: MemoryStream, machine: type[Adder]) -> None:
-    """Other code from now on."""
-    made.machine = lambda: UserMachine("m:Adder", machine)
-
-
-def add(made: MemoryStream, count: int, seed: int, partition: Partition = A0, sessions: int = 4) -> None:
-    """Random messages of an adder."""
-    chance = random.Random(seed)
-    for number in range(count):
-        start = number < sessions or chance.random() < 0.08
-        value = 99 if chance.random() < 0.02 else chance.randrange(60)
-        body = json.dumps({"v": value, "start": start}).encode()
-        name = f"s{number if number < sessions else chance.randrange(sessions)}"
-        made.kafka.produce(partition.topic, name, body, partition=partition.number)
-
-
-def fixed(made: MemoryStream, partition: Partition = A0) -> tuple[list[Any], dict[str, Any]]:
-    """What the right code makes of all that Kafka has."""
-    other = adding(Adder, tier=made.stream.tier)
-    other.kafka = other.reader.kafka = other.explain.kafka = made.kafka
-    other.run()
-    return table(other, partition), states(other, partition)
-
-
-def states(made: MemoryStream, partition: Partition = A0) -> dict[str, Any]:
-    """What is known of each session."""
-    return {name: (one.saved, one.finding, one.last_offset) for name, one in made.sessions(partition).items()}
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_a_bug_fixed_later(seed: int) -> None:
     """From the first wrong message on everything is as if the code had been right all along, in any slicing."""
@@ -216,52 +75,134 @@ def test_a_bug_fixed_later(seed: int) -> None:
     assert (table(made, A0), states(made)) == fixed(made)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_a_backfill_changes_the_widened_range_and_nothing_else(seed: int) -> None:
-    """Each session up to its first snapshot after the range, or to where it is as committed: nothing beyond."""
+@pytest.mark.parametrize("seed", range(20))
+def test_sessions_set_aside_by_a_bug(seed: int) -> None:
+    """Once the machine is fixed, repair finds them by itself, and their messages take effect after all."""
+    chance = random.Random(seed)
+    made = adding(Raising)
+    made.kafka.create("in-a")
+    add(made, 120, seed, sessions=6)
+    made.run(chance.randint(5, 60))
+    hurt = made.accounts()[A0].quarantined
+    others = {name: one for name, one in states(made).items() if one[1] is None}
+    deploy(made, Adder)
+    done = repair(made, chance.randint(5, 200))
+    assert (done.sequence >= 0) == (hurt > 0)
+    assert made.accounts()[A0].quarantined == 0
+    right = fixed(made)[1]
+    assert {name: right[name] for name in others} == others
+    assert states(made) == right
+    wrong = {gap.session for gap in gaps_of(made) if gap.closed_how != "repair"}
+    mine = [row for row in table(made, A0) if row["session"] not in wrong]
+    assert mine == [row for row in fixed(made)[0] if row["session"] not in wrong]
+
+
+def test_a_quarantine_that_a_snapshot_ended_is_mended_too() -> None:
+    """A repair from an offset takes back every gap that began since, open or closed."""
+    made = adding(Raising)
+    made.kafka.create("in-a")
+    for value, start in ((1, True), (99, False), (5, False), (2, True), (99, False), (3, False)):
+        made.kafka.produce("in-a", "s", json.dumps({"v": value, "start": start}).encode())
+    made.run(2)
+    assert [(gap.start, gap.until, gap.closed_how) for gap in gaps_of(made)] == [(1, 3, "snapshot"), (4, None, None)]
+    deploy(made, Adder)
+    repair(made, partition=str(A0), start=0)
+    assert [(gap.start, gap.until, gap.closed_how) for gap in gaps_of(made)] == [(1, 3, "repair"), (4, 6, "repair")]
+    assert (table(made, A0), states(made)) == fixed(made)
+
+
+def test_one_session_alone() -> None:
+    """The others' records stay as they are, byte for byte, though they share files with it."""
+    made = adding(Buggy)
+    made.kafka.create("in-a")
+    add(made, 100, 3)
+    made.run(30)
+    before = table(made, A0)
+    deploy(made, Adder)
+    repair(made, session="s1", start=0)
+    right = {(row["offset"], row["index"]): row for row in fixed(made)[0]}
+    for old, new in zip(before, table(made, A0), strict=True):
+        assert new == (right[old["offset"], old["index"]] if old["session"] == "s1" else old)
+    assert states(made)["s1"] == fixed(made)[1]["s1"]
+
+
+def test_what_is_not_known_is_asked_for() -> None:
+    """A request that says too little, or the impossible, says what is allowed."""
+    made = sliced()
+    for request, says in (
+        ({"start": 3}, "--partition"),
+        ({"session": "s1"}, "--from"),
+        ({"session": "nobody"}, "--partition"),
+        ({"partition": "in-a/7"}, "name one of these"),
+        ({"partition": "in-a/0", "start": 60}, "0 to 59"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            plan(mending(made), Request(**request))  # type: ignore[arg-type]
+        assert says in refused.value.render()
+
+
+def test_what_kafka_no_longer_has_is_said() -> None:
+    """Nothing is changed, and the range that is gone is named."""
+    made = sliced()
+    made.kafka.delete_records(A0, 30)
+    with pytest.raises(IntegrityError, match=r"\[14, 30\) is gone"):
+        plan(mending(made), Request(partition=str(A0), start=20))
+    assert not repair(made, partition=str(A0), start=40).findings
+    assert_equal_to_itself(made)
+
+
+def assert_equal_to_itself(made: MemoryStream) -> None:
+    """No record is there twice, none is out of its place."""
+    places = [(row["offset"], row["index"]) for row in table(made, A0)]
+    assert len(places) == len(set(places))
+
+
+def test_messages_compacted_away_since_are_not_taken_for_nothing() -> None:
+    """The refold would be of other messages than were folded: it is refused, and the hold is given back."""
+    made = world()
+    made.kafka.create("in-a", compacted=True)
+    updates(made, 60)
+    made.run(7)
+    made.kafka.compact(A0, 20)
+    with pytest.raises(IntegrityError, match="are gone"):
+        repair(made, partition=str(A0), start=0)
+    assert made.accounts()[A0].hold is None
+    assert kinds(made)[-2:] == ["hold", "release"]
+
+
+def test_a_log_that_was_cut_is_followed_back() -> None:
+    """Records, state and frontier go back to the log end together; what comes then is folded from there."""
+    made = sliced()
+    made.kafka.truncate(A0, 45)
+    assert [one.finding for one in made.run().findings] == ["truncated"]
+    repair(made)
+    account = made.accounts()[A0]
+    assert (account.frontier, account.halt, account.epoch) == (45, None, 1)
+    assert_straight(made)
+    updates(made, 30, seed=9)
+    made.run(11)
+    assert_straight(made)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_repairs_upon_repairs(seed: int) -> None:
+    """Any mix of slices, losses, fixes and repairs ends as a straight fold."""
     chance = random.Random(seed)
     made = adding(Buggy)
     made.kafka.create("in-a")
-    add(made, 150, seed)
-    made.run(chance.randint(5, 40))
-    before = table(made, A0)
-    first = chance.randrange(140)
-    last, stage = chance.randint(first + 1, 150), chance.randint(5, 200)
+    for number in range(chance.randint(3, 8)):
+        add(made, chance.randint(5, 40), seed * 100 + number)
+        made.run(chance.randint(3, 30))
+        active, account = [file.path for file in made.ledger.active()], made.accounts()[A0]
+        kind = chance.choice(("record", "state", "from", "none"))
+        if kind == "record" and active:
+            lose(made, chance.choice(active))
+        elif kind == "state" and account.state:
+            lose(made, chance.choice(account.state).path)
+        if kind == "from" and account.frontier:
+            repair(made, chance.randint(3, 50), partition=str(A0), start=chance.randrange(account.frontier))
+        elif kind != "none":
+            repair(made, chance.randint(3, 50))
     deploy(made, Adder)
-    tools = mending(made)
-    planned = plan(tools, Request(ranges={str(A0): (first, last)}))
-    done = Repairing(tools).apply(planned, stage)
-    rows, sums = by_hand(made, planned.parts[0].rewind, stage)  # type: ignore[union-attr]
-    after = table(made, A0)
-    assert [(row["offset"], row["session"], row["value"], row["was"]) for row in after] == rows, (first, last)
-    whole = done.ranges[A0]
-    assert all(old == new or old["offset"] in whole for old, new in zip(before, after, strict=True))
-    runner = made.machine()
-    assert {n: runner.load(s.saved or b"", s.version).value for n, s in made.sessions(A0).items()} == sums
-
-
-def by_hand(made: MemoryStream, rewind: Rewind, stage: int) -> tuple[list[Any], dict[str, int]]:
-    """Two folds side by side: a session is of the new code from the base on, until it is as the old one has it."""
-    borders = {piece.whole.end for piece in stages(rewind, stage) if piece.border}
-    codes = {"old": Buggy(), "new": Adder()}
-    state: dict[str, dict[str, Total]] = {"old": {}, "new": {}}
-    over: set[str] = set()
-    rows = []
-    stretch = made.reader.stretches(A0, OffsetRange(0, 150), headers=False)[0]
-    for offset, name in enumerate(map(str, stretch.names())):
-        if offset in borders:
-            over |= {n for n in state["old"] if state["old"][n] == state["new"].get(n)}
-        message = msgspec.json.decode(stretch.values[offset] or b"", type=Add)
-        sums = {
-            which: code.apply(state[which].setdefault(name, Total()), message)[0]
-            for which, code in codes.items()
-            if which == "old" or offset >= rewind.start
-        }
-        if offset < rewind.start:
-            state["new"][name] = Total(state["old"][name].value)
-        counts = sums["old" if offset < rewind.start or name in over else "new"]
-        rows.append((offset, name, counts.value, counts.was))
-        if offset >= rewind.wanted.until and message.start:
-            over.add(name)
-    over |= {n for n in state["old"] if state["old"][n] == state["new"][n]}
-    return rows, {n: state["old" if n in over else "new"][n].value for n in state["old"]}
+    repair(made, 25, partition=str(A0), start=0)
+    assert (table(made, A0), states(made)) == fixed(made)

@@ -1,0 +1,151 @@
+"""Holds: a repair reserves its partitions, can die anywhere, and is gone on with or given up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from seriatim.core.crash import CRASH_POINTS, arm
+from seriatim.core.errors import ConfigError, FencedError, IntegrityError
+from seriatim.core.repair import Request
+from seriatim.steps.repair import Repairing, abandon, held_request, plan
+from tests.steps.adders import Adder, Buggy, add, adding, deploy, fixed, states
+from tests.steps.mending import assert_straight, lose, mending, repair, sliced, table, updates
+from tests.steps.worlds import A0, A1, kinds
+
+
+def test_a_hold_that_was_left_is_resumed_by_the_same_command() -> None:
+    """Whoever died in between left a hold: others wait, status knows, and repair goes on."""
+    made = sliced(partitions=2)
+    lose(made, made.accounts()[A0].state[-1].path)
+    tools = mending(made)
+    made_plan = plan(tools, Request())
+    Repairing(tools).refolding.hold(made.ledger.head("s"), made_plan.partitions, made_plan.request.encoded())
+    first = made.accounts()[A0].hold
+    assert first is not None
+    assert held_request(tools, first) == Request()
+    updates(made, 5, A0, seed=2)
+    updates(made, 5, A1, seed=2)
+    outcome = made.run()
+    assert outcome.messages == 5
+    assert made.accounts()[A0].frontier == 60
+    repair(made)
+    assert made.accounts()[A0].hold is None
+    made.run()
+    assert_straight(made)
+    assert_straight(made, A1)
+
+
+def test_two_resumes_at_once_have_one_winner() -> None:
+    """The second finds another hold than it wants to take over, and has changed nothing."""
+    made = sliced()
+    lose(made, made.accounts()[A0].state[-1].path)
+    tools = mending(made)
+    before = plan(tools, Request())
+    Repairing(tools).refolding.hold(made.ledger.head("s"), before.partitions, before.request.encoded())
+    one, other = plan(mending(made), Request()), plan(mending(made), Request())
+    assert one.resumes == other.resumes is not None
+    Repairing(mending(made)).apply(one, 100)
+    with pytest.raises(FencedError, match="another repair was faster"):
+        Repairing(mending(made)).apply(other, 100)
+    assert_straight(made)
+
+
+def test_a_zombie_repair_is_refused_at_its_commit() -> None:
+    """Its hold was taken over while it slept: nothing of its work counts."""
+    made = sliced()
+    lose(made, made.accounts()[A0].state[-1].path)
+    zombie = Repairing(mending(made))
+
+    def meanwhile(name: str) -> None:
+        if name == "refolded":
+            arm(None)
+            repair(made)
+
+    arm(meanwhile)
+    try:
+        with pytest.raises(FencedError):
+            zombie.apply(plan(mending(made), Request()), 100)
+    finally:
+        arm(None)
+    assert kinds(made).count("repair") == 1
+    assert_straight(made)
+
+
+def test_an_abandoned_repair_gives_its_partitions_back() -> None:
+    """As they were; unknown ids are refused by name."""
+    made = sliced()
+    before = table(made, A0)
+    tools = mending(made)
+    Repairing(tools).refolding.hold(made.ledger.head("s"), [A0], Request(partition=str(A0), start=3).encoded())
+    hold = made.accounts()[A0].hold or ""
+    with pytest.raises(ConfigError, match="no partition is held by 'x'"):
+        abandon(tools, "x")
+    assert abandon(tools, hold) == [A0]
+    assert (made.accounts()[A0].hold, table(made, A0)) == (None, before)
+    updates(made, 5, seed=4)
+    made.run()
+    assert_straight(made)
+
+
+def test_an_approval_is_void_after_an_epoch_moved_and_not_after_slices() -> None:
+    """Ten more slices only widen what was approved; another repair makes it another plan."""
+    made = adding(Buggy)
+    made.kafka.create("in-a")
+    add(made, 60, 1)
+    made.run(10)
+    request = Request(partition=str(A0), start=0)
+    approved = plan(mending(made), request).approval
+    add(made, 60, 2)
+    made.run(6)
+    deploy(made, Adder)
+    Repairing(mending(made)).apply(plan(mending(made), request), 1000, approved)
+    assert (table(made, A0), states(made)) == fixed(made)
+    with pytest.raises(IntegrityError, match="not the one of now"):
+        Repairing(mending(made)).apply(plan(mending(made), request), 1000, approved)
+
+
+@pytest.mark.parametrize("point", [p for p in CRASH_POINTS if p not in ("plan-made", "table-created", "slice-folded")])
+def test_killed_anywhere_and_again(point: str) -> None:
+    """The same command finishes it, at every crash point, at its first and at a later passing."""
+    for passing in (1, 2, 5):
+        made = adding(Buggy)
+        made.kafka.create("in-a", 2)
+        for partition in (A0, A1):
+            add(made, 80, 7, partition)
+        made.run(20)
+        deploy(made, Adder)
+        with crashing(point, passing):
+            repair(made, 15, partition=str(A0), start=0)
+        made.run()
+        repair(made, 15, partition=str(A0), start=0)
+        add(made, 20, 8)
+        made.run()
+        assert (table(made, A0), states(made)) == fixed(made), (point, passing)
+        assert made.accounts()[A0].hold is None
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+@contextmanager
+def crashing(point: str, passing: int) -> Iterator[None]:
+    """Ends at the given passing of a crash point, if it is passed so often."""
+    seen = 0
+
+    def hook(name: str) -> None:
+        nonlocal seen
+        seen += name == point
+        if name == point and seen == passing:
+            raise Killed(name)
+
+    arm(hook)
+    try:
+        yield
+    except Killed:
+        pass
+    finally:
+        arm(None)
