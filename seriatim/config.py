@@ -10,7 +10,7 @@ import signal
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -37,6 +37,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Your own Ivy settings file: a mirror, credentials."""
     smtp: str = ""
     """HOST:PORT of the mail server for alerts."""
+    smtp_from: str = ""
+    """Whom alerts come from; empty: seriatim at this machine."""
+    smtp_user: str = ""
+    smtp_password: str = ""
+    """From the environment alone; or in a file of its own, below."""
+    smtp_password_file: Path | None = None
+    smtp_tls: Literal["none", "starttls", "tls"] = "none"
+    outbox: Path = Path()
+    """What runs failed and which mails wait; default: `outbox` in the home. Shared by all who run or watch a stream."""
+    spark_connection: str = ""
+    """Airflow's connection whose Spark folds; empty: seriatim_spark if there is one, else `spark_master`."""
+    airflow_url: str = ""
+    """Airflow's address, for links in mails."""
     crash_point: str = ""
     """For tests: the named point at which this process kills itself, as NAME or NAME:HIT."""
 
@@ -49,13 +62,26 @@ def load(environ: dict[str, str] | None = None, folder: Path | None = None) -> S
     given |= {field: environ[f"{PREFIX}{field.upper()}"] for field in fields if environ.get(f"{PREFIX}{field.upper()}")}
     given.setdefault("home", _default_home(environ))
     given.setdefault("streams", "streams")
+    given.setdefault("outbox", f"{given['home']}/outbox")
+    if "smtp_password" in given and not environ.get(f"{PREFIX}SMTP_PASSWORD"):
+        raise ConfigError(
+            "seriatim.toml: smtp_password: a secret in a file that others may read",
+            next="put it into a file of its own (mode 600) and name that as smtp_password_file",
+        )
     try:
         settings = msgspec.convert(given, Settings, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise ConfigError(f"settings: {error}", next="fix the SERIATIM_* variable or seriatim.toml") from None
+    root = (folder or Path.cwd()).absolute()
     return msgspec.structs.replace(
-        settings, home=settings.home.expanduser().absolute(), streams=settings.streams.expanduser().absolute()
+        settings,
+        **{name: root / getattr(settings, name).expanduser() for name in ("home", "streams", "outbox")},
     )
+
+
+def is_submitted() -> bool:
+    """Whether spark-submit started this process: then Spark's settings are those it was submitted with."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def environment() -> dict[str, str]:

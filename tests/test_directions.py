@@ -17,9 +17,9 @@ ROOT = Path(__file__).parent.parent
 
 # The standard library's parts that touch nothing outside the process.
 PURE = {
-    "__future__", "abc", "base64", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal",
-    "difflib", "enum", "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator",
-    "re", "string", "struct", "textwrap", "traceback", "types", "typing", "uuid", "zlib",
+    "__future__", "abc", "base64", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime",
+    "decimal", "difflib", "enum", "fractions", "functools", "hashlib", "heapq", "html", "itertools", "json",
+    "math", "operator", "re", "string", "struct", "textwrap", "traceback", "types", "typing", "urllib.parse", "uuid", "zlib",
 }  # fmt: skip
 ALLOWED = {
     "seriatim/core": PURE | {"msgspec", "seriatim.core"},

@@ -78,7 +78,16 @@ def session(
         "spark.driver.bindAddress": "127.0.0.1",
         **more,
     }
-    builder = SparkSession.builder.appName(f"seriatim {name}").master(master)
+    return _started(SparkSession.builder.appName(f"seriatim {name}").master(master), settings)
+
+
+def submitted_session(name: str) -> SparkSession:
+    """A session in the JVM that spark-submit started: master, JARs and memory are those it was submitted with."""
+    _quieten()
+    return _started(SparkSession.builder.appName(f"seriatim {name}"), SESSION)
+
+
+def _started(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession:
     for key, value in settings.items():
         builder = builder.config(key, value)
     try:

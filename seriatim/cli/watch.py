@@ -12,14 +12,17 @@ import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import Options, app
+from seriatim.cli import Options, app, say
 from seriatim.cli.run import Json
-from seriatim.core.errors import ConfigError, IntegrityError, SeriatimError
+from seriatim.core.errors import ConfigError, IntegrityError, PlatformError, SeriatimError
 from seriatim.core.retention import duration
 
 if TYPE_CHECKING:
     from seriatim.config import Settings
+    from seriatim.core.alert import Seen
+    from seriatim.steps.alert import Outbox
     from seriatim.steps.watch import Look
+    from seriatim.streams import StreamFile
 
 INTERRUPTED = 130
 
@@ -31,29 +34,32 @@ def watch(
     ] = None,
     every: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Between two looks.")] = 60.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and exit: for cron.")] = False,
+    mail: Annotated[bool, typer.Option(help="Tell whom the stream files name, by mail; each thing once.")] = True,
     json: Json = False,
 ) -> None:
     """Say lag, time left, and what needs a person: halts, quarantine, runs that do not come, data about to expire.
 
     Looks until Ctrl-C; a stream that cannot be looked at is said and looked at again. With --once the exit code
-    says it: 0 all is well, 3 something needs a person, 2 and 4 a stream could not be looked at.
+    says it: 0 all is well, 3 something needs a person, 2 and 4 a stream could not be looked at, or mails wait.
+    What is new is mailed to alerts.to, again after alerts.remind_hours, and once when it is over.
 
     Example: seriatim watch --once --json
     """
+    Options.json = json
     settings = config.load()
     if once:
-        if code := _round(stream, settings, json=json):
+        if code := _round(stream, settings, mail=mail, json=json):
             raise typer.Exit(code)
         return
     try:
         while True:
-            _round(stream, settings, json=json)
+            _round(stream, settings, mail=mail, json=json)
             time.sleep(every)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _round(stream: str | None, settings: Settings, *, json: bool) -> int:
+def _round(stream: str | None, settings: Settings, *, mail: bool, json: bool) -> int:
     """Look at every stream; the exit code that says how they are."""
     from seriatim import streams
 
@@ -63,29 +69,70 @@ def _round(stream: str | None, settings: Settings, *, json: bool) -> int:
     codes = []
     for name in names:
         try:
-            seen = _look(name, settings)
+            codes.append(_one(name, settings, mail=mail, json=json))
         except SeriatimError as error:
             if Options.debug:
                 raise
             _say_trouble(name, error, json=json)
             codes.append(error.exit_code)
-        else:
-            _print(msgspec.to_builtins(seen)) if json else _say(seen)
-            codes.append(IntegrityError.exit_code if seen.concerns else 0)
     return IntegrityError.exit_code if IntegrityError.exit_code in codes else max(codes)
 
 
-def _look(name: str, settings: Settings) -> Look:
+def _one(name: str, settings: Settings, *, mail: bool, json: bool) -> int:
+    """Look at one stream, say it, and tell whom it concerns. What cannot be looked at is told as well."""
     from seriatim import streams, wiring
+    from seriatim.adapters.clock import WallClock
+    from seriatim.steps.alert import seen, unseen
+
+    if not mail:
+        look = _look(streams.load(name, settings.streams), settings)
+        _say(look, json=json)
+        return IntegrityError.exit_code if look.concerns else 0
+    outbox, file = wiring.outbox(name, settings), None
+    with outbox.alone():
+        try:
+            file = streams.load(name, settings.streams)
+            look = _look(file, settings)
+            found = seen(file.stream, look, wiring.ledger(file), outbox.desk())
+        except SeriatimError as error:
+            _tell(name, file, unseen(error, WallClock().now_seconds()), outbox, settings)
+            raise
+        _say(look, json=json)
+        unsent = _tell(name, file, found, outbox, settings)
+    return IntegrityError.exit_code if look.concerns else PlatformError.exit_code if unsent else 0
+
+
+def _look(file: StreamFile, settings: Settings) -> Look:
+    from seriatim import wiring
     from seriatim.adapters.clock import WallClock
     from seriatim.steps.watch import look
 
-    file = streams.load(name, settings.streams)
     return look(file.stream, wiring.log(file, settings), wiring.ledger(file), wiring.state(file), WallClock())
 
 
-def _say(seen: Look) -> None:
+def _tell(name: str, file: StreamFile | None, found: Seen, outbox: Outbox, settings: Settings) -> int:
+    """Mail what is new, and what waits since earlier; how many mails still wait."""
+    from seriatim import wiring
+    from seriatim.core.mail import Place
+    from seriatim.core.stream import Alerts
+    from seriatim.steps.alert import alert
+
+    alerts = file.stream.alerts if file else Alerts()
+    place = Place(stream=file.stream.name if file else name, to=alerts.to, airflow_url=settings.airflow_url)
+    told = alert(place, alerts.remind_hours, found, outbox, wiring.notifier(settings))
+    for one in told.sent:
+        say(f"{name}: mailed to {', '.join(one.to)}: {one.subject}", mailed=one.subject)
+    if told.trouble:
+        what = f"{len(told.waiting)} mails wait in the outbox" if told.waiting else "not all were told"
+        say(f"{name}: {what}: {told.trouble}; the next look tries again", waiting=len(told.waiting))
+    return len(told.waiting)
+
+
+def _say(seen: Look, *, json: bool) -> None:
     """A line for the stream, and two for each thing that needs a person. Colours only on a terminal."""
+    if json:
+        _print(msgspec.to_builtins(seen))
+        return
     left = "no message is in danger"
     if seen.time_left_seconds is not None:
         left = f"time left {duration(seen.time_left_seconds)} ({seen.nearest})"

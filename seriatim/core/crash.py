@@ -38,6 +38,12 @@ COMPACT_POINTS = ("compact-intended", "compact-written", "compact-committed", "s
 """Those of compact, which runs do not pass."""
 PUBLISH_POINTS = ("current-half", "current-written", "current-published")
 """Those of publish, which runs do not pass."""
+CHECK_POINTS = ("check-judged",)
+"""Those of check."""
+
+ALERT_POINTS = ("alert-kept", "alert-sent")
+"""Those of alert, which watch passes."""
+POINTS = CRASH_POINTS + COMPACT_POINTS + PUBLISH_POINTS + CHECK_POINTS + ALERT_POINTS
 
 _armed: list[Callable[[str], None]] = []
 
@@ -50,5 +56,5 @@ def arm(hook: Callable[[str], None] | None) -> None:
 def crash_point(name: str) -> None:
     """A place where a test may end the world."""
     if _armed:
-        ensure(name in CRASH_POINTS + COMPACT_POINTS + PUBLISH_POINTS, "unknown crash point", name=name)
+        ensure(name in POINTS, "unknown crash point", name=name)
         _armed[0](name)

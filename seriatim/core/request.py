@@ -103,7 +103,7 @@ def arguments(request: Request, stream: str) -> list[str]:
 def _action(value: Any) -> Action:
     if not isinstance(value, str) or value not in ACTIONS:
         _refuse("action", f"found {_shown(value)}", " | ".join(ACTIONS))
-    return value  # type: ignore[return-value]  # it is one of them: looked at above
+    return value
 
 
 def _listed(key: str, value: Any, pattern: str) -> list[str]:
@@ -130,7 +130,7 @@ def _edge(key: str, value: Any) -> Edge | None:
         except ValueError:
             _refuse(key, f"{value!r} is not a day and time that there is", EDGE_SHOWN)
         return Edge(time_ms=round(moment.timestamp() * 1000), text=value)
-    _refuse(key, f"found {_shown(value)}", EDGE_SHOWN)
+    return _refuse(key, f"found {_shown(value)}", EDGE_SHOWN)
 
 
 def _messages_max(value: Any) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from seriatim.core.alert import Concern
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Ledger
 from seriatim.core.retention import duration
@@ -20,16 +21,6 @@ from seriatim.ports import Clock, LedgerStore, Log, StateStore
 from seriatim.steps.commit import read_head
 from seriatim.steps.retention import Clocks, clocks, warnings
 from seriatim.steps.status import shown
-
-
-class Concern(Struct, frozen=True, kw_only=True):
-    """One thing that needs a person."""
-
-    concern: str
-    """time left, halted, held, quarantine, buffer, late, circuit, or blind (the clock cannot see)."""
-    place: str = ""
-    text: str
-    next: str
 
 
 class Look(Struct, frozen=True, kw_only=True):
@@ -46,6 +37,7 @@ class Look(Struct, frozen=True, kw_only=True):
     """Whose that is."""
     catches_up: bool | None
     quarantined: int
+    time_left_by_partition: dict[str, int] = {}
     concerns: list[Concern] = field(default_factory=list)
 
 
@@ -70,6 +62,7 @@ def look(stream: Stream, log: Log, store: LedgerStore, state: StateStore, clock:
         nearest=str(nearest) if nearest else None,
         catches_up=False if False in behind else None if None in behind else True,
         quarantined=len(found["quarantined"]),
+        time_left_by_partition={str(place): seconds for place, seconds in left.items()},
         concerns=[
             *(_running_out(finding, stream.name) for finding in warnings(stream, ledger, clocked)),
             *_waiting(found),

@@ -10,6 +10,7 @@ import pytest
 
 from seriatim import cli, wiring
 from seriatim.adapters import clock
+from seriatim.adapters.memory.mail import MemoryNotifier
 from seriatim.core.offsets import Partition
 from seriatim.core.retention import Rules
 from seriatim.testing import MemoryStream
@@ -30,6 +31,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryStream:
     (tmp_path / "s.toml").write_text(STREAM)
     monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path))
     monkeypatch.setenv("SERIATIM_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    monkeypatch.setenv("SERIATIM_OUTBOX", str(tmp_path / "outbox"))
     monkeypatch.setattr(wiring, "log", lambda *_: world.kafka)
     monkeypatch.setattr(wiring, "ledger", lambda *_: world.ledger)
     monkeypatch.setattr(wiring, "state", lambda *_: world.files)
@@ -114,6 +116,66 @@ def test_it_looks_until_ctrl_c(
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 3
     assert shown.err == ""
+
+
+def told(tmp_path: Path, made: MemoryStream, monkeypatch: pytest.MonkeyPatch) -> MemoryNotifier:
+    """The stream names whom to tell, and a mail server is there."""
+    (tmp_path / "s.toml").write_text(f"{STREAM}alerts = {{to = ['ops@example.org']}}\n")
+    post = MemoryNotifier()
+    monkeypatch.setattr(wiring, "notifier", lambda *_: post)
+    about_to_expire(made)
+    return post
+
+
+def test_what_needs_a_person_is_mailed_once(
+    made: MemoryStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said on stderr as well; the second look mails nothing; --no-mail leaves everything as it was."""
+    post = told(tmp_path, made, monkeypatch)
+    assert code("watch", "--once", "--no-mail") == 3
+    assert not (tmp_path / "outbox").exists()
+    for _ in range(2):
+        assert code("watch", "--once") == 3
+    (mail,) = post.mails
+    assert mail.subject.startswith("[seriatim] s: time left in-a/0: 2 h 0 min until Kafka drops offset 3.")
+    assert "mailed to ops@example.org: [seriatim] s: time left" in capsys.readouterr().err
+
+
+def test_mails_that_wait_are_said_and_are_exit_4(
+    made: MemoryStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All is well again, but nobody could be told."""
+    post = told(tmp_path, made, monkeypatch)
+    post.down = True
+    assert code("watch", "--once") == 3
+    made.run()
+    assert code("watch", "--once") == 4
+    assert (
+        "s: 2 mails wait in the outbox: the mail server is down; the next look tries again" in capsys.readouterr().err
+    )
+    post.down = False
+    assert code("watch", "--once") == 0
+    assert [mail.subject.partition(":")[2].split()[0] for mail in post.mails] == ["time", "over:"]
+
+
+def test_a_run_that_failed_is_mailed_though_the_broker_is_away(
+    made: MemoryStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note that Airflow left is told with what is known; the exit code says that it could not be looked at."""
+    from seriatim import config
+    from seriatim.core.alert import Note
+    from seriatim.core.errors import PlatformError
+
+    def away(*_: object) -> None:
+        raise PlatformError("no broker answers")
+
+    post = told(tmp_path, made, monkeypatch)
+    monkeypatch.setattr(wiring, "log", away)
+    wiring.outbox("s", config.load()).leave(Note(kind="failed", at_seconds=1.0, run="r1", text="killed"))
+    assert code("watch", "s", "--once") == 4
+    (mail,) = post.mails
+    assert mail.subject == "[seriatim] s: run failed: killed"
+    assert "no broker answers" in mail.text
 
 
 def test_no_streams_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,111 @@
+"""Mail: hands an alert to an SMTP server. Any trouble is trouble of the platform: the mail is kept and tried again.
+
+Next room: steps/alert.py keeps mails until they are sent.
+"""
+
+from __future__ import annotations
+
+import smtplib
+import socket
+import ssl
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from email.utils import format_datetime, parseaddr
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from seriatim.core.alert import Mail
+from seriatim.core.errors import ConfigError, PlatformError
+
+TIMEOUT_SECONDS = 15.0
+Tls = Literal["none", "starttls", "tls"]
+
+
+class Server(Struct, frozen=True, kw_only=True):
+    """A mail server. The password is a secret: it is in no text that this class makes."""
+
+    host: str
+    port: int
+    user: str = ""
+    password: str = ""
+    tls: Tls = "none"
+    sender: str = ""
+
+    def __repr__(self) -> str:
+        return f"Server({self.host}:{self.port}, tls={self.tls})"
+
+
+def server(address: str, *, user: str = "", password: str = "", password_file: Path | None = None,
+           tls: Tls = "none", sender: str = "") -> Server:  # fmt: skip
+    """A server from settings: HOST or HOST:PORT, and a password of its own file if one is named."""
+    host, _, port = address.rpartition(":") if ":" in address else (address, "", "465" if tls == "tls" else "25")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"smtp: {address!r} is not HOST:PORT", next="fix SERIATIM_SMTP, like mail.example.org:587")
+    if password_file is not None:
+        try:
+            password = password_file.expanduser().read_text().strip()
+        except OSError as error:
+            raise ConfigError(
+                f"smtp_password_file: {password_file}: {error.strerror}", next="fix SERIATIM_SMTP_PASSWORD_FILE"
+            ) from None
+    return Server(host=host, port=int(port), user=user, password=password, tls=tls, sender=sender)
+
+
+class SmtpNotifier:
+    """Sends through one server, a connection for each mail."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def send(self, mail: Mail) -> str:
+        """Hand it over, or raise PlatformError; who was refused while others got it."""
+        where = f"{self.server.host}:{self.server.port}"
+        try:
+            with self._connected() as connection:
+                refused = connection.send_message(self._message(mail))
+        except (smtplib.SMTPException, OSError) as error:
+            raise PlatformError(f"the mail server {where} did not take the mail: {_said(error)}") from None
+        return f"the mail server {where} refused {', '.join(sorted(refused))}" if refused else ""
+
+    def _connected(self) -> smtplib.SMTP:
+        server = self.server
+        if server.tls == "tls":
+            context = ssl.create_default_context()
+            connection: smtplib.SMTP = smtplib.SMTP_SSL(
+                server.host, server.port, timeout=TIMEOUT_SECONDS, context=context
+            )
+        else:
+            connection = smtplib.SMTP(server.host, server.port, timeout=TIMEOUT_SECONDS)
+        try:
+            if server.tls == "starttls":
+                connection.starttls(context=ssl.create_default_context())
+            if server.user:
+                connection.login(server.user, server.password)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _message(self, mail: Mail) -> EmailMessage:
+        sender = self.server.sender or f"seriatim@{socket.getfqdn()}"
+        message = EmailMessage()
+        message["Subject"] = mail.subject
+        message["From"] = sender
+        message["To"] = ", ".join(mail.to)
+        message["Date"] = format_datetime(datetime.fromtimestamp(mail.at_seconds, UTC))
+        message["Message-ID"] = f"<{mail.id}@seriatim.{parseaddr(sender)[1].rpartition('@')[2] or 'local'}>"
+        message["Auto-Submitted"] = "auto-generated"
+        message.set_content(mail.text)
+        message.add_alternative(mail.html, subtype="html")
+        return message
+
+
+def _said(error: Exception) -> str:
+    """What the server answered, without what we sent it."""
+    if isinstance(error, smtplib.SMTPAuthenticationError):
+        return f"it refused the user or the password ({error.smtp_code})"
+    if isinstance(error, smtplib.SMTPRecipientsRefused):
+        return f"it refused {', '.join(sorted(error.recipients))}"
+    return f"{type(error).__name__}: {error}"[:300]

@@ -1,0 +1,90 @@
+"""The outbox on disk: a folder for each stream, with its desk, the notes left on it, and a lock.
+
+Everything is small JSON, put in place as a whole and seen onto the disk before anybody goes on. Nothing here needs
+Arrow, Kafka or Spark: Airflow's own processes leave notes.
+
+Next room: steps/alert.py says what is done with it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from seriatim.core.alert import Desk, Note
+from seriatim.core.errors import ConfigError
+
+DESK, NOTES, LOCK = "desk.json", "notes", "lock"
+
+
+class DiskOutbox:
+    """One stream's, below the common folder."""
+
+    def __init__(self, outbox: Path, stream: str, streams: Path) -> None:
+        named = hashlib.sha256(str(streams).encode()).hexdigest()[:8]  # two projects may call a stream the same
+        self.folder = outbox / f"{stream}-{named}"
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """A lock that the system itself releases when its holder dies."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = (self.folder / LOCK).open("a")
+        except OSError as error:
+            raise ConfigError(
+                f"{self.folder} is not writable: {error.strerror}",
+                next="set SERIATIM_OUTBOX to a folder you may write to",
+            ) from None
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def desk(self) -> Desk:
+        """What is known; a new desk, if there is none."""
+        try:
+            return msgspec.json.decode((self.folder / DESK).read_bytes(), type=Desk)
+        except FileNotFoundError:
+            return Desk()
+        except msgspec.MsgspecError as error:
+            raise ConfigError(
+                f"{self.folder / DESK} cannot be read: {error}",
+                next="look at it, then move it away: mails that wait in it are lost, open incidents are told again",
+            ) from None
+
+    def put_desk(self, desk: Desk) -> None:
+        self._write(self.folder / DESK, msgspec.json.format(msgspec.json.encode(desk)))
+
+    def notes(self) -> dict[str, Note]:
+        """Oldest first. One that cannot be read is told as what it is: a run failed, and no more is known."""
+        return {path.name: _note(path) for path in sorted((self.folder / NOTES).glob("[0-9]*.json"))}
+
+    def leave(self, note: Note) -> None:
+        name = f"{round(note.at_seconds * 1000):015d}-{note.kind}-{uuid.uuid4().hex[:8]}.json"
+        self._write(self.folder / NOTES / name, msgspec.json.encode(note))
+
+    def drop(self, names: list[str]) -> None:
+        for name in names:
+            (self.folder / NOTES / name).unlink(missing_ok=True)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+
+
+def _note(path: Path) -> Note:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Note)
+    except msgspec.MsgspecError:
+        return Note(kind="failed", at_seconds=path.stat().st_mtime, text=f"a note that cannot be read: {path.name}")

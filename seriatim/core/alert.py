@@ -1,0 +1,194 @@
+"""Alerts: who is told what, once. Pure: what was known, what is seen now, and what of it is news.
+
+An incident is something that needs a person, by a key: `halted prefix-a/3`, `late`, `run` (runs fail). It is
+mailed when it begins, again after `remind_hours` while it lasts, and once more when it is over. Findings are told by
+the entry that has them, whichever way the run ended. All the news of one look at one stream is one alert.
+
+Next room: core/mail.py makes a mail of an alert; steps/alert.py keeps and sends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from seriatim.core.errors import IntegrityError
+from seriatim.core.integrity import Finding
+
+RUN, TROUBLE = "run", "trouble"
+PATIENCE_SECONDS = {TROUBLE: 600.0, "held": 3600.0}
+"""What may pass by itself is mailed only when it lasts: a broker that restarts, a repair at work."""
+HOUR_SECONDS = 3600.0
+
+
+class Concern(Struct, frozen=True, kw_only=True):
+    """One thing that needs a person."""
+
+    concern: str
+    """time left, halted, held, quarantine, buffer, late, circuit, blind (the clock cannot see), run, trouble."""
+    place: str = ""
+    text: str
+    next: str
+
+    @property
+    def key(self) -> str:
+        """By which it is known again."""
+        return f"{self.concern} {self.place}".strip()
+
+
+class Note(Struct, frozen=True, kw_only=True):
+    """What a scheduler left for watch to tell."""
+
+    kind: Literal["task", "failed", "good"]
+    """A task failed (what it said); a run failed; a run went well after one that failed."""
+    at_seconds: float
+    run: str = ""
+    task: str = ""
+    exit_code: int | None = None
+    text: str = ""
+    """The one screen that a task ended with; of a run, why the scheduler says it failed."""
+    links: dict[str, str] = {}
+
+
+class Incident(Struct, frozen=True, kw_only=True):
+    """A concern that is open."""
+
+    concern: Concern
+    since_seconds: float
+    mailed_seconds: float | None = None
+    """None: nobody was told yet."""
+
+
+class Mail(Struct, frozen=True, kw_only=True):
+    """A mail, ready to be sent; `id` is the same however often it is tried."""
+
+    id: str
+    to: tuple[str, ...]
+    subject: str
+    text: str
+    html: str
+    at_seconds: float
+
+
+class Desk(Struct, frozen=True, kw_only=True):
+    """What is known of a stream's incidents, and the mails that wait to be sent: one file, written as a whole."""
+
+    told: int | None = None
+    """The last entry whose findings were told; None: nobody looked before."""
+    open: dict[str, Incident] = field(default_factory=dict)
+    mails: tuple[Mail, ...] = ()
+    to: tuple[str, ...] = ()
+    """Who was to be told when the stream file was last read: it may be broken now."""
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """One look at a stream."""
+
+    at_seconds: float
+    concerns: list[Concern] | None
+    """None: it could not be looked at; `trouble` says why."""
+    trouble: Concern | None = None
+    findings: list[Finding] = []
+    """New in the ledger, of level error."""
+    sequence: int | None = None
+    """The entry up to which findings were looked for; None: the ledger could not be read."""
+    notes: list[Note] = []
+
+
+class Alert(Struct, kw_only=True):
+    """All the news of one look."""
+
+    failed: Note | None = None
+    """A run that failed, with what its task said."""
+    findings: list[Finding] = field(default_factory=list)
+    new: list[Concern] = field(default_factory=list)
+    reminded: list[Incident] = field(default_factory=list)
+    over: list[Incident] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.failed or self.findings or self.new or self.reminded or self.over)
+
+
+def judge(desk: Desk, seen: Seen, remind_hours: float) -> tuple[Desk, Alert]:
+    """What is known after a look, and what of it is news."""
+    now, alert = seen.at_seconds, Alert(findings=list(seen.findings))
+    opened, alert.over = _ended(desk.open, seen)
+    current = [*(seen.concerns or []), *([seen.trouble] if seen.trouble else [])]
+    for one in current:
+        known = opened.get(one.key)
+        opened[one.key] = replace(known, concern=one) if known else Incident(concern=one, since_seconds=now)
+    due = {key for key, incident in opened.items() if incident.mailed_seconds is None and _is_due(incident, now)}
+    failed = _failure(seen.notes)
+    if failed is not None and not _is_told(failed, opened, news=bool(due or alert.findings)):
+        alert.failed = failed
+        if failed.exit_code != IntegrityError.exit_code or not (due or alert.findings):
+            opened[RUN] = Incident(concern=_run_concern(failed), since_seconds=failed.at_seconds, mailed_seconds=now)
+            due |= {key for key, one in opened.items() if key == TROUBLE and one.mailed_seconds is None}
+    silent = {"late"} if RUN in opened else set()
+    alert.new = [opened[key].concern for key in sorted(due, key=_weight) if key not in silent]
+    opened |= {key: replace(opened[key], mailed_seconds=now) for key in due}
+    alert.reminded = _reminders(opened, now, remind_hours)
+    opened |= {one.concern.key: replace(one, mailed_seconds=now) for one in alert.reminded}
+    told = desk.told if seen.sequence is None else max(seen.sequence, -1 if desk.told is None else desk.told)
+    return replace(desk, told=told, open=opened), alert
+
+
+def _ended(known: dict[str, Incident], seen: Seen) -> tuple[dict[str, Incident], list[Incident]]:
+    """What is still open, and what is over. What cannot be looked at is not over."""
+    good = max((note.at_seconds for note in seen.notes if note.kind == "good"), default=None)
+    gone = set()
+    if seen.concerns is not None:
+        gone = set(known) - {one.key for one in seen.concerns} - {RUN}
+    if RUN in known and good is not None and good >= known[RUN].since_seconds:
+        gone.add(RUN)
+    over = [known[key] for key in sorted(gone, key=_weight) if known[key].mailed_seconds is not None]
+    return {key: incident for key, incident in known.items() if key not in gone}, over
+
+
+def _failure(notes: Sequence[Note]) -> Note | None:
+    """The last run that failed and was not followed by a good one, with what its task said."""
+    ends = sorted((note for note in notes if note.kind != "task"), key=lambda note: note.at_seconds)
+    if not ends or ends[-1].kind != "failed":
+        return None
+    run = ends[-1]
+    said = [note for note in notes if note.kind == "task" and note.run == run.run]
+    if not said:
+        return run
+    task = max(said, key=lambda note: note.at_seconds)
+    links = {**run.links, **task.links}
+    return replace(run, task=task.task, exit_code=task.exit_code, text=task.text or run.text, links=links)
+
+
+def _is_told(failed: Note, opened: dict[str, Incident], *, news: bool) -> bool:
+    """Whether a failure adds nothing: runs are known to fail, or its findings were told by an earlier look."""
+    if news:
+        return False
+    told = [key for key, incident in opened.items() if incident.mailed_seconds is not None]
+    return bool(told) if failed.exit_code == IntegrityError.exit_code else RUN in told
+
+
+def _run_concern(failed: Note) -> Concern:
+    headline = failed.text.partition("\n")[0] or "the scheduler gave no reason"
+    return Concern(concern=RUN, text=headline, next="")
+
+
+def _is_due(incident: Incident, now_seconds: float) -> bool:
+    patience = PATIENCE_SECONDS.get(incident.concern.concern, 0.0)
+    return now_seconds - incident.since_seconds >= patience
+
+
+def _reminders(opened: dict[str, Incident], now_seconds: float, remind_hours: float) -> list[Incident]:
+    """All that is open and was told, as soon as one of it was told too long ago."""
+    told = [one for one in opened.values() if one.mailed_seconds is not None]
+    if not any(now_seconds - (one.mailed_seconds or 0) >= remind_hours * HOUR_SECONDS for one in told):
+        return []
+    return sorted(told, key=lambda one: _weight(one.concern.key))
+
+
+def _weight(key: str) -> tuple[int, str]:
+    """The most urgent first."""
+    order: Iterable[str] = ("time left", "halted", "circuit", RUN, TROUBLE, "quarantine", "late")
+    return next((i for i, kind in enumerate(order) if key.startswith(kind)), 99), key

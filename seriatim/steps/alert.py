@@ -1,0 +1,142 @@
+"""Alert: what a look at a stream means for people, kept on disk first, and then sent. Nothing is lost on the way.
+
+What is known (the desk) and the mails that wait are one file, written as a whole: a crash before it leaves the news to
+the next look, a crash after it leaves the mail to the next sending. A mail whose sending was not confirmed is sent
+again under the same id.
+
+Next room: core/alert.py decides what is news; core/mail.py words it; cli/watch.py does it again and again.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from seriatim.core.alert import Concern, Desk, Mail, Note, Seen, judge
+from seriatim.core.crash import crash_point
+from seriatim.core.errors import PlatformError, SeriatimError
+from seriatim.core.integrity import Finding
+from seriatim.core.ledger import Ledger
+from seriatim.core.mail import Place, compose
+from seriatim.core.stream import Stream
+from seriatim.ports import LedgerStore
+from seriatim.steps.commit import read_head
+from seriatim.steps.watch import Look
+
+
+class Outbox(Protocol):
+    """A stream's desk, and the notes that a scheduler left on it. The real one: adapters/outbox.py."""
+
+    def alone(self) -> AbstractContextManager[None]:
+        """One at a time: nobody else looks at this desk meanwhile."""
+        ...
+
+    def desk(self) -> Desk: ...
+    def put_desk(self, desk: Desk) -> None: ...
+    def notes(self) -> dict[str, Note]:
+        """By name, oldest first."""
+        ...
+
+    def leave(self, note: Note) -> None:
+        """Leave a note for the next look."""
+        ...
+
+    def drop(self, names: list[str]) -> None:
+        """Notes that are on the desk now."""
+        ...
+
+
+class Notifier(Protocol):
+    """Whoever carries mails. Real: adapters/mail.py."""
+
+    def send(self, mail: Mail) -> str:
+        """Hand a mail over; who of several did not get it. Raises `PlatformError`: then it is tried again later."""
+        ...
+
+
+class Sent(Struct, kw_only=True):
+    """What became of the mails of one look."""
+
+    sent: list[Mail]
+    waiting: list[Mail]
+    trouble: str = ""
+    """Why they wait, or who did not get them."""
+
+
+def alert(
+    place: Place,
+    remind_hours: float,
+    seen: Seen,
+    outbox: Outbox,
+    notifier: Notifier | None,
+) -> Sent:
+    """Decide what is news, keep it, send all that waits. Call it holding `outbox.alone()`."""
+    notes, desk = outbox.notes(), outbox.desk()
+    to = place.to or desk.to
+    seen = replace(seen, notes=list(notes.values()))
+    after, news = judge(desk, seen, remind_hours)
+    if news and to:
+        mail = compose(news, replace(place, to=to), seen.at_seconds)
+        after = replace(after, mails=(*after.mails, mail))
+    if (after := replace(after, to=to)) != desk:
+        outbox.put_desk(after)
+    crash_point("alert-kept")
+    outbox.drop(list(notes))
+    return send_waiting(outbox, notifier)
+
+
+def send_waiting(outbox: Outbox, notifier: Notifier | None) -> Sent:
+    """Send what waits, oldest first, until one cannot be sent."""
+    done = Sent(sent=[], waiting=list(outbox.desk().mails))
+    if notifier is None:
+        done.trouble = "no mail server is set" if done.waiting else ""
+        return done
+    while done.waiting:
+        try:
+            done.trouble = notifier.send(done.waiting[0]) or done.trouble
+        except PlatformError as error:
+            done.trouble = error.message
+            return done
+        crash_point("alert-sent")
+        done.sent.append(done.waiting.pop(0))
+        outbox.put_desk(replace(outbox.desk(), mails=tuple(done.waiting)))
+    return done
+
+
+def seen(stream: Stream, look: Look, store: LedgerStore, desk: Desk) -> Seen:
+    """A look, as the desk takes it: with the findings that nobody was told, under the clock."""
+    findings, sequence = news(stream, store, desk)
+    left = look.time_left_by_partition
+    timed = [replace(one, time_left_seconds=left.get(one.place)) for one in findings]
+    return Seen(at_seconds=look.at_seconds, concerns=look.concerns, findings=timed, sequence=sequence)
+
+
+def unseen(error: SeriatimError, at_seconds: float) -> Seen:
+    """A stream that could not be looked at. Its findings are told when it can."""
+    trouble = Concern(concern="trouble", text=f"{type(error).__name__}: {error.message}", next=error.next)
+    return Seen(at_seconds=at_seconds, concerns=None, trouble=trouble)
+
+
+def news(stream: Stream, store: LedgerStore, desk: Desk) -> tuple[list[Finding], int | None]:
+    """Findings that nobody was mailed, and the entry they were sought up to. A first look tells what still waits."""
+    head = read_head(store, stream.name)
+    if head is None:
+        return [], None
+    ledger, after = head.ledger, -1 if desk.told is None else desk.told
+    if after >= ledger.sequence:
+        return [], ledger.sequence
+    found = [f for entry in store.entries(stream.name, after) for f in entry.entry.findings if f.level == "error"]
+    if desk.told is None:
+        found = [one for one in found if _still_waits(one, ledger)]
+    return found, ledger.sequence
+
+
+def _still_waits(finding: Finding, ledger: Ledger) -> bool:
+    """Whether anything in its place waits for a person."""
+    account = ledger.partitions.get(finding.place)
+    if account is None:
+        return ledger.foreign >= 0 and finding.finding == "foreign"
+    return bool(account.quarantined) if finding.session is not None else account.halt is not None

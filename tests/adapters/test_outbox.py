@@ -1,0 +1,123 @@
+"""The outbox: what is put on the desk is there for whoever comes next, and one at a time. Disk and memory alike."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from seriatim.adapters.memory.mail import MemoryOutbox
+from seriatim.adapters.outbox import DESK, NOTES, DiskOutbox
+from seriatim.core.alert import Concern, Desk, Incident, Mail, Note
+from seriatim.core.errors import ConfigError
+from seriatim.steps.alert import Outbox
+
+Make = Callable[[], Outbox]
+MAIL = Mail(id="1", to=("a@b.org",), subject="s", text="t", html="h", at_seconds=1.0)
+OPEN = Incident(concern=Concern(concern="late", text="x", next="y"), since_seconds=1.0)
+
+
+@pytest.fixture(params=["disk", "memory"])
+def outbox(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """Makes the same outbox again, as another process would."""
+    kept = MemoryOutbox()
+    if request.param == "memory":
+        return lambda: kept
+    return lambda: DiskOutbox(tmp_path / "outbox", "orders", Path("/streams"))
+
+
+def test_a_new_desk_is_empty(outbox: Make) -> None:
+    """Nobody looked before."""
+    assert outbox().desk() == Desk()
+    assert outbox().notes() == {}
+
+
+def test_a_desk_is_kept_as_a_whole(outbox: Make) -> None:
+    """Incidents, mails, and how far was told."""
+    desk = Desk(told=3, open={"late": OPEN}, mails=(MAIL,), to=("a@b.org",))
+    outbox().put_desk(desk)
+    assert outbox().desk() == desk
+    outbox().put_desk(Desk())
+    assert outbox().desk() == Desk()
+
+
+def test_notes_come_oldest_first_and_are_dropped_by_name(outbox: Make) -> None:
+    """What was left while a look went on is there for the next one."""
+    late, early = (Note(kind="failed", at_seconds=at, run=str(at)) for at in (2.0, 1.0))
+    outbox().leave(late)
+    outbox().leave(early)
+    notes = outbox().notes()
+    assert list(notes.values()) == [early, late]
+    outbox().drop([next(iter(notes)), "none such"])
+    assert list(outbox().notes().values()) == [late]
+
+
+def test_two_projects_have_two_desks(tmp_path: Path) -> None:
+    """A stream called demo in two folders is two streams."""
+    here, there = (DiskOutbox(tmp_path, "demo", Path(folder)) for folder in ("/a", "/b"))
+    here.put_desk(Desk(told=1))
+    assert there.desk() == Desk()
+
+
+def test_a_desk_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
+    """Never taken for an empty one: mails may wait in it."""
+    outbox = DiskOutbox(tmp_path, "orders", Path("/a"))
+    outbox.put_desk(Desk())
+    (outbox.folder / DESK).write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        outbox.desk()
+
+
+def test_a_note_that_cannot_be_read_is_told_as_a_failure(tmp_path: Path) -> None:
+    """Somebody tried to say something; drafts are not notes."""
+    outbox = DiskOutbox(tmp_path, "orders", Path("/a"))
+    outbox.leave(Note(kind="good", at_seconds=1.0))
+    (path,) = (outbox.folder / NOTES).iterdir()
+    path.write_text("{")
+    path.with_name(".draft.json.1").write_text("{")
+    (note,) = outbox.notes().values()
+    assert (note.kind, "cannot be read" in note.text) == ("failed", True)
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    """With the setting that changes it."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError) as refused, DiskOutbox(tmp_path / "file", "s", Path("/a")).alone():
+        pass
+    assert "SERIATIM_OUTBOX" in refused.value.next
+
+
+def _hold(folder: Path, held: str) -> None:
+    with DiskOutbox(folder, "s", Path("/a")).alone():
+        Path(held).write_text("")
+        time.sleep(2.0)
+
+
+def test_one_at_a_time_over_processes(tmp_path: Path) -> None:
+    """Whoever comes second waits."""
+    held = tmp_path / "held"
+    process = multiprocessing.get_context("spawn").Process(target=_hold, args=(tmp_path, str(held)))
+    process.start()
+    while not held.exists():
+        time.sleep(0.01)
+    began = time.monotonic()
+    with DiskOutbox(tmp_path, "s", Path("/a")).alone():
+        waited = time.monotonic() - began
+    process.join()
+    assert waited > 1.0
+
+
+def test_a_holder_that_dies_leaves_no_lock(tmp_path: Path) -> None:
+    """The system itself gives it back."""
+    held = tmp_path / "held"
+    process = multiprocessing.get_context("spawn").Process(target=_hold, args=(tmp_path, str(held)))
+    process.start()
+    while not held.exists():
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    with DiskOutbox(tmp_path, "s", Path("/a")).alone():
+        pass

@@ -1,0 +1,151 @@
+"""Alerts: each thing is told once when it begins, again while it lasts, and once when it is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from seriatim.core.alert import Alert, Concern, Desk, Note, Seen, judge
+from seriatim.core.integrity import Finding
+
+HOUR = 3600.0
+HALTED = Concern(concern="halted", place="a/0", text="halted at offset 3", next="look")
+LATE = Concern(concern="late", text="5 messages wait", next="run")
+HELD = Concern(concern="held", place="a/1", text="held by r", next="look")
+TROUBLE = Concern(concern="trouble", text="PlatformError: no broker", next="retry")
+GAP = Finding(finding="gap", topic="a", partition=0, offset=3)
+
+
+class Post:
+    """Looks at one stream, one after the other, and what each said."""
+
+    def __init__(self) -> None:
+        self.desk, self.now = Desk(), 0.0
+
+    def look(self, *concerns: Concern, after: float = 0.0, **fields: Any) -> Alert:
+        """A look that sees these concerns, so many seconds after the last."""
+        self.now += after
+        self.desk, alert = judge(self.desk, Seen(at_seconds=self.now, concerns=list(concerns), **fields), 12)
+        return alert
+
+    def fail(self, after: float = 0.0, **fields: Any) -> Alert:
+        """A look that could not be done."""
+        self.now += after
+        self.desk, alert = judge(self.desk, Seen(at_seconds=self.now, concerns=None, trouble=TROUBLE, **fields), 12)
+        return alert
+
+    def note(self, kind: Any = "failed", **fields: Any) -> list[Note]:
+        """A note that was left just now."""
+        return [Note(kind=kind, at_seconds=self.now, run="r1", **fields)]
+
+
+def test_a_thing_is_told_once_reminded_of_and_told_when_it_is_over() -> None:
+    """New, silence, a reminder after remind_hours, silence, the end, silence."""
+    post = Post()
+    assert post.look(HALTED).new == [HALTED]
+    assert not post.look(HALTED, after=HOUR)
+    assert [one.concern for one in post.look(HALTED, after=11 * HOUR).reminded] == [HALTED]
+    assert not post.look(HALTED, after=HOUR)
+    assert [one.concern for one in post.look(after=HOUR).over] == [HALTED]
+    assert not post.look(after=100 * HOUR)
+
+
+def test_the_latest_words_are_kept() -> None:
+    """A reminder says how it is now, not how it was."""
+    post = Post()
+    post.look(LATE)
+    later = Concern(concern="late", text="9 messages wait", next="run")
+    assert post.look(later, after=12 * HOUR).reminded[0].concern.text == "9 messages wait"
+
+
+def test_what_may_pass_by_itself_is_told_when_it_lasts() -> None:
+    """A broker that restarts and a repair at work are no mail; an hour's hold is."""
+    post = Post()
+    assert not post.look(HELD)
+    assert not post.look(after=60)
+    assert not post.look(HELD, after=60)
+    assert post.look(HELD, after=HOUR).new == [HELD]
+    assert not post.fail(after=60)
+    assert post.fail(after=600).new == [TROUBLE]
+    assert [one.concern for one in post.look(HELD, after=60).over] == [TROUBLE]
+
+
+def test_what_cannot_be_looked_at_is_not_over() -> None:
+    """The broker's silence says nothing of a halted partition."""
+    post = Post()
+    post.look(HALTED)
+    assert not post.fail(after=60).over
+    assert not post.look(HALTED, after=60)
+
+
+def test_a_failed_run_and_its_findings_are_one_alert() -> None:
+    """With what the task said; the partition that halts by it is no second one."""
+    post = Post()
+    notes = [*post.note(), *post.note("task", task="fold", exit_code=3, text="IntegrityError: 1 new finding")]
+    alert = post.look(HALTED, findings=[GAP], sequence=4, notes=notes)
+    assert (alert.findings, alert.new) == ([GAP], [HALTED])
+    assert alert.failed is not None
+    assert (alert.failed.task, alert.failed.text) == ("fold", "IntegrityError: 1 new finding")
+    assert post.desk.told == 4
+    assert list(post.desk.open) == ["halted a/0"]
+    assert not post.look(HALTED, after=60, sequence=4)
+
+
+def test_findings_that_an_earlier_look_told_are_not_told_by_their_run_again() -> None:
+    """Watch saw the entry before the run had ended; exit 3 says that the run has nothing else to tell."""
+    post = Post()
+    assert post.look(HALTED, findings=[GAP], sequence=4)
+    notes = [*post.note(), *post.note("task", exit_code=3)]
+    assert not post.look(HALTED, after=60, sequence=4, notes=notes)
+
+
+def test_a_failure_of_another_kind_is_told_all_the_same() -> None:
+    """A halted partition explains no run that was killed; neither does exit 3 where nothing is open."""
+    post = Post()
+    post.look(HALTED)
+    assert post.look(HALTED, notes=post.note(text="killed")).failed
+    fresh = Post()
+    assert fresh.look(notes=[*fresh.note(), *fresh.note("task", exit_code=3)]).failed
+
+
+def test_runs_that_keep_failing_are_one_incident() -> None:
+    """Told at the first failure, reminded of, and over when a run goes well. Late is no news meanwhile."""
+    post = Post()
+    assert post.look(notes=post.note(text="PlatformError: no broker")).failed
+    assert not post.look(after=HOUR, notes=post.note(text="PlatformError: no broker"))
+    assert not post.look(LATE, after=HOUR)
+    reminded = post.look(LATE, after=10 * HOUR).reminded
+    assert [one.concern.key for one in reminded] == ["run", "late"]
+    post.now += 60
+    over = post.look(notes=post.note("good")).over
+    assert [one.concern.key for one in over] == ["run", "late"]
+
+
+def test_a_run_that_failed_before_a_good_one_is_history() -> None:
+    """The mail server was down and both notes were kept: nobody needs to act."""
+    post = Post()
+    failed = post.note()
+    post.now += 60
+    assert not post.look(notes=[*failed, *post.note("good")])
+
+
+def test_one_outage_is_one_mail() -> None:
+    """The broker is away: the run fails, and watch cannot look either."""
+    post = Post()
+    alert = post.fail(notes=post.note(text="PlatformError: no broker"))
+    assert alert.failed
+    assert alert.new == [TROUBLE]
+    assert not post.fail(after=600)
+
+
+def test_the_most_urgent_comes_first() -> None:
+    """Data about to be lost before a late run."""
+    left = Concern(concern="time left", place="a/0", text="2 h", next="run")
+    assert [one.concern for one in Post().look(LATE, HALTED, left).new] == ["time left", "halted", "late"]
+
+
+def test_a_ledger_that_cannot_be_read_moves_nothing() -> None:
+    """Findings wait to be told until it can."""
+    post = Post()
+    post.look(sequence=4)
+    post.fail()
+    assert post.desk.told == 4

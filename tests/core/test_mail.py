@@ -1,0 +1,114 @@
+"""Mails: stream, place, time left, next command and links are in both the text and the HTML."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from seriatim.core.alert import Alert, Concern, Incident, Note
+from seriatim.core.integrity import Finding
+from seriatim.core.mail import FINDINGS_SHOWN_MAX, Place, compose
+
+PLACE = Place(stream="orders", to=("ops@example.org",), airflow_url="http://localhost:8080/")
+GAP = Finding(
+    finding="gap",
+    topic="prefix-a",
+    partition=3,
+    offset=41337,
+    expected="41333",
+    found="41337",
+    cause="unexplained",
+    touched="2 sessions, 0 records",
+    time_left_seconds=7200,
+)
+FAILED = Note(
+    kind="failed",
+    at_seconds=0,
+    run="scheduled__1",
+    task="fold",
+    exit_code=4,
+    text="PlatformError: reading from Kafka broke\n  cause      no broker\n  next       check the broker",
+    links={"run": "http://localhost:8080/dags/orders/runs/1", "log": "http://localhost:8080/log"},
+)
+
+
+def test_a_finding_says_all_that_a_person_needs() -> None:
+    """Place, offset, expected and found, cause, what is touched, time left and when, the command, the form."""
+    mail = compose(Alert(findings=[GAP], failed=FAILED), PLACE, 0.0)
+    assert mail.subject == "[seriatim] orders: GapError in prefix-a/3 at offset 41337"
+    for said in (
+        "GapError: orders prefix-a/3: gap at offset 41337",
+        "41333",
+        "unexplained",
+        "2 sessions, 0 records",
+        "2 h 0 min: Kafka drops data that waits from 1970-01-01 02:00 UTC on",
+        "seriatim ",
+        "http://localhost:8080/dags/seriatim_repair",
+        "http://localhost:8080/dags/orders/runs/1",
+        "http://localhost:8080/log",
+        "scheduled__1",
+    ):
+        assert said in mail.text
+        assert said in mail.html
+    assert '{"stream":"orders","partition":"prefix-a/3"}' in mail.text
+
+
+def test_a_failed_run_says_what_its_task_said() -> None:
+    """Headline in the subject, the rest below it."""
+    mail = compose(Alert(failed=FAILED), PLACE, 0.0)
+    assert mail.subject == "[seriatim] orders: run failed: PlatformError: reading from Kafka broke"
+    assert "check the broker" in mail.text
+
+
+def test_a_run_that_died_without_a_word_still_has_a_next_command() -> None:
+    """Whatever killed it."""
+    mail = compose(Alert(failed=replace(FAILED, text="")), PLACE, 0.0)
+    assert "run failed: the scheduler gave no reason" in mail.subject
+    assert "seriatim status orders" in mail.text
+
+
+def test_an_end_asks_for_nothing() -> None:
+    """What it was, since when, how long."""
+    concern = Concern(concern="halted", place="a/0", text="halted at 3", next="repair it")
+    mail = compose(Alert(over=[Incident(concern=concern, since_seconds=0.0)]), PLACE, 3600.0)
+    assert mail.subject == "[seriatim] orders: over: halted a/0"
+    assert "1970-01-01 00:00 UTC, 1 h 0 min" in mail.text
+    assert "repair it" not in mail.text
+
+
+def test_a_reminder_says_what_to_do_again() -> None:
+    """Each thing that is open, with its command."""
+    concern = Concern(concern="circuit", text="publishing waits", next="seriatim accept")
+    mail = compose(Alert(reminded=[Incident(concern=concern, since_seconds=0.0)]), PLACE, 3600.0)
+    assert mail.subject == "[seriatim] orders: still open: circuit"
+    assert "seriatim accept" in mail.text
+
+
+def test_what_users_wrote_does_not_become_html_or_headers() -> None:
+    """A session's name is data."""
+    finding = replace(GAP, session="<script>alert(1)</script>\nBcc: x@y.org", cause="<img src=x>")
+    mail = compose(Alert(findings=[finding]), PLACE, 0.0)
+    assert "<script>" not in mail.html
+    assert "<img" not in mail.html
+    assert "\n" not in mail.subject
+
+
+def test_a_flood_is_cut() -> None:
+    """Twenty findings are shown, the rest are counted."""
+    mail = compose(Alert(findings=[GAP] * (FINDINGS_SHOWN_MAX + 5)), PLACE, 0.0)
+    assert "and 24 more" in mail.subject
+    assert mail.text.count("GapError: orders") == FINDINGS_SHOWN_MAX
+    assert "5 more findings" in mail.text
+
+
+def test_without_airflow_there_are_no_links() -> None:
+    """From cron the commands stand alone."""
+    mail = compose(Alert(findings=[GAP]), replace(PLACE, airflow_url=""), 0.0)
+    assert "http" not in mail.text
+    assert "http" not in mail.html
+
+
+def test_the_same_alert_is_the_same_mail() -> None:
+    """Tried again it carries the same id; another moment is another mail."""
+    alert = Alert(findings=[GAP])
+    assert compose(alert, PLACE, 1.0) == compose(alert, PLACE, 1.0)
+    assert compose(alert, PLACE, 1.0).id != compose(alert, PLACE, 2.0).id

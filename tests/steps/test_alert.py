@@ -1,0 +1,189 @@
+"""Alert over a stream in memory: what is found is kept before it is sent, and sent once whatever happens between."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+from msgspec.structs import replace
+
+from seriatim.adapters.memory.mail import MemoryNotifier, MemoryOutbox
+from seriatim.core import crash
+from seriatim.core.alert import Desk, Note
+from seriatim.core.errors import PlatformError
+from seriatim.core.ledger import Change, Entry, Kind
+from seriatim.core.mail import Place
+from seriatim.core.retention import Rules
+from seriatim.steps.alert import Sent, alert, seen, unseen
+from seriatim.steps.commit import commit
+from seriatim.steps.watch import look
+from seriatim.testing import MemoryStream
+from tests.steps.worlds import A0, begun, send
+
+HOUR = 3600.0
+PLACE = Place(stream="s", to=("ops@example.org",))
+
+
+class Watcher:
+    """A stream in memory, an outbox and a mail server."""
+
+    def __init__(self, made: MemoryStream) -> None:
+        self.made, self.outbox, self.post = made, MemoryOutbox(), MemoryNotifier()
+
+    def look(self, notifier: MemoryNotifier | None = None) -> Sent:
+        """Look once and tell."""
+        made = self.made
+        found = look(made.stream, made.kafka, made.ledger, made.files, made.clock)
+        told = seen(made.stream, found, made.ledger, self.outbox.desk())
+        with self.outbox.alone():
+            return alert(PLACE, 12, told, self.outbox, notifier or self.post)
+
+    def fail(self, run: str = "r1", code: int = 3) -> None:
+        """What Airflow leaves when a run failed."""
+        now = self.made.clock.now_seconds()
+        self.outbox.leave(Note(kind="task", at_seconds=now, run=run, task="fold", exit_code=code, text="Error: why"))
+        self.outbox.leave(Note(kind="failed", at_seconds=now, run=run))
+
+
+def repaired(made: MemoryStream) -> None:
+    """Somebody repaired the partition."""
+    account = made.accounts()[A0]
+    change = Change(
+        partition=A0,
+        epoch=account.epoch,
+        frontier=account.frontier,
+        until=account.frontier,
+        topic_id=account.topic_id,
+        born=account.born,
+    )
+    for kind in ("hold", "repair"):
+        head = made.ledger.head("s")
+        assert head is not None
+        entry = Entry(kind=cast("Kind", kind), attempt="h", held="h", changes=(change,))
+        commit(made.ledger, made.clock, head, entry)
+
+
+@pytest.fixture
+def hurt() -> Watcher:
+    """A stream whose one partition halted at offset 3."""
+    made = begun(sequence=None)
+    made.kafka.topics["in-a"].rules = Rules(retention_ms=100 * 3_600_000)
+    made.run()
+    watcher = Watcher(made)
+    watcher.look()
+    made.reader.lost.add((A0, 3))
+    send(made, A0, 5, 6)
+    made.run()
+    return watcher
+
+
+def test_a_finding_is_mailed_once_with_the_time_left(hurt: Watcher) -> None:
+    """By the entry that has it, together with the run that failed; the next looks are silent."""
+    hurt.fail()
+    hurt.look()
+    (mail,) = hurt.post.mails
+    assert mail.subject == "[seriatim] s: GapError in in-a/0 at offset 3"
+    assert "100 h 0 min: Kafka drops data" in mail.text
+    assert "Run failed: Error: why" in mail.text
+    for _ in range(3):
+        hurt.made.clock.sleep(HOUR)
+        hurt.look()
+    assert len(hurt.post.mails) == 1
+    assert hurt.outbox.notes() == {}
+
+
+def test_a_finding_seen_before_its_run_ended_is_not_mailed_again(hurt: Watcher) -> None:
+    """Watch came between the commit and the end of the run."""
+    hurt.look()
+    hurt.fail()
+    hurt.look()
+    assert len(hurt.post.mails) == 1
+
+
+def test_a_reminder_and_an_end(hurt: Watcher) -> None:
+    """After twelve hours, and when a person has decided."""
+    hurt.look()
+    hurt.made.clock.sleep(12 * HOUR)
+    hurt.look()
+    repaired(hurt.made)
+    hurt.look()
+    assert [mail.subject.split(": ", 1)[1] for mail in hurt.post.mails[1:]] == [
+        "still open: halted in-a/0",
+        "over: halted in-a/0",
+    ]
+
+
+def test_a_mail_server_that_is_down_loses_nothing(hurt: Watcher) -> None:
+    """The mail waits on the desk, and goes out when the server is back, once."""
+    hurt.post.down = True
+    told = hurt.look()
+    assert (len(told.waiting), told.trouble) == (1, "the mail server is down")
+    hurt.look()
+    assert len(hurt.outbox.desk().mails) == 1
+    hurt.post.down = False
+    assert [mail.subject for mail in hurt.look().sent] == ["[seriatim] s: GapError in in-a/0 at offset 3"]
+    assert hurt.outbox.desk().mails == ()
+
+
+@pytest.mark.parametrize("point", ["alert-kept", "alert-sent"])
+def test_a_crash_on_the_way_loses_nothing(hurt: Watcher, point: str) -> None:
+    """Kept and not sent: sent next time. Sent and not noted: sent again under the same id."""
+
+    class Died(BaseException):
+        """As good as a kill."""
+
+    def die(passed: str) -> None:
+        if passed == point:
+            raise Died
+
+    crash.arm(die)
+    try:
+        with pytest.raises(Died):
+            hurt.look()
+    finally:
+        crash.arm(None)
+    hurt.look()
+    hurt.look()
+    assert len({mail.id for mail in hurt.post.mails}) == 1
+    assert len(hurt.post.mails) == (2 if point == "alert-sent" else 1)
+
+
+def test_without_a_mail_server_mails_wait(hurt: Watcher) -> None:
+    """And it is said; with nobody to tell there is no mail at all."""
+    made = hurt.made
+    found = look(made.stream, made.kafka, made.ledger, made.files, made.clock)
+    told = alert(PLACE, 12, seen(made.stream, found, made.ledger, hurt.outbox.desk()), hurt.outbox, None)
+    assert (len(told.waiting), told.trouble) == (1, "no mail server is set")
+    nobody = MemoryOutbox()
+    told = alert(replace(PLACE, to=()), 12, seen(made.stream, found, made.ledger, Desk()), nobody, hurt.post)
+    assert (told.waiting, told.trouble, hurt.post.mails) == ([], "", [])
+
+
+def test_a_first_look_tells_what_still_waits_and_no_history() -> None:
+    """Whoever begins to watch an old stream is not told what was settled long ago."""
+    made = begun(sequence=None)
+    send(made, A0, b"no JSON", ["a"])
+    made.run()
+    fresh = Watcher(made)
+    fresh.look()
+    assert fresh.post.mails == []
+    send(made, A0, b"no JSON")
+    made.run()
+    late = Watcher(made)
+    late.look()
+    (mail,) = late.post.mails
+    assert mail.subject.startswith("[seriatim] s: PoisonError in in-a/0")
+
+
+def test_a_stream_whose_file_broke_is_told_to_whom_it_named_before() -> None:
+    """And only when it lasts."""
+    made = begun()
+    made.run()
+    watcher = Watcher(made)
+    watcher.look()
+    error = PlatformError("no broker", next="retry")
+    for after in (0.0, 700.0):
+        alert(replace(PLACE, to=()), 12, unseen(error, after), watcher.outbox, watcher.post)
+    (mail,) = watcher.post.mails
+    assert mail.to == ("ops@example.org",)
+    assert "PlatformError: no broker" in mail.text
