@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
+from seriatim.core.ask import SnapshotRequest
 from seriatim.core.chain import Commit
 from seriatim.core.compact import Intent
 from seriatim.core.current import Catch, Lives
@@ -37,6 +38,10 @@ class Log(Protocol):
 
     def bounds(self, pattern: str) -> dict[Partition, Bounds]:
         """Every partition of every topic whose whole name matches."""
+
+    def offsets_for_time(self, partitions: list[Partition], timestamp: int) -> dict[Partition, int]:
+        """The first offset at or after a time (milliseconds since 1970); -1 where there is none."""
+        ...
 
     def unreadable(self, ranges: Ranges) -> dict[Partition, tuple[int, str]]:
         """The first message of each range that the reader cannot take, by offset, and why; for each that has one."""
@@ -379,7 +384,15 @@ class Reread(Protocol):
 
     def compacts(self, topic: str) -> bool:
         """Whether a topic may lose messages in the middle."""
-        ...
+
+
+class Requests(Protocol):
+    """Where producers are asked for snapshots, and the entry (its sequence and SHA-256) up to which they were."""
+
+    def asked(self) -> tuple[int, str]: ...
+    def put_asked(self, sequence: int, sha256: str) -> None: ...
+    def send(self, requests: Sequence[SnapshotRequest]) -> None:
+        """Send them all, and know that they arrived; else raise `PlatformError`."""
 
 
 class Clock(Protocol):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
 import msgspec
 import pytest
 
+from seriatim.core.errors import ConfigError
 from seriatim.core.offsets import OffsetRange
 from seriatim.core.refold import Rewind, stages
 from seriatim.core.repair import Request
+from seriatim.core.request import parse
+from seriatim.steps.backfill import ranges
 from seriatim.steps.repair import Repairing, plan
 from seriatim.testing import MemoryStream
-from tests.steps.adders import Add, Adder, Buggy, Total, add, adding, deploy
-from tests.steps.mending import mending, table
-from tests.steps.worlds import A0
+from tests.steps.adders import Add, Adder, Buggy, Total, add, adding, deploy, states
+from tests.steps.mending import mending, repair, table
+from tests.steps.worlds import A0, A1
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -67,3 +71,59 @@ def by_hand(made: MemoryStream, rewind: Rewind, stage: int) -> tuple[list[Any], 
             over.add(name)
     over |= {n for n in state["old"] if state["old"][n] == state["new"][n]}
     return rows, {n: state["old" if n in over else "new"][n].value for n in state["old"]}
+
+
+def timed(count: int = 40) -> MemoryStream:
+    """A world whose messages come a second after each other."""
+    made = adding(Buggy)
+    made.kafka.create("in-a", 2)
+    for partition in (A0, A1):
+        for number in range(count):
+            body = json.dumps({"v": number, "start": number % 10 == 0}).encode()
+            made.kafka.produce(
+                "in-a", "s", body, partition=partition.number, timestamp=1_800_000_000_000 + number * 1000
+            )
+    made.run(14)
+    return made
+
+
+def test_ranges_by_offset_and_by_time() -> None:
+    """Cut to what was folded; a time is an offset in each partition."""
+    made = timed()
+    ledger = made.ledger.head("s").ledger  # type: ignore[union-attr]
+    moment = "2027-01-15T08:00:20Z"
+    for given, expected in (
+        ({"partitions": ["in-a/1"], "from": "3", "until": "900"}, {"in-a/1": (3, 40)}),
+        ({"topics": ["in-a"], "from": moment}, {"in-a/0": (20, 40), "in-a/1": (20, 40)}),
+        ({"partitions": ["in-a/0"], "until": moment}, {"in-a/0": (0, 20)}),
+        ({"topics": ["in-a"]}, {"in-a/0": (0, 40), "in-a/1": (0, 40)}),
+    ):
+        assert ranges(parse({"action": "backfill", **given}), ledger, made.kafka) == expected
+
+
+def test_ranges_that_were_never_folded_are_refused_by_name() -> None:
+    """Unknown topics, and times after all that was folded."""
+    made = timed()
+    ledger = made.ledger.head("s").ledger  # type: ignore[union-attr]
+    for given, says in (
+        ({"topics": ["in-z"]}, "in-z was never read"),
+        ({"partitions": ["in-a/9"]}, "in-a/9 was never read"),
+        ({"topics": ["in-a"], "from": "2030-01-01T00:00:00Z"}, "nothing of this was folded"),
+        ({"partitions": ["in-a/0"], "from": "40", "until": "41"}, "nothing of this was folded"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            ranges(parse({"action": "backfill", **given}), ledger, made.kafka)
+
+
+def test_unchanged_code_changes_nothing_but_the_files_of_its_range() -> None:
+    """Records and state stay as they are, value for value; files outside the range stay under their names."""
+    made = timed()
+    before, sessions = table(made, A0), states(made)
+    files = {file.path: file for file in made.ledger.active()}
+    done = repair(made, ranges={str(A0): (15, 20)})
+    assert (table(made, A0), states(made)) == (before, sessions)
+    whole = done.ranges[A0]
+    gone = [files[path] for path in files if path not in {file.path for file in made.ledger.active()}]
+    assert gone
+    assert all(whole.start <= file.first <= file.last < whole.end for file in gone)
+    assert whole.end - whole.start < 25

@@ -145,6 +145,16 @@ class MemoryKafka:
             for number, log in enumerate(topic.messages)
         }
 
+    def offsets_for_time(self, partitions: list[Partition], timestamp: int) -> dict[Partition, int]:
+        """The first offset at or after a time; -1 where there is none."""
+        found = {}
+        for partition in partitions:
+            seen = self.bounds(partition.topic)[partition]
+            there = self.read(partition, OffsetRange(seen.log_start, seen.log_end))
+            late = (offset for offset, one in enumerate(there, seen.log_start) if one.timestamp >= timestamp)
+            found[partition] = next(late, -1)
+        return found
+
     def unreadable(self, ranges: Ranges) -> dict[Partition, tuple[int, str]]:
         """The first message of each range whose timestamp Spark could not read, by offset, and why."""
         found: dict[Partition, tuple[int, str]] = {}

@@ -1,0 +1,173 @@
+"""Plans of repairs, shown and applied: for people on a terminal, for logs, and for scripts.
+
+Next room: cli/repair.py has the commands; core/repair.py the plan.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import typer
+
+from seriatim.cli import Options, say, show
+from seriatim.cli.stop import stoppable
+from seriatim.core.errors import IntegrityError
+from seriatim.core.integrity import failure, shortened
+from seriatim.core.repair import Forward, Lift, Part, Plan, Refold, Request
+from seriatim.steps.refold import Refolded
+from seriatim.steps.repair import Mending, Repairing, plan
+from seriatim.steps.tell import mark_told, untold
+from seriatim.streams import StreamFile
+from seriatim.wiring import LazySpark
+
+
+def mend(
+    file: StreamFile,
+    mending: Mending,
+    spark: LazySpark,
+    request: Request,
+    *,
+    apply: bool,
+    approval: str,
+    messages_max: int | None,
+    json: bool,
+) -> None:
+    """Plan; then do it, where that is wanted."""
+    name = file.stream.name
+    made = plan(mending, request)
+    if not apply or not made.parts:
+        _show(made, json=json)
+        _fail_by_notes(made)
+        return
+    for part in made.parts:
+        say(f"{name} {part.partition}: {_line(part)}", partition=str(part.partition))
+    progress = show.Progress(name)
+    repairing = Repairing(mending, progress=progress)
+
+    def last() -> None:
+        progress.close()
+        hold = repairing.refolding.done.hold
+        say(f"{name}: stopped under hold {hold}; the same command goes on, or: seriatim repair {name} --abandon {hold}")
+        spark.kill()
+
+    with stoppable(name, last):
+        try:
+            done = repairing.apply(made, messages_max or file.stream.slice.messages_max, approval)
+        finally:
+            progress.close()
+            spark.stop()
+    _show_done(mending, made, done, json=json)
+    _fail_by_notes(made)
+
+
+def _show(made: Plan, *, json: bool) -> None:
+    """The plan, for people or scripts."""
+    if json:
+        typer.echo(msgspec.json.encode(_values(made)).decode())
+        return
+    name = made.stream
+    if not made.parts and not made.notes:
+        typer.echo(f"{name}: nothing is hurt, as of entry {made.sequence}; to fold again all the same, say --from")
+        return
+    typer.echo(f"{name}: as of entry {made.sequence}, this would be done in one commit")
+    for part in made.parts:
+        typer.echo(f"\n{part.partition}  {_line(part)}")
+        for label, fact in _facts(part).items():
+            typer.echo(f"  {label:<9} {shortened(fact)}")
+    for note in made.notes:
+        typer.secho(f"\nnot mended by this:\n{note}", fg=typer.colors.YELLOW)
+    if made.resumes:
+        typer.echo(f"\na repair that did not end holds these partitions: {made.resumes}. Applying goes on from it;")
+        typer.echo(f"to give it up: seriatim repair {name} --abandon {made.resumes}")
+    if made.parts:
+        again = "without --dry-run" if made.request.ranges else "with --apply"
+        typer.echo(f"\nnothing was changed. To do it, give the same command {again}")
+
+
+def _line(part: Part) -> str:
+    """A part on one line."""
+    if isinstance(part, Forward):
+        return f"goes on at offset {part.passed.end}, without {len(part.passed)} offsets {part.passed}"
+    if isinstance(part, Lift):
+        return f"is read again from offset {part.halt.offset} by the next run: {part.why}"
+    rewind = part.rewind
+    only = rewind.wanted.sessions
+    who = "" if only is None else f", {len(only)} session{'s' * (len(only) != 1)} alone"
+    further = f", then sessions that still differ, at most to {rewind.frontier}"
+    whole = f"[{rewind.start}, {rewind.first_border})"
+    return f"folds again {whole}{further if rewind.first_border < rewind.frontier else ''}{who}"
+
+
+def _facts(part: Part) -> dict[str, str]:
+    if isinstance(part, Forward | Lift):
+        return {"waits": f"{part.halt.finding} at offset {part.halt.offset}", "cause": part.halt.cause}
+    rewind = part.rewind
+    facts = {
+        "why": rewind.wanted.why,
+        "begins": f"from the state of entry {rewind.sequence}, at offset {rewind.start}",
+        "reads": f"at most {len(rewind.reads)} messages {rewind.reads}; Kafka has them",
+    }
+    if rewind.frontier < rewind.account.frontier:
+        facts["frontier"] = f"goes back from {rewind.account.frontier} to {rewind.frontier}, where the log ends"
+    return facts
+
+
+def _values(made: Plan) -> dict[str, Any]:
+    """The plan for scripts."""
+    return {
+        "stream": made.stream,
+        "sequence": made.sequence,
+        "approval": made.approval,
+        "resumes": made.resumes,
+        "parts": [_part_values(part) for part in made.parts],
+        "notes": list(made.notes),
+    }
+
+
+def _part_values(part: Part) -> dict[str, Any]:
+    values: dict[str, Any] = {"partition": str(part.partition), "does": _line(part)}
+    if isinstance(part, Refold):
+        rewind = part.rewind
+        return values | {
+            "what": "refold",
+            "from": rewind.start,
+            "until": rewind.first_border,
+            "frontier": rewind.frontier,
+            "messages": len(rewind.reads),
+            "sessions": rewind.wanted.sessions,
+            "why": rewind.wanted.why,
+        }
+    if isinstance(part, Lift):
+        return values | {"what": "lift", "from": part.halt.offset, "why": part.why}
+    return values | {"what": "forward", "from": part.passed.start, "until": part.passed.end, "why": part.halt.finding}
+
+
+def _show_done(mending: Mending, made: Plan, done: Refolded, *, json: bool) -> None:
+    """What was done; findings that are still there are told, and fail the command."""
+    name, store = made.stream, mending.world.ledger
+    findings = untold(store, name)
+    show.findings(name, findings, json=json)
+    mark_told(store, done.sequence)
+    ranges = {str(partition): [whole.start, whole.end] for partition, whole in done.ranges.items()}
+    if done.behind:
+        say(f"{name}: the tables gaps and quarantine are behind; the next run catches up\n{done.behind}")
+    if json:
+        values = {"stream": name, "sequence": done.sequence, "hold": done.hold, "messages": done.messages}
+        values |= {"records": done.records, "removed": done.removed, "ranges": ranges, "findings": len(findings)}
+        typer.echo(msgspec.json.encode(values).decode())
+    else:
+        for place, (start, end) in ranges.items():
+            typer.echo(f"{name} {place}: made again [{start}, {end})")
+        typer.echo(f"{name}: done by entry {done.sequence}: {done.messages} messages → {done.records} records")
+    errors = [finding for finding in findings if finding.level == "error"]
+    if errors:
+        raise failure(name, errors)
+
+
+def _fail_by_notes(made: Plan) -> None:
+    if made.notes:
+        raise IntegrityError(
+            f"{made.stream}: {len(made.notes)} things that are hurt are not mended by this",
+            next="each of the notes above says what to do about it" if not Options.json else "see `notes`",
+        )

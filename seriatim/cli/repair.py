@@ -1,0 +1,150 @@
+"""`seriatim repair` and `seriatim backfill`: what was folded is folded again, and replaced by one commit.
+
+Next room: cli/mend.py shows plans and applies them; core/repair.py has the plan.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from seriatim import config
+from seriatim.cli import Options, app, say
+from seriatim.cli.accept import DryRun
+from seriatim.cli.run import Json, StreamName
+from seriatim.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from seriatim.config import Settings
+    from seriatim.steps.repair import Mending
+    from seriatim.streams import StreamFile
+    from seriatim.wiring import LazySpark
+
+MessagesMax = Annotated[int | None, typer.Option(min=1, help="Messages in one stage. Default: those of a slice.")]
+
+
+@app.command()
+def repair(
+    stream: StreamName,
+    partition: Annotated[str, typer.Option(metavar="TOPIC/NUMBER", help="Only this partition.")] = "",
+    session: Annotated[str | None, typer.Option(metavar="NAME", help="Only this session.")] = None,
+    start: Annotated[
+        int | None, typer.Option("--from", metavar="OFFSET", min=0, help="Fold again from here on.")
+    ] = None,
+    forward: Annotated[
+        bool, typer.Option("--forward", help="Go on without messages that are gone; the gap is published.")
+    ] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Do it. Without: show the plan, change nothing.")] = False,
+    approval: Annotated[
+        str, typer.Option(metavar="TOKEN", help="The plan that was approved; void if it changed.")
+    ] = "",
+    resume: Annotated[str, typer.Option(metavar="ID", help="Go on with a repair that died.")] = "",
+    abandon: Annotated[str, typer.Option(metavar="ID", help="Give up a repair that died: its hold is released.")] = "",
+    messages_max: MessagesMax = None,
+    json: Json = False,
+) -> None:
+    """Find what is hurt, show how it is mended, and with --apply mend it, all in one commit.
+
+    Hurt are: lost or damaged files, sessions in quarantine, partitions that wait, partitions whose check failed; or
+    name it yourself. Each is rewound to the last good state before it and folded again; other partitions go on.
+    Killed anywhere, the same command goes on.
+
+    Example: seriatim repair demo --partition demo-a/3 --apply
+    """
+    from seriatim.cli.mend import mend
+    from seriatim.core.repair import Request
+    from seriatim.steps.repair import abandon as give_up
+    from seriatim.steps.repair import held_request
+
+    file, mending, spark = _begin(stream, json=json)
+    name = file.stream.name
+    if abandon:
+        given = give_up(mending, abandon)
+        return _say_abandoned(name, abandon, list(map(str, given)), json=json)
+    request = Request(partition=partition, session=session, start=start, forward=forward)
+    if resume:
+        if request != Request():
+            raise ConfigError("--resume knows what was asked", next="give --resume ID and nothing else")
+        request, apply = held_request(mending, resume), True
+    mend(file, mending, spark, request, apply=apply, approval=approval, messages_max=messages_max, json=json)
+    return None
+
+
+@app.command()
+def backfill(
+    stream: StreamName,
+    topics: Annotated[list[str] | None, typer.Option("--topics", "--topic", help="Topics; may be given again.")] = None,
+    partitions: Annotated[
+        list[str] | None, typer.Option("--partitions", "--partition", help="TOPIC/NUMBER; may be given again.")
+    ] = None,
+    start: Annotated[
+        str, typer.Option("--from", metavar="EDGE", help="An offset, or a time like 2026-11-16T08:00:00Z.")
+    ] = "",
+    until: Annotated[str, typer.Option("--until", metavar="EDGE", help="The same; not included.")] = "",
+    dry_run: DryRun = False,
+    messages_max: MessagesMax = None,
+    json: Json = False,
+) -> None:
+    """Fold a range again with the code of now, and replace what it gave, in one commit.
+
+    The range is widened: down to the last saved state, and per session up to where it is as committed again or to its
+    next snapshot. --dry-run prints exactly that. Everything outside stays as it is.
+
+    Example: seriatim backfill demo --partitions demo-a/3 --from 41000 --until 52000 --dry-run
+    """
+    from seriatim.cli.mend import mend
+    from seriatim.core.repair import Request
+    from seriatim.core.request import parse
+    from seriatim.steps.accept import known_head
+    from seriatim.steps.backfill import ranges
+
+    asked = parse(
+        {
+            "action": "backfill",
+            "topics": _split(topics),
+            "partitions": _split(partitions),
+            "from": start,
+            "until": until,
+            "messages_max": messages_max,
+            "dry_run": dry_run,
+        }
+    )
+    file, mending, spark = _begin(stream, json=json)
+    ledger = known_head(mending.world.ledger, file.stream.name).ledger
+    request = Request(ranges=ranges(asked, ledger, mending.world.log))
+    mend(file, mending, spark, request, apply=not dry_run, approval="", messages_max=messages_max, json=json)
+
+
+def _split(given: list[str] | None) -> list[str]:
+    return [one.strip() for text in given or [] for one in text.split(",") if one.strip()]
+
+
+def _begin(stream: str, *, json: bool) -> tuple[StreamFile, Mending, LazySpark]:
+    from seriatim import streams, wiring
+
+    Options.json = json
+    settings = config.load()
+    file = streams.load(stream, settings.streams)
+    config.arm_crash_point(settings.crash_point)
+    spark = wiring.LazySpark(file, settings, say)
+    return file, mending(file, settings, spark), spark
+
+
+def mending(file: StreamFile, settings: Settings, spark: LazySpark) -> Mending:
+    """What a repair is made with, for real."""
+    from seriatim import streams, wiring
+    from seriatim.adapters.consumer import KafkaReread
+    from seriatim.steps.repair import Mending
+
+    world = wiring.world(file, settings, spark)
+    reread = KafkaReread(wiring.kafka_client(settings), file.stream.isolation)
+    return Mending(stream=file.stream, runner=streams.runner(file), world=world, reread=reread)
+
+
+def _say_abandoned(name: str, hold: str, partitions: list[str], *, json: bool) -> None:
+    if json:
+        typer.echo(msgspec.json.encode({"stream": name, "abandoned": hold, "partitions": partitions}).decode())
+        return
+    typer.echo(f"{name}: repair {hold} is given up; {', '.join(partitions)} are read again as they are")
