@@ -133,7 +133,8 @@ class Merging:
 def hashes(sessions: pa.ChunkedArray) -> Any:
     """A number for each session, always the same."""
     coded = sessions.combine_chunks().dictionary_encode()
-    known = np.array([xxhash.xxh3_64_intdigest(name) & 0xFFFFFFFF for name in coded.dictionary.to_pylist()], np.int64)
+    names = coded.dictionary.to_pylist()
+    known = np.array([xxhash.xxh3_64_intdigest(name.encode()) & 0xFFFFFFFF for name in names], np.int64)
     return known[coded.indices.to_numpy(zero_copy_only=False)]
 
 

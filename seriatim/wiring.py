@@ -37,6 +37,8 @@ BULK_MIN, BULK_LOADED_MIN = 50_000, 1_000
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from seriatim.adapters.ask import KafkaRequests
+    from seriatim.adapters.current import DeltaCurrent
     from seriatim.adapters.delta import DeltaLedger
     from seriatim.adapters.derived import DeltaDerived
     from seriatim.adapters.join import ParquetJoiner
@@ -275,6 +277,23 @@ def state(file: StreamFile) -> ParquetState:
 
 def outbox(stream: str, settings: Settings) -> DiskOutbox:
     """Where a stream's incidents and mails are, by its name in `streams/` or the path of its file."""
+def current(file: StreamFile) -> DeltaCurrent:
+    """The stream's table `current`, for machines whose records name a key."""
+    from seriatim.adapters.current import DeltaCurrent
+    from seriatim.adapters.parquet import record_schema
+
+    stream, runner = file.stream, streams.runner(file)
+    if runner.keyed is None:
+        raise ConfigError(
+            f"{stream.name}: the records of {runner.name} name no key, so there is no table `current`",
+            next='say in the record\'s Struct what names a row: row_key: ClassVar = ("side", "price")',
+        )
+    output = stream.output
+    return DeltaCurrent(
+        Path(output.path), record_schema(runner.columns), runner.keyed, output.compression, output.keep_versions_days
+    )
+
+
     from seriatim.adapters.outbox import DiskOutbox
 
     path = Path(stream).expanduser().absolute()

@@ -8,7 +8,7 @@ whenever a visible level changes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from msgspec import Struct, field
 
@@ -53,6 +53,9 @@ class Trade(Struct, tag_field="type", tag="trade"):
 class Level(Struct):
     """Record: one visible level as it is now. Size 0: it is gone."""
 
+    row_key: ClassVar[tuple[str, ...]] = ("side", "price")
+    row_gone: ClassVar[dict[str, Any]] = {"size": 0}
+
     side: str
     price: float
     size: int
@@ -82,6 +85,10 @@ class OrderBook(Machine[Book, Whole | Quote | Trade, Level]):
             trade(book, message)
         trim(book)
         return changes(before, visible(book))
+
+    def end(self, book: Book) -> Iterable[Level]:
+        """A book that ends takes its levels along."""
+        return changes(visible(book), {})
 
 
 def levels(book: Book, side: Side) -> dict[float, int]:

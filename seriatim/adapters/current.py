@@ -42,6 +42,8 @@ PART_ROWS_MAX = 1_000_000
 """A part with more rows falls into two: what one update rewrites stays bounded."""
 DEPTH_MAX = 16
 """One session with very many rows does not fall apart."""
+KEEP_HOURS_MAX = 24
+"""Old files are whole copies of parts: a publish every quarter of an hour would keep 2,880 of them in a month."""
 VACUUM_EVERY = 20
 """Commits between two looks for files that no reader needs."""
 NAME = re.compile(r"(?P<place>[^/]+/\d+)/\d+-(?P<depth>\d+)-(?P<value>\d+)-[0-9a-f]{12}\.parquet")
@@ -81,10 +83,13 @@ Parts = dict[str, dict[Part, Stored]]
 class DeltaCurrent:
     """The table `current` of one stream. Implements `CurrentStore`."""
 
+    part_rows_max = PART_ROWS_MAX
+
     def __init__(
-        self, root: Path, schema: pa.Schema, keyed: Keyed, compression: str = "zstd", keep_hours: int = 24
+        self, root: Path, schema: pa.Schema, keyed: Keyed, compression: str = "zstd", keep_days: int = 1
     ) -> None:
-        self.root, self.keyed, self.compression, self.keep_hours = root, keyed, compression, keep_hours
+        self.root, self.keyed, self.compression = root, keyed, compression
+        self.keep_hours = max(1, min(24 * keep_days, KEEP_HOURS_MAX))
         self.merging = Merging(root, schema, keyed)
         self.path = root / "current"
 
@@ -145,7 +150,7 @@ class DeltaCurrent:
 
     def _write(self, to: Ledger, partition: Partition, part: Part, rows: pa.Table, done: Put) -> None:
         """A part as a file, or as two parts where it has grown too large. Without rows there is no file."""
-        if rows.num_rows > PART_ROWS_MAX and part.depth < DEPTH_MAX:
+        if rows.num_rows > self.part_rows_max and part.depth < DEPTH_MAX:
             for half, mine in _split(rows, part.halves()):
                 self._write(to, partition, half, mine, done)
             return

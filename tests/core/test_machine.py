@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import date, datetime, timedelta, timezone
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 from msgspec import Meta, Struct
@@ -189,3 +189,44 @@ def test_a_record_field_without_a_column_type_is_refused() -> None:
 def test_values_fit_their_columns_or_not(value: Any, kind: str, good: bool) -> None:
     """The same rule that the record file would enforce."""
     assert fits(value, kind) is good
+
+
+def keyed_machine(key: tuple[str, ...], gone: dict[str, Any]) -> UserMachine:
+    """A machine whose records name these columns."""
+
+    class Level(Record):
+        row_key: ClassVar[tuple[str, ...]] = key
+        row_gone: ClassVar[dict[str, Any]] = gone
+
+    class Book(Machine[State, Said, Level]):
+        """Books."""
+
+    return UserMachine("book:Book", Book)
+
+
+def test_a_struct_says_how_its_records_are_rows() -> None:
+    """By field; the columns are known by the names that the table has."""
+    assert UserMachine("good:Good", Good).keyed is None
+    keyed = keyed_machine(("side", "number"), {"small": 0, "number": None}).keyed
+    assert keyed is not None
+    assert (keyed.key, keyed.gone) == (("side", "count"), {"small": 0, "count": None})
+    assert keyed.columns[:2] == ("text", "count")
+
+
+@pytest.mark.parametrize(
+    ("key", "gone", "told"),
+    [
+        (("sid",), {}, "row_key names 'sid', which is no field of it"),
+        (("side",), {"siz": 0}, "row_gone names 'siz', which is no field of it"),
+        (("parts",), {}, "row_key names 'parts', a list"),
+        (("side",), {"small": "0"}, "row_gone: small is int64, never '0'"),
+        ((), {"small": 0}, "row_gone has no row_key beside it"),
+    ],
+)
+def test_a_key_that_cannot_be_is_refused(key: tuple[str, ...], gone: dict[str, Any], told: str) -> None:
+    """Before anything is read, with the fields that there are."""
+    with pytest.raises(ConfigError, match="Level") as refused:
+        keyed_machine(key, gone)
+    assert told in refused.value.message
+    assert "count" not in refused.value.next, "fields are named as the Struct has them"
+    assert "number" in refused.value.next

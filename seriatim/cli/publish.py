@@ -1,0 +1,110 @@
+"""`seriatim publish`: the table `current`, brought to an entry of the ledger.
+
+Next room: steps/publish.py does it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from seriatim import config
+from seriatim.cli import Options, app
+from seriatim.cli.accept import DryRun
+from seriatim.cli.run import Json, StreamName
+from seriatim.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from seriatim.core.current import Catch
+    from seriatim.steps.publish import Published
+
+COLUMNS = ["topic", "partition", "from", "until", "records", "anew"]
+
+
+@app.command()
+def publish(
+    stream: StreamName,
+    sequence: Annotated[int | None, typer.Option(min=0, help="A ledger entry. Default: the last.")] = None,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Make the table again, from all records.")] = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Bring the table `current` (each session's rows as they are now) to a ledger entry, in one commit.
+
+    Reads only the records since the entry that is published; partitions that were repaired are made anew. The table
+    never goes back by itself: `--rebuild --sequence N` makes it as of an earlier entry.
+
+    Example: seriatim publish demo
+    """
+    from seriatim import streams, wiring
+    from seriatim.cli import show
+    from seriatim.steps.publish import publish as bring
+
+    Options.json = json
+    settings = config.load()
+    config.arm_crash_point(settings.crash_point)
+    file = streams.load(stream, settings.streams)
+    name = file.stream.name
+    store, current, progress = (
+        wiring.ledger(file, with_schema=True),
+        wiring.current(file),
+        show.Progress(name, "records"),
+    )
+    try:
+        done = bring(name, store, current, sequence=sequence, rebuild=rebuild, dry_run=dry_run, progress=progress)
+    finally:
+        progress.close()
+    if sequence is not None and done.sequence > sequence:
+        raise ConfigError(
+            f"{name}: current is as of entry {done.sequence} already, past {sequence}",
+            next=f"`seriatim publish {name} --rebuild --sequence {sequence}` makes it as of an earlier entry",
+        )
+    if json:
+        typer.echo(msgspec.json.encode(_values(name, done, dry_run=dry_run)).decode())
+    else:
+        _tell(name, done, dry_run=dry_run)
+
+
+def _values(stream: str, done: Published, *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "stream": stream,
+        "sequence": done.sequence,
+        "before": done.before if done.before >= 0 else None,
+        "changed": done.changed and not dry_run,
+        "partitions": [_part(catch) for catch in done.catches],
+        "rows_written": done.written.rows,
+        "files_written": done.written.files,
+    }
+
+
+def _part(catch: Catch) -> dict[str, Any]:
+    return {
+        "topic": catch.partition.topic,
+        "partition": catch.partition.number,
+        "from": None if catch.whole else catch.since,
+        "until": catch.until,
+        "records": catch.reads(),
+        "anew": catch.whole,
+    }
+
+
+def _tell(stream: str, done: Published, *, dry_run: bool) -> None:
+    from seriatim.cli import show
+
+    if not done.changed:
+        typer.echo(f"{stream}: current is as of entry {done.sequence} already")
+        return
+    if dry_run and done.catches:
+        show.table(COLUMNS, [_part(catch) for catch in done.catches])
+    was = f" (was {done.before})" if done.before >= 0 else ""
+    anew = sum(catch.whole for catch in done.catches)
+    counted = f"{len(done.catches)} partition{'s' * (len(done.catches) != 1)}" + (f", {anew} anew" if anew else "")
+    if dry_run:
+        typer.echo(f"{stream}: would bring current to entry {done.sequence}{was}: {counted}, {done.reads()} records")
+    else:
+        typer.echo(
+            f"{stream}: current is as of entry {done.sequence}{was}: {counted}, "
+            f"{done.written.rows} rows in {done.written.files} files written"
+        )
