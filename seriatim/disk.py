@@ -5,19 +5,23 @@ Used by the adapters that write files; nothing here knows what is inside them.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import uuid
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from seriatim.core.compact import Intent
 from seriatim.core.crash import crash_point
 from seriatim.core.errors import ensure
 from seriatim.core.ledger import File
+from seriatim.core.offsets import Partition
 
 ROWS_PER_GROUP = 131_072
 WAITING_BYTES_MAX = 64 << 20
@@ -80,6 +84,49 @@ def file_names(folder: Path) -> list[str]:
         return sorted(path.name for path in folder.iterdir())
     except FileNotFoundError:
         return []
+
+
+class Notes:
+    """What sweeping goes by, beside the ledger: intents, and the oldest entry whose files are all there."""
+
+    root: Path
+
+    def intents(self, partition: Partition) -> list[Intent]:
+        """The intents of a partition. One that cannot be read stands for anything, and so protects it."""
+        folder = self.root / "intents" / str(partition)
+        names = [name for name in file_names(folder) if name.endswith(".json") and not name.startswith(".")]
+        return [_intent(partition, folder / name) for name in names]
+
+    def put_intent(self, intent: Intent) -> None:
+        """Write an intent, before anything is written under it."""
+        write_file(self._path(intent), msgspec.json.encode(intent))
+
+    def drop_intent(self, intent: Intent) -> None:
+        """Delete an intent, and half ones of before."""
+        self._path(intent).unlink(missing_ok=True)
+        sweep_drafts(self._path(intent).parent)
+
+    def _path(self, intent: Intent) -> Path:
+        return self.root / "intents" / str(intent.partition) / f"{intent.attempt}.json"
+
+    def swept(self) -> tuple[int, str]:
+        """The oldest entry whose files are all there. Losing the note means looking at all entries again."""
+        try:
+            seen = json.loads((self.root / "swept.json").read_bytes())
+            return int(seen["sequence"]), str(seen["sha256"])
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+            return -1, ""
+
+    def put_swept(self, sequence: int, sha256: str) -> None:
+        """Note how far was swept."""
+        write_file(self.root / "swept.json", json.dumps({"sequence": sequence, "sha256": sha256}).encode())
+
+
+def _intent(partition: Partition, path: Path) -> Intent:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Intent)
+    except (OSError, ValueError):  # msgspec's own errors are of the latter kind
+        return Intent(partition=partition, attempt=path.name.removesuffix(".json"))
 
 
 def encodings(schema: pa.Schema) -> dict[str, Any]:

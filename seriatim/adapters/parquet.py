@@ -23,7 +23,7 @@ from seriatim.core.message import Stretch
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Ended, Folded, Kept
 from seriatim.core.table import DECIMAL
-from seriatim.disk import ParquetFileWriter, file_names
+from seriatim.disk import Notes, ParquetFileWriter, file_names
 from seriatim.ports import UnfitRecords
 
 UTC_MICROSECONDS = pa.timestamp("us", "UTC")
@@ -94,7 +94,7 @@ def record_schema(columns: Mapping[str, str]) -> pa.Schema:
     return pa.schema([*OWN_FIELDS, *(pa.field(name, arrow_type(kind)) for name, kind in columns.items())])
 
 
-class ParquetRecords:
+class ParquetRecords(Notes):
     """Record and quarantine files of one stream, below its output path."""
 
     def __init__(

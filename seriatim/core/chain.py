@@ -12,9 +12,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from seriatim.core.difference import RESTORE, RESTORE_LOG, Difference
-from seriatim.core.ledger import Account, Change, Ledger, Manifest
+from seriatim.core.ledger import Account, Change, Ledger, Manifest, state_after
 
 
 class Added(Struct, frozen=True, kw_only=True):
@@ -247,6 +248,8 @@ def _of_partition(
         yield "a partition moved without a change (topic id, frontier, epoch)", known, place
         if change is None:
             yield "a partition's state changed without a change", was and was.state, now.state
+        elif kind == "compact" and was is not None:
+            yield from _of_compaction(change, was, now)
         return
     if kind == "accept":
         yield from _of_accept(change, was, now)
@@ -256,10 +259,19 @@ def _of_partition(
     yield "a change is of another epoch", epoch, change.epoch
     yield "a partition's epoch", epoch + raised, now.epoch
     yield "a partition's frontier is not where its change ends", change.until, now.frontier
-    state = change.state if change.state is not None else was.state if was else ()
+    made = change.state if change.state is not None else was.state if was else ()
+    state = made if raised or was is None else state_after(change, was)
     yield "a partition's state files are not those of its last change", state, now.state
     if not raised:
         yield from _of_slice(change, was, now)
+
+
+def _of_compaction(change: Change, was: Account, now: Account) -> Iterator[tuple[str, object, object]]:
+    """The oldest state files became fewer, and nothing else of the account moved."""
+    oldest = tuple(file.path for file in was.state[: len(change.merged)])
+    yield "a compaction merged other state files than the oldest", oldest, change.merged
+    state = was.state if change.state is None else (*change.state, *was.state[len(change.merged) :])
+    yield "a compaction changed more than the state files it merged", replace(was, state=state), now
 
 
 def _of_accept(change: Change, was: Account | None, now: Account) -> Iterator[tuple[str, object, object]]:
@@ -268,7 +280,7 @@ def _of_accept(change: Change, was: Account | None, now: Account) -> Iterator[tu
     if was is None or change.topic_id != was.topic_id:
         yield "a new life does not begin where it was accepted", (change.topic_id, change.until, ()), place
     else:
-        state = was.state if change.state is None else change.state
+        state = state_after(change, was)
         yield "an accept moved a partition", (was.topic_id, was.frontier, state), place
     if was is not None:
         yield "an accept raises the epoch", was.epoch + 1, now.epoch

@@ -270,6 +270,15 @@ def _changed(entry: Entry, change: Change, account: Account | None) -> Account:
     return _folded(entry, change, account)
 
 
+def state_after(change: Change, account: Account) -> tuple[File, ...]:
+    """The state files after a change. What was compacted while it was made stays so, below the file that it adds."""
+    if not change.state:
+        return account.state if change.state is None else ()
+    *kept, new = change.state
+    oldest = account.state[: len(kept)]
+    return change.state if [file.path for file in kept] == [file.path for file in oldest] else (*account.state, new)
+
+
 def _compacted(change: Change, account: Account) -> Account:
     """The oldest state files as fewer ones; what slices added meanwhile stays on top of them."""
     if change.state is None:
@@ -306,7 +315,7 @@ def _accepted(_: Entry, change: Change, account: Account | None) -> Account:
         other = account.halt if account.halt and account.halt.finding not in LIFTED else None
         left = account.quarantined - (change.certificate.counts.released if change.certificate else 0)
         after = replace(account, epoch=account.epoch + 1, retired=False, halt=other, quarantined=left)
-        return after if change.state is None else replace(after, state=change.state)
+        return replace(after, state=state_after(change, account))
     return replace(
         account,
         topic_id=change.topic_id,
@@ -338,7 +347,7 @@ def _folded(entry: Entry, change: Change, account: Account) -> Account:
     return replace(
         account,
         frontier=change.until,
-        state=account.state if change.state is None else change.state,
+        state=state_after(change, account),
         halt=halt,
         log_end=max(account.log_end, change.log_end),
         messages=account.messages + counts.messages,

@@ -62,7 +62,7 @@ def commit(store: LedgerStore, clock: Clock, head: Head, entry: Entry) -> tuple[
     """Put an entry on the ledger, by the rule above. The head that has it, and the entry as committed."""
     entry = replace(entry, at_seconds=clock.now_seconds())
     for attempt in range(TRIES_MAX):
-        after, manifest = build(_buildable(entry, head), head.ledger)
+        after, manifest = build(_buildable(store, entry, head), head.ledger)
         path, sha256 = store.put_manifest(after.sequence, encode(manifest))
         crash_point("manifest-written")
         try:
@@ -104,11 +104,13 @@ def _settled(store: LedgerStore, head: Head) -> Head:
     return head
 
 
-def _buildable(wanted: Entry, head: Head) -> Entry:
+def _buildable(store: LedgerStore, wanted: Entry, head: Head) -> Entry:
     """The entry as this head takes it: without what is held, and telling what others did to the data."""
     ledger = head.ledger
     entry = without_held(wanted, ledger)
     broken = unmet(entry, ledger)
+    if entry.removed and (gone := sorted(set(entry.removed) - store.active_paths(head))):
+        broken.append(f"{gone[0]} was replaced by another run")
     if broken or (wanted.changes and not entry.changes):
         raise FencedError(
             f"{ledger.stream}: another run moved the frontier while this one was folding",

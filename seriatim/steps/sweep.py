@@ -1,21 +1,29 @@
-"""Sweep: what crashed and fenced runs left behind, judged by the ledger alone, without a clock.
+"""Sweep: what crashed and fenced runs left behind, judged by the ledger alone; and what was replaced long ago.
 
-The ledger is read first, then files are listed. A file is dead once the frontier of its partition is past
-the start in its name, or the epoch moved; at the frontier it may belong to a run that goes on now. Of dead
-files only those go that no entry ever named: earlier state and quarantine stay for whoever looks back.
+The ledger is read first, then files are listed. A slice's file is dead once the frontier of its partition is past
+the start in its name, or the epoch moved; at the frontier it may belong to a run that goes on now. A compaction's
+is dead once something in its intent was replaced. Of dead files only those go that no entry ever named: earlier
+records, state and quarantine stay for whoever looks back. Old manifests are read only where something is not
+clear, and what they tell is noted as an intent of its own, so that it is asked once.
 
-Next room: steps/fold.py sweeps other attempts at a slice right after its commit; this finds the rest.
+What an entry replaced goes `keep_versions_days` after it: the one place where a clock decides, and never about
+what the last entry names.
+
+Next room: steps/fold.py sweeps other attempts at a slice right after its commit; steps/compact.py sweeps the rest.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 
-from seriatim.core.errors import IntegrityError
-from seriatim.core.ledger import Account, Manifest
+from seriatim.core.compact import NAME as COMPACT_NAME
+from seriatim.core.compact import Intent, Outdated
+from seriatim.core.crash import crash_point
+from seriatim.core.errors import ConfigError, IntegrityError
+from seriatim.core.ledger import Account, File, Ledger
 from seriatim.core.offsets import Partition
 from seriatim.ports import Head, LedgerStore, RecordStore
 
@@ -29,16 +37,95 @@ Attempts = dict[str, set[str]]
 
 def sweep_dead(ledger: LedgerStore, records: RecordStore, head: Head) -> list[str]:
     """Delete orphans up to `head`; their paths."""
-    swept = ledger.sweep(head)
-    active = ledger.active_paths(head)
-    manifest = cache(lambda sequence: ledger.manifest(head.ledger.stream, sequence))
+    swept, sweeping = ledger.sweep(head), _Sweeping(ledger, records, head)
     for place, account in head.ledger.partitions.items():
-        partition = Partition.parse(place)
-        for start, attempts in _dead(records.paths(partition), account):
-            if _is_suspect(attempts, active):
-                orphans = set().union(*attempts.values()) - active
-                swept += records.delete(orphans - _named(partition, start, head.ledger.sequence, manifest, orphans))
+        swept += sweeping.partition(Partition.parse(place), account)
     return swept
+
+
+class _Sweeping:
+    """One look at all partitions, as of one head."""
+
+    def __init__(self, ledger: LedgerStore, records: RecordStore, head: Head) -> None:
+        self.ledger, self.records = ledger, records
+        self.stream, self.last = head.ledger.stream, head.ledger.sequence
+        self.active = ledger.active_paths(head)
+        self.manifest = cache(lambda sequence: ledger.manifest(self.stream, sequence))
+
+    def partition(self, partition: Partition, account: Account) -> list[str]:
+        """Delete a partition's orphans; note what is replaced; forget intents that nothing needs any more."""
+        paths = self.records.paths(partition)  # before the intents: a compaction's files come after its intent
+        intents = self.records.intents(partition)
+        settled = self.active | {file.path for file in account.state}
+        settled |= {path for intent in intents for path in intent.inputs}
+        swept, found = list[str](), set[str]()
+        for start, attempts in _dead(paths, account):
+            if _is_suspect(attempts, settled):
+                unclear = set().union(*attempts.values()) - settled
+                swept += self._judge(unclear, self._named(partition, start), found)
+        unclear, since = self._outputs(paths, account, intents, settled)
+        if unclear:
+            swept += self._judge(unclear, self._compacted(unclear, since), found)
+        if noted := tuple(sorted(path for path in found if not path.startswith("kept/"))):
+            note = Intent(partition=partition, attempt=f"found-{self.last}", sequence=self.last, records=noted)
+            self.records.put_intent(note)
+        self._forget(set(paths) - set(swept), account, intents)
+        return swept
+
+    def _judge(self, unclear: set[str], named: set[str] | None, found: set[str]) -> list[str]:
+        """Delete what no entry named. Where an old manifest is lost that cannot be known, so all of it stays."""
+        if named is None:
+            return []
+        found |= unclear & named
+        return self.records.delete(unclear - named)
+
+    def _named(self, partition: Partition, start: Place) -> set[str] | None:
+        """Files named by the entries of when the partition was at `start`, and by the one that moved it on."""
+
+        def place(sequence: int) -> Place:
+            account = self.manifest(sequence).ledger.account(partition)
+            return (-1, -1) if account is None else (account.epoch, account.frontier)
+
+        entries = range(self.last + 1)
+        try:
+            first, moved = bisect_left(entries, start, key=place), bisect_right(entries, start, key=place)
+            changes = [
+                change for number in entries[first : moved + 1] for change in self.manifest(number).entry.changes
+            ]
+        except IntegrityError:
+            return None
+        mine = [change for change in changes if change.partition == partition]
+        return {file.path for change in mine for file in (*change.records, *change.kept, *(change.state or ()))}
+
+    def _outputs(
+        self, paths: list[str], account: Account, intents: list[Intent], settled: set[str]
+    ) -> tuple[set[str], int]:
+        """A compaction's files that nobody vouches for, and the entry after which they may have been named."""
+        attempts = {path: match[1] for path in paths if (match := COMPACT_NAME.fullmatch(path.rpartition("/")[2]))}
+        by_attempt = {intent.attempt: intent for intent in intents}
+        alive = {attempt for attempt, one in by_attempt.items() if one.is_open(account, self.active)}
+        unclear = {path for path, attempt in attempts.items() if path not in settled and attempt not in alive}
+        known = [by_attempt.get(attempts[path]) for path in unclear]
+        return unclear, min((intent.sequence if intent else -1 for intent in known), default=-1)
+
+    def _compacted(self, unclear: set[str], since: int) -> set[str] | None:
+        """Those of them that a compaction's entry names."""
+        named = set[str]()
+        try:
+            for manifest in self.ledger.entries(self.stream, since):
+                if manifest.entry.kind == "compact":
+                    changes = manifest.entry.changes
+                    named |= {file.path for one in changes for file in (*one.records, *(one.state or ()))}
+        except IntegrityError:
+            return None
+        return named & unclear
+
+    def _forget(self, there: set[str], account: Account, intents: list[Intent]) -> None:
+        """Drop intents that are settled either way, and of whose inputs none lies around as replaced."""
+        replaced = there - self.active - {file.path for file in account.state}
+        for intent in intents:
+            if not intent.is_open(account, self.active) and not intent.inputs & replaced:
+                self.records.drop_intent(intent)
 
 
 def _dead(paths: list[str], account: Account) -> Iterator[tuple[Place, Attempts]]:
@@ -53,26 +140,69 @@ def _dead(paths: list[str], account: Account) -> Iterator[tuple[Place, Attempts]
             yield start, attempts
 
 
-def _is_suspect(attempts: Attempts, active: set[str]) -> bool:
+def _is_suspect(attempts: Attempts, settled: set[str]) -> bool:
     """Two attempts at one place, or records that are not in the table: only then old manifests are read."""
-    paths = set().union(*attempts.values())
-    return len(attempts) > 1 or any(path.startswith("records/") for path in paths - active)
+    unclear = set().union(*attempts.values()) - settled
+    several = len(attempts) > 1 and bool(unclear)
+    return several or any(path.startswith("records/") for path in unclear)
 
 
-def _named(
-    partition: Partition, start: Place, last: int, manifest: Callable[[int], Manifest], doubtful: set[str]
-) -> set[str]:
-    """Files named by the entries of when the partition was at `start`, and by the one that moved it on."""
+def sweep_replaced(ledger: LedgerStore, records: RecordStore, head: Head, until_seconds: float) -> list[str]:
+    """Delete what entries up to a moment replaced; their paths. Entries since then keep all of theirs."""
+    outdated = find_outdated(ledger, records, head, until_seconds)
+    paths = sorted(outdated.paths)
+    middle = len(paths) // 2
+    swept = records.delete(paths[:middle])
+    crash_point("sweep-half")
+    swept += records.delete(paths[middle:])
+    if outdated.sequence >= 0:
+        records.put_swept(outdated.sequence, ledger.at(head.ledger.stream, outdated.sequence).sha256)
+    return swept
 
-    def place(sequence: int) -> Place:
-        account = manifest(sequence).ledger.account(partition)
-        return (-1, -1) if account is None else (account.epoch, account.frontier)
 
-    entries = range(last + 1)
-    try:
-        first, moved = bisect_left(entries, start, key=place), bisect_right(entries, start, key=place)
-        changes = [change for sequence in entries[first : moved + 1] for change in manifest(sequence).entry.changes]
-    except IntegrityError:  # an old manifest is lost: what it named cannot be known, so all of it stays
-        return doubtful
-    mine = [change for change in changes if change.partition == partition]
-    return {file.path for change in mine for file in (*change.records, *change.kept, *(change.state or ()))}
+def find_outdated(ledger: LedgerStore, records: RecordStore, head: Head, until_seconds: float) -> Outdated:
+    """What entries up to a moment replaced, but for what was swept before and what is named now."""
+    stream = head.ledger.stream
+    before = _swept_before(ledger, records, head.ledger) or Ledger(stream=stream)
+    outdated = Outdated(before, until_seconds)
+    for manifest in ledger.entries(stream, before.sequence):
+        if manifest.entry.sequence > head.ledger.sequence:
+            break
+        outdated.take(manifest)
+    outdated.paths -= ledger.active_paths(head)
+    outdated.paths -= {file.path for account in head.ledger.partitions.values() for file in account.state}
+    return outdated
+
+
+def _swept_before(ledger: LedgerStore, records: RecordStore, head: Ledger) -> Ledger | None:
+    """The ledger as of the oldest entry whose files are all there; None: nothing was swept of this ledger."""
+    sequence, sha256 = records.swept()
+    if not 0 <= sequence <= head.sequence:
+        return None
+    kept = ledger.at(head.stream, sequence)
+    return kept if kept.sha256 == sha256 else None
+
+
+def refuse_swept(ledger: LedgerStore, records: RecordStore, head: Ledger, sequence: int, room: str) -> None:
+    """Refuse to look back to an entry some of whose files, of `records` or `state`, are gone by now."""
+    kept = _swept_before(ledger, records, head)
+    if kept is None or sequence >= kept.sequence:
+        return
+    if room == "records":
+        then, now = (_paths(ledger.files_at(head.stream, number)) for number in (sequence, kept.sequence))
+    else:
+        then, now = (_state(ledger.at(head.stream, number)) for number in (sequence, kept.sequence))
+    if then - now:
+        raise ConfigError(
+            f"{head.stream}: entry {sequence} cannot be looked at any more: {len(then - now)} of its files were "
+            "replaced, and have been swept since, as output.keep_versions_days says",
+            next=f"the oldest entry that is kept whole is {kept.sequence}",
+        )
+
+
+def _paths(files: Iterable[File]) -> set[str]:
+    return {file.path for file in files}
+
+
+def _state(ledger: Ledger) -> set[str]:
+    return {file.path for account in ledger.partitions.values() for file in account.state}

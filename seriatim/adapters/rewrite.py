@@ -1,0 +1,99 @@
+"""Rewriting: several committed record files as one, row group by row group. The records stay as they are.
+
+A file is used only after its digest agrees with the ledger, and its pages with their checksums: damage is never
+copied into a file that would then be proved by a digest of its own.
+
+Next room: steps/compact.py chooses the files; join.py is for a refold, which changes what is in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec.structs import replace
+
+from seriatim.core.errors import IntegrityError, broken, ensure
+from seriatim.core.ledger import File
+from seriatim.core.offsets import Partition
+from seriatim.disk import ParquetFileWriter, file_digest
+
+BEFORE_ALL = (-1, -1)
+
+
+class ParquetRewriter:
+    """Record files below one stream's output path."""
+
+    def __init__(self, root: Path, compression: str = "zstd") -> None:
+        self.root, self.compression = root, compression
+
+    def concatenate(self, partition: Partition, topic_id: str, stem: str, files: Sequence[File]) -> File:
+        """One file of several that follow each other by offset."""
+        schema = self._schema(files[0])
+        writer = ParquetFileWriter(self.root, f"records/{partition}/{stem}.parquet", schema, self.compression)
+        last = BEFORE_ALL
+        for file in files:
+            rows = 0
+            for batch in self._batches(file, schema):
+                last = _follows(file, topic_id, batch, last)
+                writer.add(batch)
+                rows += batch.num_rows
+            ensure(rows == file.rows, "a proved file has the rows that its entry says", file=file.path, rows=rows)
+        made = writer.finish() or broken("files without records are never committed", file=files[0].path)
+        return replace(made, first=files[0].first, last=files[-1].last)
+
+    def _schema(self, file: File) -> pa.Schema:
+        """A file's columns, without what Parquet adds to them."""
+        with self._open(file) as parquet:
+            return pa.schema([pa.field(one.name, one.type, one.nullable) for one in parquet.schema_arrow])
+
+    def _batches(self, file: File, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """All rows of a file, proved first."""
+        self._prove(file)
+        with self._open(file) as parquet:
+            for group in range(parquet.num_row_groups):
+                try:
+                    table = parquet.read_row_group(group)
+                except (OSError, pa.ArrowException) as error:
+                    raise _damaged(file, str(error).splitlines()[0]) from None
+                ensure(table.column_names == schema.names, "files of one table have the same columns", file=file.path)
+                for batch in filter(len, table.to_batches()):
+                    yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+    def _open(self, file: File) -> pq.ParquetFile:
+        try:
+            return pq.ParquetFile(self.root / file.path, page_checksum_verification=True)
+        except FileNotFoundError:
+            raise _damaged(file, "it is missing") from None
+        except (OSError, pa.ArrowException) as error:
+            raise _damaged(file, str(error).splitlines()[0]) from None
+
+    def _prove(self, file: File) -> None:
+        try:
+            found = file_digest(self.root / file.path)
+        except FileNotFoundError:
+            raise _damaged(file, "it is missing") from None
+        if found != file.digest:
+            raise _damaged(file, f"its digest is {found}, the ledger says {file.digest}")
+
+
+def _follows(file: File, topic_id: str, batch: pa.RecordBatch, last: tuple[int, int]) -> tuple[int, int]:
+    """Prove that a batch goes on after `last` (offset and index), in the same life of its topic; where it ends."""
+    offsets, indexes = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("offset", "index"))
+    step, turn = np.diff(offsets, prepend=last[0]), np.diff(indexes, prepend=last[1])
+    rising = bool(np.all((step > 0) | ((step == 0) & (turn > 0))))
+    ensure(rising, "records follow each other by offset and index", file=file.path)
+    lives = batch.column("topic_id").unique().to_pylist()
+    ensure(lives == [topic_id], "a record file is of one life of its topic", file=file.path, found=str(lives))
+    return int(offsets[-1]), int(indexes[-1])
+
+
+def _damaged(file: File, what: str) -> IntegrityError:
+    return IntegrityError(
+        f"record file {file.path}: {what}",
+        cause="the file was changed or lost after it was committed",
+        next="seriatim repair STREAM: it finds the file and makes its records again",
+    )

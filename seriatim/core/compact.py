@@ -1,0 +1,151 @@
+"""Compaction: which small files become one, what a compaction is about to replace, and what may go for good. Pure.
+
+Record files of one partition and one life of its topic follow each other by offset. Small neighbours become one
+file near the wanted size; a larger one between them stays, and parts them: files never overlap. A group is taken
+if it is worth its copying, so that a file is copied a few times in its life, not each time.
+
+Next room: steps/compact.py does it; steps/sweep.py judges by intents and by `Outdated`.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from seriatim.core.errors import ensure
+from seriatim.core.ledger import Account, File, Ledger, Manifest
+from seriatim.core.offsets import Partition
+
+MANY = 16
+"""So many neighbours are worth copying whatever their sizes."""
+STATE_FILES_MANY = 8
+"""So many state files are worth merging whatever their sizes."""
+NAME = re.compile(r"compact-(.+)-\d+(?:\.parquet)?")
+"""Names of what a compaction writes, with its attempt: no slice's, whose names begin with its epoch."""
+
+
+def stem_of(attempt: str, number: int) -> str:
+    """The name of a compaction's n-th file."""
+    return f"compact-{attempt}-{number}"
+
+
+class Placed(Struct, frozen=True):
+    """A committed record file, and the life of the topic that its records are of."""
+
+    file: File
+    topic_id: str
+
+
+class Intent(Struct, frozen=True, kw_only=True):
+    """What a compaction is about to replace, written before its first file. Kept as long as replaced files are.
+
+    Without inputs it could not be read, and so protects what it may stand for.
+    """
+
+    partition: Partition
+    attempt: str
+    epoch: int = -1
+    """-1: of no compaction, but a note of files that were found to be replaced."""
+    sequence: int = -1
+    """The last entry when it was made: whatever names its files comes later."""
+    records: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> set[str]:
+        """All that it would replace."""
+        return {*self.records, *self.state}
+
+    def is_open(self, account: Account, active: set[str]) -> bool:
+        """Whether its commit may still come: nothing of what it would replace has been replaced."""
+        if not self.inputs:
+            return True
+        oldest = tuple(file.path for file in account.state[: len(self.state)])
+        return account.epoch == self.epoch and active.issuperset(self.records) and oldest == self.state
+
+
+def is_small(file: File, bytes_target: int) -> bool:
+    """Whether a record file may be joined with others."""
+    return 2 * file.bytes <= bytes_target
+
+
+def groups(small: Iterable[Placed], large: Iterable[File], bytes_target: int) -> dict[str, list[tuple[File, ...]]]:
+    """Neighbours of one partition that become one file each, by the life of their topic, in order."""
+    lives: dict[str, list[File]] = {}
+    for placed in small:
+        lives.setdefault(placed.topic_id, []).append(placed.file)
+    between = sorted(file.first for file in large)
+    found = {life: _runs(files, between, bytes_target) for life, files in lives.items()}
+    worth = {life: [group for group in runs if is_worth(group, bytes_target)] for life, runs in found.items()}
+    return {life: chosen for life, chosen in worth.items() if chosen}
+
+
+def _runs(files: list[File], between: Sequence[int], bytes_target: int) -> list[tuple[File, ...]]:
+    """Neighbours, as many as one file of the wanted size takes."""
+    runs: list[list[File]] = []
+    last, total = None, 0
+    for file in sorted(files, key=lambda one: one.first):
+        if last is not None:
+            ensure(last.last < file.first, "record files of one life do not overlap", one=last.path, other=file.path)
+        if last is None or total + file.bytes > bytes_target or _parted(last, file, between):
+            runs.append([])
+            total = 0
+        runs[-1].append(file)
+        last, total = file, total + file.bytes
+    return [tuple(run) for run in runs]
+
+
+def _parted(one: File, other: File, between: Sequence[int]) -> bool:
+    """Whether a larger file lies between two."""
+    place = bisect_right(between, one.last)
+    return place < len(between) and between[place] < other.first
+
+
+def is_worth(group: Sequence[File], bytes_target: int) -> bool:
+    """Many files, or none of them larger than the rest together, or enough for a whole file."""
+    total, largest = sum(file.bytes for file in group), max(file.bytes for file in group)
+    return len(group) > 1 and (len(group) >= MANY or 2 * largest <= total or 4 * total >= 3 * bytes_target)
+
+
+def is_worth_merging(state: Sequence[File]) -> bool:
+    """Whether state files become one: many of them, or deltas that are not small beside their base."""
+    deltas = sum(file.rows for file in state[1:])
+    return len(state) >= STATE_FILES_MANY or (len(state) > 1 and 2 * deltas >= state[0].rows)
+
+
+class Outdated:
+    """What entries replaced long enough ago: a walk over them, oldest first, from a ledger on.
+
+    The time of the replacing entry decides. A clock that went back keeps more, never less.
+    """
+
+    def __init__(self, ledger: Ledger, until_seconds: float) -> None:
+        self.until_seconds = until_seconds
+        self.paths: set[str] = set()
+        self.sequence = ledger.sequence
+        """The oldest entry all of whose files are kept."""
+        self._recent = False
+        self._state = {place: _state_paths(account) for place, account in ledger.partitions.items()}
+
+    def take(self, manifest: Manifest) -> None:
+        """One more entry."""
+        entry = manifest.entry
+        self._recent = self._recent or entry.at_seconds > self.until_seconds
+        replaced = set(entry.removed)
+        for place in {str(change.partition) for change in entry.changes}:
+            now = _state_paths(manifest.ledger.partitions[place])
+            replaced |= self._state.get(place, set()) - now
+            self.paths -= now
+            self._state[place] = now
+        if self._recent:
+            self.paths -= replaced  # named until now, so by an entry that is kept
+        else:
+            self.paths |= replaced
+            self.sequence = entry.sequence
+
+
+def _state_paths(account: Account) -> set[str]:
+    return {file.path for file in account.state}

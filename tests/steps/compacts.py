@@ -1,0 +1,37 @@
+"""Compactions of worlds in memory and on disk, for tests.
+
+Next room: worlds.py makes the worlds.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from seriatim.core.offsets import Partition
+from seriatim.steps.compact import Compacted, Means, compact
+from seriatim.testing import MemoryStream
+
+DAY = 86_400.0
+_attempts = count()
+
+
+def means(made: MemoryStream, *, bytes_target: int = 1 << 20, rewriter: Any = None) -> Means:
+    """What a compaction of this world works with."""
+    return Means(
+        stream=made.stream.name,
+        bytes_target=bytes_target,
+        keep_days=made.stream.output.keep_versions_days,
+        ledger=made.ledger,
+        records=made.files,
+        rewriter=rewriter or made.files,
+        state=lambda: made.files,
+        derived=made.derived,
+        clock=made.clock,
+        new_attempt=lambda: f"c{next(_attempts)}",
+    )
+
+
+def compacted(made: MemoryStream, only: Partition | None = None, *, bytes_target: int = 1 << 20) -> Compacted:
+    """One compaction."""
+    return compact(means(made, bytes_target=bytes_target), only)
