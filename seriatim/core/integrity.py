@@ -53,6 +53,7 @@ TITLES = {
     "raised": "RaisedError",
     "poison": "PoisonError",
     "foreign": "ForeignCommitError",
+    "check": "CheckError",
     "time left": "TimeLeftWarning",
     "snapshot distance": "SnapshotDistanceWarning",
 }
@@ -71,6 +72,8 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cause: str = ""
     touched: str = ""
     level: Literal["error", "warning"] = "error"
+    sequence: int = -1
+    """Check: the ledger entry up to which it was judged."""
     time_left_seconds: int | None = None
     """Until Kafka drops the message at its partition's frontier, when it was told."""
 
@@ -96,7 +99,10 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
             kind = "skipped"
         elif self.scope == "session" and kind != "snapshot distance":
             kind = "session" if self.level == "error" else "passed"
-        return NEXT[kind].format(stream=stream, place=self.place, topic=self.topic, expected=self.expected)
+        elif kind == "check" and self.level == "warning":
+            kind = "doubtful"
+        named = {"place": self.place, "topic": self.topic, "expected": self.expected, "sequence": self.sequence}
+        return NEXT[kind].format(stream=stream, **named)
 
     def told(self, stream: str) -> dict[str, Any]:
         """As one JSON object for scripts."""
@@ -178,6 +184,10 @@ NEXT = {
     "foreign": "find who wrote to the records table beside Seriatim, and take that write back;\n"
     "`seriatim verify {stream}` says whether all is well again. Then:\n"
     'seriatim accept {stream} --restored --because "…"',
+    "check": "nothing newer is published until this is settled. If the output is wrong:\n"
+    "seriatim repair {stream} --partition {place}, then seriatim check {stream}\n"
+    'If it is right as it is: seriatim accept {stream} --sequence {sequence} --because "…"',
+    "doubtful": "look at it when there is time: a warning holds nothing back. Its severity is in the suite named above",
 }
 for _kind in ("sequence gap", "repeat", "disorder", "moved session", "precondition", "raised"):
     NEXT[_kind] = NEXT["session"]

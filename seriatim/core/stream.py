@@ -153,7 +153,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 BUILT: dict[str, tuple[Any, ...]] = {
     "decoder": ("json",),
-    "on_check_failure": ("hold-publish",),
     "parallelism": ("partition",),
     "snapshot_requests": ("",),
     "output.file_bytes_target": (134_217_728,),

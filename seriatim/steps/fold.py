@@ -2,7 +2,8 @@
 
 One slice, step by step, and what a crash after each leaves:
 
-1. read the ledger and the witness; refuse code that would misread the state   nothing
+1. read the ledger and the witness; refuse code that would misread the state,
+   and an open circuit where the stream says so                                nothing
 2. discover topics; compare ids, log start and log end with the ledger         nothing
 3. start reading from the frontier                                             a scratch directory
 4. per partition, in a task: order proven, decoded, folded, files written      orphans
@@ -38,6 +39,7 @@ from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Plan, Ranges, cut, to_read, within_slice
 from seriatim.core.stream import Stream
+from seriatim.core.verdict import refuse_open
 from seriatim.ports import (
     Clock,
     DerivedStore,
@@ -180,6 +182,7 @@ class Folding:
         """Step 2. What discovery finds is an entry of its own, so that it is found and told once."""
         for _ in range(TRIES_MAX):
             plan = discover(self.stream, self.world.log, self.head.ledger)
+        refuse_open(head.ledger, self.stream.on_check_failure)
             changes = tuple(found(plan, self.head.ledger))
             try:
                 if changes or self.head.foreign:

@@ -1,0 +1,37 @@
+"""Suites of a stream: read from `expectations/` beside the folder of stream files; the stock ones are shipped along.
+
+Next room: core/suite.py says what they mean.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from seriatim.core.errors import ConfigError
+from seriatim.core.stream import Stream
+from seriatim.core.suite import Expectation, Suites, parse, suites
+
+STOCK = ("records", "ledger", "state")
+
+
+def load(stream: Stream, streams: Path) -> Suites:
+    """The stock suites, your own where there are any, and `expectations/NAME.json`. `streams`: the folder of its file."""
+    folder = streams.parent / "expectations"
+    stock = {name: _read(folder, name) for name in STOCK}
+    own = _parsed(path) if (path := folder / f"{stream.name}.json").is_file() and stream.name not in STOCK else []
+    return suites(stock, own, stream.machine)
+
+
+def _read(folder: Path, name: str) -> list[Expectation]:
+    own, shipped = folder / f"{name}.json", Path(str(files("seriatim") / "expectations" / f"{name}.json"))
+    path = own if own.is_file() else shipped
+    if not path.is_file():
+        raise ConfigError(
+            f"expectations/{name}.json is missing", next=f"take it from Seriatim's repository, and put it at {own}"
+        )
+    return _parsed(path)
+
+
+def _parsed(path: Path) -> list[Expectation]:
+    return parse(path.read_bytes(), f"expectations/{path.name}")
