@@ -14,7 +14,7 @@ from msgspec import Struct
 from seriatim.core.ask import SnapshotRequest
 from seriatim.core.chain import Commit
 from seriatim.core.compact import Intent
-from seriatim.core.current import Catch, Lives
+from seriatim.core.current import Catch, Lives, Standing, Written
 from seriatim.core.gaps import Aside, Gap
 from seriatim.core.holes import Piece
 from seriatim.core.integrity import Finding
@@ -304,24 +304,6 @@ class DerivedStore(Protocol):
 
     def note(self, to: Ledger) -> None:
         """Remember that both tables are as of `to`, where nothing had to be put."""
-
-
-class Standing(Struct, frozen=True):
-    """The entry as of which the table `current` is, and what the store needs to compare-and-set on exactly that."""
-
-    sequence: int = -1
-    sha256: str = ""
-    lives: Lives = {}
-    token: Any = None
-
-
-class Written(Struct, frozen=True):
-    """What bringing the table up wrote."""
-
-    rows: int = 0
-    files: int = 0
-    removed: int = 0
-    """Files that were replaced."""
 
 
 class CurrentStore(Protocol):

@@ -75,9 +75,8 @@ class Merging:
     def _in_turn(self, tables: list[pa.Table], catch: Catch) -> pa.Table:
         """The last word, whatever the order of the files: by life of the topic, offset and index."""
         whole = pa.concat_tables(tables)
-        if len(catch.lives) == 1:
-            order = [("offset", "ascending"), ("index", "ascending")]
-            return self._last(whole.sort_by(order))
+        if len(catch.lives) == 1 and all(_is_of(file, catch.partition) for file in catch.files):
+            return self._last(whole)  # files of ours come by offset, and so do their row groups
         life = pc.index_in(whole.column("topic_id"), pa.array(catch.lives))
         order = [("_life", "ascending"), ("offset", "ascending"), ("index", "ascending")]
         return self._last(whole.append_column("_life", life).sort_by(order).drop_columns("_life"))
@@ -91,7 +90,7 @@ class Merging:
 
     def _read(self, file: File, catch: Catch) -> Iterator[pa.Table]:
         """A file's last words, row group by row group."""
-        ours = file.path.startswith(f"records/{catch.partition}/")
+        ours = _is_of(file, catch.partition)
         wanted = [*self.names, *(name for name in self.keyed.gone if name not in self.names)]
         try:
             with pq.ParquetFile(self.root / file.path, page_checksum_verification=True) as parquet:
@@ -136,6 +135,11 @@ def hashes(sessions: pa.ChunkedArray) -> Any:
     names = coded.dictionary.to_pylist()
     known = np.array([xxhash.xxh3_64_intdigest(name.encode()) & 0xFFFFFFFF for name in names], np.int64)
     return known[coded.indices.to_numpy(zero_copy_only=False)]
+
+
+def _is_of(file: File, partition: Partition) -> bool:
+    """Whether a file is of this partition alone, as all of ours are."""
+    return file.path.startswith(f"records/{partition}/")
 
 
 def _no(table: pa.Table) -> pa.Table:

@@ -28,17 +28,17 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from msgspec import Struct
 
 from seriatim.core.crash import crash_point
-from seriatim.core.current import Catch, Keyed, Lives, Part, tiles
+from seriatim.core.current import Catch, Keyed, Lives, Part, Standing, Written, tiles
 from seriatim.core.errors import PlatformError, ensure
 from seriatim.core.ledger import File, Ledger
 from seriatim.core.offsets import Partition
 from seriatim.disk import ROWS_PER_GROUP, ParquetFileWriter
-from seriatim.ports import Conflict, Standing, Written
+from seriatim.ports import Conflict
 from seriatim.rows import Merging, hashes
 
 KEY = "seriatim"
 FORMAT = 1
-PART_ROWS_MAX = 1_000_000
+PART_ROWS_MAX = 500_000
 """A part with more rows falls into two: what one update rewrites stays bounded."""
 DEPTH_MAX = 16
 """One session with very many rows does not fall apart."""

@@ -116,6 +116,24 @@ def _by_place(files: Iterable[File], places: Collection[str]) -> tuple[dict[str,
     return {place: sorted(mine, key=lambda file: file.first) for place, mine in ours.items()}, strange
 
 
+class Standing(Struct, frozen=True):
+    """The entry as of which the table `current` is, and what the store needs to compare-and-set on exactly that."""
+
+    sequence: int = -1
+    sha256: str = ""
+    lives: Lives = {}
+    token: Any = None
+
+
+class Written(Struct, frozen=True):
+    """What bringing the table up wrote."""
+
+    rows: int = 0
+    files: int = 0
+    removed: int = 0
+    """Files that were replaced."""
+
+
 class Part(Struct, frozen=True, order=True):
     """A part of a partition's rows: the sessions whose hash ends in these bits."""
 

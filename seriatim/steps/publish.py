@@ -18,10 +18,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim.core.crash import crash_point
-from seriatim.core.current import Catch, Lives, catches, needs_walk, walked
+from seriatim.core.current import Catch, Lives, Standing, Written, catches, needs_walk, walked
 from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.core.ledger import Ledger, Manifest
-from seriatim.ports import Conflict, CurrentStore, LedgerStore, Standing, Written
+from seriatim.ports import Conflict, CurrentStore, LedgerStore
 from seriatim.steps.commit import TRIES_MAX, read_head
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from msgspec import Struct
 
 from seriatim.core.crash import crash_point
-from seriatim.core.current import Catch, Keyed, Lives, is_gone
+from seriatim.core.current import Catch, Keyed, Lives, Standing, Written, is_gone
 from seriatim.core.ledger import File, Ledger
 from seriatim.core.offsets import Partition
-from seriatim.ports import Conflict, Standing, Written
+from seriatim.ports import Conflict
 
 OWN = ("topic", "topic_id", "partition", "session", "offset", "sequence", "timestamp")
 Rows = dict[tuple[Any, ...], dict[str, Any]]
