@@ -56,7 +56,7 @@ class ParquetRewriter:
         with self._open(file) as parquet:
             for group in range(parquet.num_row_groups):
                 try:
-                    table = parquet.read_row_group(group)
+                    table = parquet.read_row_group(group, use_threads=False)
                 except (OSError, pa.ArrowException) as error:
                     raise _damaged(file, str(error).splitlines()[0]) from None
                 ensure(table.column_names == schema.names, "files of one table have the same columns", file=file.path)

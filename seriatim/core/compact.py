@@ -105,9 +105,9 @@ def _parted(one: File, other: File, between: Sequence[int]) -> bool:
 
 
 def is_worth(group: Sequence[File], bytes_target: int) -> bool:
-    """Many files, or none of them larger than the rest together, or enough for a whole file."""
+    """Many files, or none of them larger than twice the rest, or enough for a whole file."""
     total, largest = sum(file.bytes for file in group), max(file.bytes for file in group)
-    return len(group) > 1 and (len(group) >= MANY or 2 * largest <= total or 4 * total >= 3 * bytes_target)
+    return len(group) > 1 and (len(group) >= MANY or 3 * largest <= 2 * total or 4 * total >= 3 * bytes_target)
 
 
 def is_worth_merging(state: Sequence[File]) -> bool:

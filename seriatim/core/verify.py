@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from seriatim.core.chain import Commit, Sign
+from seriatim.core.compact import NAME as COMPACTED
 from seriatim.core.difference import RESTORE, RESTORE_LOG, Difference
 from seriatim.core.ledger import Change, File, Ledger
 
@@ -26,6 +27,7 @@ OURS = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-(.+?)\.parquet")
 MANIFEST = re.compile(r"manifests/(\d{10,})-[0-9a-f]{64}\.json\.zst")
 DEAD = "left by a run that crashed or was fenced; no damage, the next run that commits sweeps it"
 AT_WORK = "of a run that is at work now, or crashed at the frontier; no damage, a later run sweeps it"
+COMPACTING = "of a compaction that is at work now, or crashed; no damage, a later run or compaction sweeps it"
 STRANGE = "not of a name that Seriatim gives: ask who put it there, and delete it if nobody needs it"
 Row = tuple[Any, ...]
 
@@ -97,6 +99,10 @@ def orphans(
                 yield path, AT_WORK if at_work else DEAD
             continue
         place, _, name = rest.rpartition("/")
+        if COMPACTED.fullmatch(name) and place in ledger.partitions:
+            if since is None:  # what an entry before the sign-off named is not known
+                yield path, COMPACTING
+            continue
         ours, account = OURS.fullmatch(name), ledger.partitions.get(place)
         if ours is None or account is None or room == "manifests":
             yield path, STRANGE
@@ -151,7 +157,7 @@ def file_differs(known: Known, size: int | None, digest: str, twins: Mapping[str
         yield Difference(what="a file is damaged", expected=file.digest, found=digest, cause=cause, **where)
 
 
-def content_differs(known: Known, outline: Outline, *, in_slice: bool) -> Iterator[Difference]:
+def content_differs(known: Known, outline: Outline, *, in_slice: bool, compacted: bool = False) -> Iterator[Difference]:
     """What is in a file is what its entry says: its partition, its range, in order, each record once.
 
     Messages set aside may have waited in a window: those are older than their slice, and come after who hurt them.
@@ -191,6 +197,7 @@ def content_differs(known: Known, outline: Outline, *, in_slice: bool) -> Iterat
         whole = f"offsets in [{known.change.frontier}, {known.change.until})"
         found = whole if inside else f"offsets from {outline.first} to {outline.last}"
         yield from differs("a file has offsets outside its slice", whole, found, outline.first)
+    if in_slice or compacted:
         yield from differs("a file has rows of another topic id", set(), outline.topic_ids - {known.change.topic_id})
 
 

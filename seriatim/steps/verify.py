@@ -266,7 +266,7 @@ class Verifying:
         except Unreadable as trouble:
             where: dict[str, Any] = {"file": path, "sequence": known.sequence, "next": RESTORE}
             raise Differs(Difference(what="a file cannot be read", found=str(trouble), **where)) from None
-        self.take(content_differs(known, outline, in_slice=in_slice))
+        self.take(content_differs(known, outline, in_slice=in_slice, compacted=kind == "compact"))
         if path.startswith("records/"):
             if in_slice:
                 self.take(counts_differ(known, outline))
@@ -316,11 +316,13 @@ class Verifying:
 
     def _in_order(self) -> dict[str, list[str]]:
         """Active record files that were looked at, by partition: life after life of the topic, by offset."""
-        lives: dict[tuple[str, str], int] = {}
+        ids = [(place, account.topic_id) for place, account in self.before.partitions.items()]
+        ids += [(str(change.partition), change.topic_id) for one in self.entries for change in one.entry.changes]
+        lives = {life: number for number, life in enumerate(dict.fromkeys(ids))}
         ordered: dict[str, list[tuple[int, int, str]]] = {}
         for path, outline in self.outlines.items():
             place = str(self.known[path].change.partition)
-            life = [lives.setdefault((place, topic_id), len(lives)) for topic_id in sorted(outline.topic_ids)]
+            life = [lives.get((place, topic_id), len(lives)) for topic_id in outline.topic_ids]
             if path in self.active:
                 ordered.setdefault(place, []).append((max(life), outline.first, path))
         return {place: [path for _, _, path in sorted(files)] for place, files in ordered.items()}

@@ -72,7 +72,7 @@ def test_many_small_files_become_few() -> None:
 
 
 def test_a_file_is_not_copied_for_a_little_more() -> None:
-    """One that is larger than the rest together waits until the rest has grown, or they are many."""
+    """One that is larger than twice the rest waits until the rest has grown, or they are many."""
     assert chosen([400, 10, 10]) == []
     assert [len(group) for group in chosen([400] + [10] * (MANY - 1))] == [MANY]
     assert [len(group) for group in chosen([40, 30, 20])] == [3]

@@ -267,11 +267,14 @@ def test_a_crash_leaves_nothing_that_matters(point: str, times: int) -> None:
         if name == point and passed[0] == times:
             raise Killed(point)
 
+    def again_and_again() -> None:
+        for _ in range(times):  # a second one has less to do, but sweeps again
+            compacted(made)
+
     arm(kill)
     try:
         with pytest.raises(Killed):
-            for _ in range(times):  # a second one has less to do, but sweeps again
-                compacted(made)
+            again_and_again()
     finally:
         arm(None)
     assert truth(made) == before
