@@ -8,10 +8,12 @@ Next room: core/stream.py checks what was read.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import sys
 import tomllib
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,28 @@ def load(stream: str, folder: Path) -> StreamFile:
     base = path.parent.parent if path.parent in (folder, path.parent.with_name("streams")) else path.parent
     root = str(base / output)
     return StreamFile(replace(checked, output=replace(checked.output, path=root)), str(path.parent))
+
+
+def describe(file: StreamFile) -> str:
+    """What a stream is, for people: its file's first comment, its machine's docstring, its file. Imports no machine."""
+    stream = file.stream
+    path = Path(file.folder) / f"{stream.name}.toml"
+    content = path.read_text()
+    comment = [line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), content.splitlines())]
+    parts = ["\n".join(comment), _machine_doc(stream, file.folder), f"```toml\n{content.strip()}\n```"]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _machine_doc(stream: Stream, folder: str) -> str:
+    module, _, name = stream.machine.partition(":")
+    source = Path(folder) / f"{module.replace('.', '/')}.py"
+    try:
+        tree = ast.parse(source.read_text())
+    except (OSError, SyntaxError, UnicodeDecodeError):  # not a file beside it, or one that a run will refuse
+        return ""
+    kinds = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    docs = [ast.get_docstring(tree), *(ast.get_docstring(kind) for kind in kinds)]
+    return "\n\n".join(doc for doc in docs if doc)
 
 
 def runner(file: StreamFile) -> Runner:

@@ -19,7 +19,8 @@ ROOT = Path(__file__).parent.parent
 PURE = {
     "__future__", "abc", "base64", "bisect", "collections", "contextlib", "copy", "dataclasses", "datetime",
     "decimal", "difflib", "enum", "fractions", "functools", "hashlib", "heapq", "html", "itertools", "json",
-    "math", "operator", "re", "string", "struct", "textwrap", "traceback", "types", "typing", "urllib.parse", "uuid", "zlib",
+    "math", "operator", "re", "string", "struct", "textwrap", "traceback", "types", "typing", "urllib.parse",
+    "uuid", "zlib",
 }  # fmt: skip
 ALLOWED = {
     "seriatim/core": PURE | {"msgspec", "seriatim.core"},

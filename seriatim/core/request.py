@@ -20,6 +20,8 @@ from seriatim.core.offsets import Partition
 
 Action = Literal["run", "backfill", "replay"]
 ACTIONS: tuple[Action, ...] = ("run", "backfill", "replay")
+BUILT = ("run", "backfill")
+"""What this version can do of them."""
 MESSAGES_MAX = 1_000_000_000
 LISTED_MAX = 1000
 TOPIC = r"[A-Za-z0-9._-]{1,249}"
@@ -95,6 +97,7 @@ def arguments(request: Request, stream: str) -> list[str]:
             words += ["--partition", str(partition)]
         for option, edge in (("--from", request.start), ("--until", request.until)):
             words += [option, edge.text] if edge else []
+        words += ["--dry-run"] if request.dry_run else []
     if request.messages_max is not None:
         words += ["--messages-max", str(request.messages_max)]
     return words
@@ -160,6 +163,8 @@ def _check_range(request: Request) -> None:
 
 
 def _check_action(request: Request) -> None:
+    if request.action not in BUILT:
+        _refuse("action", f"{request.action!r} is not built yet in this version", " | ".join(BUILT))
     named = request.topics or request.partitions
     if request.action != "run":
         if request.start is None and not named:

@@ -1,0 +1,135 @@
+"""Command: an Airflow task that runs one `seriatim` command. Task id = command = verb.
+
+The command runs in a process of its own, as a list of words: nothing goes through a shell or a template. What it says
+is in the task's log line by line; its exit code becomes a typed error, and what it said last a note for the alert.
+
+Next room: airflow/fold.py does the same through spark-submit; airflow/outcome.py has the errors.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+from airflow.sdk import BaseOperator
+from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
+
+from seriatim.airflow import place
+from seriatim.airflow.outcome import LINES_KEPT, error_of, screen_of
+from seriatim.core.errors import BrokenPromiseError, ConfigError, IntegrityError, PlatformError, SeriatimError
+
+GRACE_SECONDS = 5.0
+FINDINGS = "nothing that a retry could mend: a person decides"
+
+
+def retry_policy() -> ExceptionRetryPolicy:
+    """Trouble of the platform is tried again; hurt data, wrong files and our own bugs are not."""
+    kinds = [IntegrityError, ConfigError, BrokenPromiseError]
+    return ExceptionRetryPolicy(
+        rules=[
+            RetryRule(exception=list(kinds), action=RetryAction.FAIL, reason=FINDINGS),
+            RetryRule(exception=PlatformError, action=RetryAction.RETRY, reason="platform trouble"),
+        ]
+    )
+
+
+def common(folder: Path) -> dict[str, Any]:
+    """What all our tasks have in common."""
+    return {
+        "folder": str(folder),
+        "owner": "seriatim",
+        "retries": 2,
+        "retry_delay": timedelta(minutes=1),
+        "retry_policy": retry_policy(),
+    }
+
+
+class Command(BaseOperator):
+    """Runs `seriatim VERB STREAM …` and says what it says."""
+
+    def __init__(
+        self,
+        *,
+        words: Sequence[str],
+        folder: str,
+        stream: str = "",
+        fine: Sequence[int] = (0,),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.words, self.folder, self.stream, self.fine = list(words), folder, stream, tuple(fine)
+        self._process: subprocess.Popen[str] | None = None
+
+    def words_for(self, context: Any) -> list[str]:  # noqa: ARG002  # subclasses read the form
+        """The command, word by word."""
+        return self.words
+
+    def execute(self, context: Any) -> Any:
+        """Run it; what it printed, if that is asked for."""
+        words = self.words_for(context)
+        self.log.info("seriatim %s", " ".join(words))
+        with tempfile.TemporaryFile("w+") as output:
+            code, said = self._run(words, output)
+            output.seek(0)
+            printed = output.read()
+        for line in printed.splitlines():
+            self.log.info("%s", line)
+        if code not in self.fine:
+            raise self._ended(context, words[0], code, said)
+        return printed if self.do_xcom_push else None
+
+    def _run(self, words: list[str], output: IO[str]) -> tuple[int, Sequence[str]]:
+        """The process to its end: what it prints goes to `output`, what it says to the log as it comes."""
+        said: deque[str] = deque(maxlen=LINES_KEPT)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "seriatim", *words],
+            cwd=self.folder,
+            env=place.environment(self.folder),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for line in self._process.stderr or ():
+            said.append(line.rstrip("\n"))
+            self.log.info("%s", said[-1])
+        return self._process.wait(), said
+
+    def _ended(self, context: Any, verb: str, code: int, said: Sequence[str]) -> SeriatimError:
+        error = error_of(f"seriatim {verb}", code, said)
+        if self.stream:
+            note = place.note_of_task(context, self.task_id, error.exit_code, screen_of(said) or error.render())
+            place.outbox(self.folder, self.stream).leave(note)
+        return error
+
+    def on_kill(self) -> None:
+        """End the process and all that it started."""
+        if self._process is not None:
+            end_all(self._process.pid)
+
+
+def end_all(pid: int) -> None:
+    """Ask a process and its children to end; kill those that do not."""
+    try:
+        whole = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in whole:
+        _signal(process.terminate)
+    _, alive = psutil.wait_procs(whole, timeout=GRACE_SECONDS)
+    for process in alive:
+        _signal(process.kill)
+
+
+def _signal(send: Any) -> None:
+    try:
+        send()
+    except psutil.NoSuchProcess:
+        return

@@ -1,0 +1,169 @@
+"""Fold: the task that folds, through spark-submit on the Spark of connection `seriatim_spark`; without one, here.
+
+A thin subclass of Airflow's own operator: unknown connections are refused (it would take YARN), lines come out as they
+were said, the exit code becomes a typed error, and a kill takes the driver along. Nothing secret is in an argument:
+settings and their files reach the driver by the environment it inherits.
+
+Next room: spark_apps/fold.py is what is submitted; airflow/params.py reads the form.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from airflow.exceptions import AirflowException, AirflowNotFoundException
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import Connection
+
+from seriatim import config, streams
+from seriatim.airflow import place
+from seriatim.airflow.command import end_all
+from seriatim.airflow.outcome import LINES_KEPT, error_of, screen_of
+from seriatim.config import Settings
+from seriatim.core.errors import ConfigError, SeriatimError
+from seriatim.core.request import arguments, parse
+
+CONNECTION = "seriatim_spark"
+APPLICATION = "spark_apps/fold.py"
+NOISE = "WARNING: Using incubator modules"
+"""What Java says of every Spark, and nobody can act on."""
+ONLY_NEW = (
+    "Airflow's backfill folds what is not committed yet, whatever its dates are; "
+    "to fold a range again, trigger this DAG with action = backfill"
+)
+
+
+class Submit(SparkSubmitHook):
+    """spark-submit whose lines are kept as they were said."""
+
+    def __init__(self, *, folder: str, without_connection: str, **kwargs: Any) -> None:
+        self.folder, self.without_connection = folder, without_connection
+        self.said: deque[str] = deque(maxlen=LINES_KEPT)
+        super().__init__(**kwargs)
+
+    def get_connection(self, conn_id: str) -> Any:
+        """The connection; ours may be missing, any other is refused: Airflow would take YARN for it."""
+        try:
+            return super().get_connection(conn_id)
+        except AirflowNotFoundException:
+            if self.without_connection:
+                return Connection(conn_id=conn_id, conn_type="spark", host=self.without_connection)
+            raise ConfigError(
+                f"there is no Airflow connection {conn_id!r}",
+                next=f"make it (type Spark), or unset SERIATIM_SPARK_CONNECTION: then {CONNECTION} or local Spark",
+            ) from None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether Spark runs on this machine."""
+        return str(self._connection["master"]).startswith("local")
+
+    def _process_spark_submit_log(self, itr: Iterable[str]) -> None:
+        if self._connection["deploy_mode"] == "cluster":
+            super()._process_spark_submit_log(self._kept(itr))
+            return
+        self._spark_exit_code = 0
+        for line in self._kept(itr):
+            self.log.info("%s", line)
+
+    def _kept(self, lines: Iterable[str]) -> Iterable[str]:
+        for line in lines:
+            if not line.startswith(NOISE):
+                self.said.append(line.rstrip("\n"))
+                yield self.said[-1]
+
+    def submit(self, application: str = "", **kwargs: Any) -> str | None:
+        """In the project's folder: relative paths and seriatim.toml are those of the command line."""
+        return super().submit(application, **{"cwd": self.folder, **kwargs})
+
+
+class Fold(SparkSubmitOperator):
+    """Folds a stream as the trigger form asks, in one submission."""
+
+    def __init__(self, *, stream: str, folder: str, **kwargs: Any) -> None:
+        super().__init__(
+            application=str(Path(folder) / APPLICATION), name=f"seriatim {stream}", durable=False, **kwargs
+        )
+        self.stream, self.folder = stream, folder
+        self._submission: Submit | None = None
+
+    def words_for(self, context: Any) -> list[str]:
+        """The command to be submitted, word by word; none: nothing is to be folded."""
+        request = parse(dict(context["params"]))
+        if request.action == "run" and request.dry_run:
+            return []
+        return arguments(request, self.stream)
+
+    def execute(self, context: Any) -> None:
+        """Submit, and tell what came of it."""
+        if str(getattr(context["dag_run"], "run_type", "")).endswith("backfill"):
+            self.log.info(ONLY_NEW)
+        words = self.words_for(context)
+        if not words:
+            self.log.info("%s: a dry run: the task plan says what would be done", self.stream)
+            return
+        settings = config.load(folder=Path(self.folder))
+        self.application_args = words
+        self._spark_binary = _beside_python("spark-submit")
+        self._hook = self._submission = self._prepared(settings)
+        try:
+            super().execute(context)
+        except (AirflowException, OSError, RuntimeError) as error:  # Airflow's is the same whatever happened
+            raise self._ended(context, self._submission, words[0], error) from None
+
+    def _prepared(self, settings: Settings) -> Submit:
+        """The submission: JARs, memory, a quiet log; and what only a Spark on this machine needs."""
+        from seriatim.embedded import jars
+
+        self.jars = ",".join(map(str, jars.ensure("spark", settings, self.log.info)))
+        self._driver_memory = settings.spark_driver_memory
+        hook = Submit(
+            folder=self.folder,
+            without_connection="" if settings.spark_connection else settings.spark_master,
+            conn_id=settings.spark_connection or CONNECTION,
+            name=self.name,
+            jars=self.jars,
+            driver_memory=self._driver_memory,
+            application_args=self.application_args,
+            spark_binary=self._spark_binary,
+            conf={},
+        )
+        quiet = Path(str(files("seriatim") / "log4j2.properties")).as_uri()
+        options = f"-Dlog4j2.configurationFile={quiet} -Djava.net.preferIPv4Stack=true"
+        hook._conf |= {"spark.driver.extraJavaOptions": options, "spark.ui.showConsoleProgress": "false"}
+        if hook.is_local:
+            hook._conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+            hook._env_vars = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+        else:
+            machines = sorted(map(str, Path(streams.load(self.stream, settings.streams).folder).glob("*.py")))
+            hook._py_files = ",".join(machines) or None
+        return hook
+
+    def _ended(self, context: Any, hook: Submit, verb: str, error: Exception) -> SeriatimError:
+        process = hook._submit_sp
+        code = process.poll() if process is not None else None
+        said: Sequence[str] = [*hook.said] if code else [f"PlatformError: spark-submit did not run: {error}"]
+        found = error_of(f"seriatim {verb}", code or 4, said)
+        note = place.note_of_task(context, self.task_id, found.exit_code, screen_of(said) or found.render())
+        place.outbox(self.folder, self.stream).leave(note)
+        return found
+
+    def on_kill(self) -> None:
+        """The driver is a child of spark-submit's JVM: both end, and Spark's own workers with them."""
+        process = self._submission._submit_sp if self._submission is not None else None
+        if process is not None:
+            end_all(process.pid)
+        if self._submission is not None and self._submission._connection["deploy_mode"] == "cluster":
+            super().on_kill()
+
+
+def _beside_python(program: str) -> str | None:
+    """A program of the environment that runs us; None: whatever PATH has."""
+    path = Path(sys.executable).with_name(program)
+    return str(path) if path.exists() else None

@@ -1,0 +1,85 @@
+"""Where tasks find things: settings as of the project's folder, Airflow's address, its mail server, and the outbox.
+
+Next room: airflow/command.py runs commands with this; airflow/alert.py leaves notes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from airflow.exceptions import AirflowNotFoundException
+from airflow.sdk import BaseHook
+from airflow.sdk.configuration import conf
+
+from seriatim import config, wiring
+from seriatim.core.alert import Note
+from seriatim.steps.alert import Outbox
+
+SMTP_CONNECTION = "smtp_default"
+
+
+def outbox(folder: str, stream: str) -> Outbox:
+    """The stream's desk."""
+    return wiring.outbox(stream, config.load(folder=Path(folder)))
+
+
+def environment(folder: str) -> dict[str, str]:
+    """The environment of a command: ours, Airflow's address, and its mail server unless another is set."""
+    settings, ours = config.load(folder=Path(folder)), config.environment()
+    if not settings.airflow_url:
+        ours["SERIATIM_AIRFLOW_URL"] = address()
+    return ours if settings.smtp else {**ours, **_mail_server()}
+
+
+def _mail_server() -> dict[str, str]:
+    """Airflow's own mail connection, if there is one, by the environment: a password is in no command line."""
+    try:
+        found = BaseHook.get_connection(SMTP_CONNECTION)
+    except AirflowNotFoundException:
+        return {}
+    extra = found.extra_dejson
+    tls = "none" if _is_true(extra.get("disable_tls")) else "starttls"
+    tls = tls if _is_true(extra.get("disable_ssl")) else "tls"
+    port = found.port or (465 if tls == "tls" else 25)
+    given = {
+        "SMTP": f"{found.host}:{port}",
+        "SMTP_USER": found.login,
+        "SMTP_PASSWORD": found.password,
+        "SMTP_FROM": extra.get("from_email"),
+        "SMTP_TLS": tls,
+    }
+    return {f"{config.PREFIX}{name}": str(value) for name, value in given.items() if value}
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).lower() in ("true", "1", "yes")
+
+
+def address() -> str:
+    """Where Airflow's pages are."""
+    return str(conf.get("api", "base_url", fallback="http://localhost:8080/"))
+
+
+def links(context: Mapping[str, Any]) -> dict[str, str]:
+    """The pages of a run and of its task's log."""
+    dag_id, run = context["dag"].dag_id, context.get("run_id") or context["dag_run"].run_id
+    found = {"run": f"{address().rstrip('/')}/dags/{quote(dag_id)}/runs/{quote(run)}"}
+    task = context.get("ti")
+    return found if task is None else {**found, "log": task.log_url}
+
+
+def note_of_task(context: Mapping[str, Any], task: str, code: int, screen: str) -> Note:
+    """What a task that failed has to say."""
+    return Note(
+        kind="task",
+        at_seconds=time.time(),
+        run=context["run_id"],
+        task=task,
+        exit_code=code,
+        text=screen,
+        links=links(context),
+    )

@@ -1,0 +1,73 @@
+"""Plan, check and publish as tasks; fold is in a room of its own.
+
+Check and publish run whatever became of the tasks before them (`all_done`): what was committed is judged and published
+also when a partition halted. A leaf that is green makes a run green, so publish, the leaf, raises at its end what
+failed before it.
+
+Next room: airflow/command.py runs them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from airflow.exceptions import AirflowFailException
+from airflow.sdk import Asset
+
+from seriatim.airflow import place
+from seriatim.airflow.command import Command
+from seriatim.core.errors import ConfigError
+from seriatim.core.request import arguments, parse
+
+FAILED = ("failed", "upstream_failed")
+EARLIER = ("plan", "fold", "check")
+
+
+class Plan(Command):
+    """Says what fold is about to do, and refuses what the form may not ask."""
+
+    def __init__(self, *, stream: str, **kwargs: Any) -> None:
+        super().__init__(words=["plan", stream], stream=stream, do_xcom_push=False, **kwargs)
+
+    def words_for(self, context: Any) -> list[str]:
+        """A plan; of a backfill, its dry run, which says all that it would replace."""
+        try:
+            request = parse(dict(context["params"]))
+        except ConfigError as error:
+            note = place.note_of_task(context, self.task_id, error.exit_code, error.render())
+            place.outbox(self.folder, self.stream).leave(note)
+            raise
+        if request.action == "run":
+            return self.words
+        return arguments(msgspec.structs.replace(request, dry_run=True), self.stream)
+
+
+class Check(Command):
+    """Judges what was committed and not judged yet."""
+
+    def __init__(self, *, stream: str, **kwargs: Any) -> None:
+        super().__init__(words=["check", stream], stream=stream, do_xcom_push=False, **kwargs)
+
+
+class Publish(Command):
+    """Publishes what is checked, and then raises what failed before it."""
+
+    def __init__(self, *, stream: str, **kwargs: Any) -> None:
+        super().__init__(words=["publish", stream, "--json"], stream=stream, outlets=[asset(stream)], **kwargs)
+
+    def execute(self, context: Any) -> None:
+        """Publish; the asset says what of it is new."""
+        printed = super().execute(context)
+        context["outlet_events"][asset(self.stream)].extra = msgspec.json.decode(printed)
+        states = context["ti"].get_task_states(dag_id=self.dag_id, task_ids=list(EARLIER), run_ids=[context["run_id"]])
+        failed = [task for task in EARLIER if states.get(context["run_id"], {}).get(task) in FAILED]
+        if failed:
+            raise AirflowFailException(
+                f"{self.stream}: {failed[0]} failed in this run, see its log; what is checked was published"
+            )
+
+
+def asset(stream: str) -> Asset:
+    """What other DAGs may wait for: the stream's table `current`."""
+    return Asset(name=f"{stream}_current", uri=f"x-seriatim://streams/{stream}/current")

@@ -1,0 +1,127 @@
+"""A DAG for each stream file, as Airflow's own parser sees them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.core.test_request import HOSTILE
+from tests.dags.bag import ask, write_stream
+
+HEAVY = ("pyspark", "kafka", "confluent_kafka", "pyarrow", "great_expectations", "deltalake", "pandas")
+PARSE_SECONDS_MAX = 1.0
+SHOWN = """
+def shown(dag):
+    return {
+        "tags": sorted(dag.tags), "doc": dag.doc_md, "catchup": dag.catchup, "runs": dag.max_active_runs,
+        "schedule": [type(dag.timetable).__name__, getattr(dag.timetable, "expression", None)],
+        "params": {name: dag.params[name] for name in dag.params},
+        "callbacks": [bool(dag.on_failure_callback), bool(dag.on_success_callback)],
+        "tasks": {
+            task.task_id: [task.trigger_rule.value, task.max_active_tis_per_dag, task.retries, task.owner,
+                           sorted(task.upstream_task_ids), bool(task.retry_policy), bool(task.on_failure_callback)]
+            for task in dag.tasks
+        },
+    }
+print(json.dumps({name: shown(dag) for name, dag in bag.dags.items()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def dags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Two streams and what Airflow makes of them."""
+    folder = tmp_path_factory.mktemp("dags")
+    write_stream(folder / "streams", "orders", 'schedule = {cron = "0 6 * * *"}')
+    write_stream(folder / "streams", "by-hand", 'schedule = {cron = ""}\ntier = "order"')
+    return dict(ask(folder, SHOWN))
+
+
+def test_a_stream_is_a_dag(dags: dict[str, Any]) -> None:
+    """Named after it, tagged, told, with an explicit timetable and no catching up."""
+    orders = dags["orders"]
+    assert orders["tags"] == ["seriatim", "tier strict"]
+    assert orders["doc"].startswith("Orders of the exchange.\nAs they come.")
+    assert 'path = "lake/orders"' in orders["doc"]
+    assert orders["schedule"] == ["CronDataIntervalTimetable", "0 6 * * *"]
+    assert (orders["catchup"], orders["runs"], orders["callbacks"]) == (False, 1, [True, True])
+    assert dags["by-hand"]["schedule"][0] == "NullTimetable"
+    assert dags["by-hand"]["tags"] == ["seriatim", "tier order"]
+
+
+def test_its_tasks_follow_each_other(dags: dict[str, Any]) -> None:
+    """Plan → fold → check → publish; the last two whatever happened; one fold at a time; retries by what failed."""
+    tasks = dags["orders"]["tasks"]
+    assert {task: told[4] for task, told in tasks.items()} == {
+        "plan": [],
+        "fold": ["plan"],
+        "check": ["fold"],
+        "publish": ["check"],
+    }
+    assert {task: told[0] for task, told in tasks.items()} == {
+        "plan": "all_success",
+        "fold": "all_success",
+        "check": "all_done",
+        "publish": "all_done",
+    }
+    assert tasks["fold"][1] == 1
+    assert all(told[2:4] == [2, "seriatim"] and told[5] and not told[6] for told in tasks.values())
+
+
+def test_the_form_left_as_it_is_is_a_plain_run(dags: dict[str, Any]) -> None:
+    """Every field has a default that its own schema takes."""
+    form = dags["orders"]["params"]
+    assert list(form) == ["action", "dry_run", "topics", "partitions", "from", "until", "messages_max"]
+    assert (form["action"], form["dry_run"], form["topics"], form["from"]) == ("run", False, [], None)
+
+
+def test_a_hundred_streams_are_parsed_within_a_second(tmp_path: Path) -> None:
+    """Nothing heavy is imported; CPU time is counted, since others may use the machine."""
+    for number in range(100):
+        write_stream(tmp_path / "streams", f"s{number}")
+    loaded = f"[name for name in {HEAVY!r} if name in sys.modules]"
+    took, count, errors, heavy = ask(tmp_path, f"print(json.dumps([took, len(bag.dags), bag.import_errors, {loaded}]))")
+    assert (count >= 100, errors, heavy) == (True, {}, [])
+    assert took < PARSE_SECONDS_MAX
+
+
+def test_a_broken_file_is_an_import_error_and_no_other_stream_stands_still(tmp_path: Path) -> None:
+    """Airflow stops all DAGs of a file with an error: so that file has none of ours. It names file and key."""
+    write_stream(tmp_path / "streams", "good")
+    write_stream(tmp_path / "streams", "bad", 'tier = "stric"')
+    (tmp_path / "streams" / "worse.toml").write_text("topics = [")
+    dags, errors = ask(tmp_path, "print(json.dumps([sorted(bag.dags), bag.import_errors]))")
+    assert "good" in dags
+    assert "bad" not in dags
+    ((file, text),) = errors.items()
+    assert file.endswith("broken_streams.py")
+    assert "bad.toml: tier: found 'stric'; did you mean 'strict'?" in text
+    assert "worse.toml: not TOML" in text
+
+
+def test_hostile_values_are_refused_by_the_form_or_by_plan(tmp_path: Path) -> None:
+    """All of them; most already when they are typed."""
+    write_stream(tmp_path / "streams", "orders")
+    code = f"""
+from airflow.sdk.exceptions import ParamValidationError
+from seriatim.core.request import parse
+from seriatim.core.errors import ConfigError
+form, hostile, typed, planned = bag.dags["orders"].params, json.loads({json.dumps(json.dumps(HOSTILE))}), 0, 0
+for given in hostile:
+    try:
+        for name, value in given.items():
+            if name in form:
+                form.get_param(name).resolve(value)
+    except ParamValidationError:
+        typed += 1
+    try:
+        parse(given)
+    except ConfigError:
+        planned += 1
+print(json.dumps([typed, planned, len(hostile)]))
+"""
+    typed, planned, all_of_them = ask(tmp_path, code)
+    assert planned == all_of_them
+    assert typed >= 35
