@@ -10,12 +10,22 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from msgspec.structs import replace
+
+from seriatim.adapters.join import ParquetJoiner
+from seriatim.adapters.rewrite import ParquetRewriter
 from seriatim.core.crash import arm
+from seriatim.core.errors import ConfigError, IntegrityError
 from seriatim.core.offsets import Partition
+from seriatim.core.repair import Request
 from seriatim.steps.accept import Means, accept
+from seriatim.steps.compact import compact
 from seriatim.steps.publish import publish
+from seriatim.steps.repair import Repairing, plan
 from seriatim.testing import MemoryStream
 from tests.sim.rewriting import Rewriter
+from tests.steps.compacts import means
+from tests.steps.mending import mending
 
 PLACES = [Partition("in-a", 0), Partition("in-a", 1), Partition("in-b", 0)]
 
@@ -37,7 +47,8 @@ class Mix:
     def live(self, deeds: int) -> None:
         """So many deeds, then a last publish."""
         self.slice()
-        kinds = [self.slice] * 4 + [self.repair, self.compact, self.compact, self.new_life, self.lose]
+        kinds = [self.slice] * 4 + [self.repair, self.compact, self.new_life, self.lose]
+        kinds += [self.really_repair, self.really_repair, self.really_compact]
         kinds += [self.publish] * 3 + [self.crash, self.rebuild, self.overtaken]
         for _ in range(deeds):
             deed = self.random.choice(kinds)
@@ -72,6 +83,24 @@ class Mix:
         """Files of a partition as fewer ones."""
         self.rewriter.compact(self.random.choice(self._known()))
 
+    def really_repair(self) -> None:
+        """By the step itself, which makes of hand-made records what the messages say; where Kafka has them still."""
+        partition, account = self.random.choice(list(self.made.accounts().items()))
+        start = self.random.randint(0, max(account.frontier - 1, 0))
+        tools = mending(self.made)
+        if self.rewriter.root is not None:
+            tools = replace(tools, world=replace(tools.world, joiner=ParquetJoiner(self.rewriter.root)))
+        try:
+            wanted = plan(tools, Request(partition=str(partition), start=start))
+            Repairing(tools).apply(wanted, self.random.choice((3, 1000)))
+        except (IntegrityError, ConfigError):
+            self.done.append("refused")
+
+    def really_compact(self) -> None:
+        """By the step itself."""
+        rewriter = None if self.rewriter.root is None else ParquetRewriter(self.rewriter.root)
+        compact(means(self.made, rewriter=rewriter), self.random.choice((None, *self._known())))
+
     def _known(self) -> list[Partition]:
         return list(self.made.accounts())
 
@@ -82,7 +111,7 @@ class Mix:
         self.made.kafka.delete(topic)
         self.made.kafka.create(topic, partitions)
         self.made.run()
-        means = Means(
+        told = Means(
             stream=self.made.stream,
             runner=self.made.machine(),
             log=self.made.kafka,
@@ -92,7 +121,7 @@ class Mix:
             clock=self.made.clock,
             new_attempt=lambda: f"accept{self.random.random()}",
         )
-        accept(means, topic, "it was meant")
+        accept(told, topic, "it was meant")
 
     def publish(self) -> None:
         """To the last entry, or to one that may be behind what is published."""
