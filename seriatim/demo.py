@@ -8,7 +8,7 @@ Next room: cli/produce.py.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -20,6 +20,8 @@ FAULTS = ("drop", "swap", "repeat", "poison", "contradict")
 RESTART_SHARE = 0.002
 INSERT_SHARE = 0.1
 DELETE_SHARE = 0.1
+Asks = Callable[[], Iterable[tuple[str, str]]]
+"""Topics and sessions of which a snapshot was asked since the last call."""
 
 
 class Sent(Struct, frozen=True):
@@ -61,13 +63,19 @@ class CollectionPoints:
 
     def __init__(self, topics: list[str], sessions: int, seed: int = 1) -> None:
         self._random = random.Random(seed)  # noqa: S311  # demo data, not secrets
-        self._tables = [Table(topics[i % len(topics)], f"session-{i:05d}") for i in range(sessions)]
+        self.tables = [Table(topics[i % len(topics)], f"session-{i:05d}") for i in range(sessions)]
+        self._by_name = {(table.topic, table.name): table for table in self.tables}
 
-    def messages(self) -> Iterator[Sent]:
-        """Without end."""
+    def messages(self, asks: Asks = tuple) -> Iterator[Sent]:
+        """Without end. Whoever is asked for a snapshot sends one next, of its table as it is."""
         while True:
-            table = self._random.choice(self._tables)
-            yield Sent(table.topic, table.name, msgspec.json.encode(self._next(table)))
+            for table in filter(None, map(self._by_name.get, asks())):
+                yield self._sent(table, self._told(table) if table.begun else self._next(table))
+            table = self._random.choice(self.tables)
+            yield self._sent(table, self._next(table))
+
+    def _sent(self, table: Table, body: dict[str, Any]) -> Sent:
+        return Sent(table.topic, table.name, msgspec.json.encode(body))
 
     def _next(self, table: Table) -> dict[str, Any]:
         table.sequence += 1
@@ -88,6 +96,13 @@ class CollectionPoints:
         table.begun = True
         count = self._random.randrange(5, 25)
         table.rows = {f"row-{i}": (self._price(), self._random.randrange(1000)) for i in range(count)}
+        return self._whole(table)
+
+    def _told(self, table: Table) -> dict[str, Any]:
+        table.sequence += 1
+        return self._whole(table)
+
+    def _whole(self, table: Table) -> dict[str, Any]:
         rows = [{"id": row, "price": price, "size": size} for row, (price, size) in table.rows.items()]
         return {"type": "snapshot", "seq": table.sequence, "rows": rows}
 

@@ -36,6 +36,7 @@ from seriatim.adapters.memory import (
     MemoryLedger,
     MemoryMessage,
     MemoryReader,
+    MemoryRequests,
 )
 from seriatim.core.integrity import Finding, Tier
 from seriatim.core.judge import OnPoison
@@ -63,6 +64,7 @@ __all__ = [
     "MemoryLedger",
     "MemoryMessage",
     "MemoryReader",
+    "MemoryRequests",
     "MemoryStream",
     "fold",
     "fold_table",
@@ -184,6 +186,7 @@ class MemoryStream:
         self.ledger = MemoryLedger(self.files.read)
         self.derived = MemoryDerived(lambda file: self.files.read(file).rows)
         self.clock = MemoryClock()
+        self.requests = MemoryRequests()
         self._attempts = count()
 
     def folding(self, runner: Runner | None = None) -> Folding:
@@ -200,6 +203,7 @@ class MemoryStream:
             joiner=self.files,
             clock=self.clock,
             task=lambda works: self._task(works, runner),
+            requests=self.requests if self.stream.snapshot_requests else None,
             new_attempt=lambda: f"a{next(self._attempts)}",
         )
         return Folding(self.stream, runner, world)

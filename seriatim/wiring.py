@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from seriatim.adapters.ask import KafkaRequests
     from seriatim.adapters.current import DeltaCurrent
+    from seriatim.adapters.ask import KafkaRequests
     from seriatim.adapters.delta import DeltaLedger
     from seriatim.adapters.derived import DeltaDerived
     from seriatim.adapters.join import ParquetJoiner
@@ -208,8 +209,17 @@ def world(file: StreamFile, settings: Settings, reader: LazySpark) -> World:
         joiner=joiner(file),
         clock=WallClock(),
         task=lambda works: FoldTask(file, works, kafka, settings.crash_point, os.getpid()),
+        requests=requests(file, settings),
         new_attempt=new_attempt,
     )
+
+
+def requests(file: StreamFile, settings: Settings) -> KafkaRequests | None:
+    """Where the stream's producers are asked for snapshots, if it wants that."""
+    from seriatim.adapters.ask import KafkaRequests
+
+    topic = file.stream.snapshot_requests
+    return KafkaRequests(kafka_client(settings), topic, Path(file.stream.output.path)) if topic else None
 
 
 def new_attempt() -> str:

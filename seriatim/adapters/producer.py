@@ -1,4 +1,4 @@
-"""A Kafka producer for sample data: makes the topics, sends in order, at a rate.
+"""A Kafka producer for sample data: makes the topics, sends in order, at a rate, and hears who asks for snapshots.
 
 Next room: demo.py makes what is sent.
 """
@@ -8,15 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+import msgspec
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from seriatim.core.ask import SnapshotRequest
 from seriatim.core.errors import PlatformError
 from seriatim.demo import Sent
 
 READY_SECONDS = 20
 SAY_EVERY_SECONDS = 5
 POLL_EVERY = 1000
+REQUESTS_MAX = 100
 
 
 def send(
@@ -80,6 +83,65 @@ class _Sending:
         return self.arrived
 
 
+class Asked:
+    """Requests for snapshots on a topic, from now on: who starts to send begins with snapshots anyhow."""
+
+    def __init__(self, client: Mapping[str, str], topic: str) -> None:
+        own = {"group.id": "seriatim-demo", "enable.auto.commit": False, "enable.auto.offset.store": False}
+        self._consumer = Consumer({**client, **own, "log_level": 0})
+        try:
+            parts = self._consumer.list_topics(topic, timeout=READY_SECONDS).topics[topic].partitions
+            if not parts:
+                raise PlatformError(f"there is no topic {topic}", next="make it, then send again")
+            self._consumer.assign([TopicPartition(topic, number, self._end(topic, number)) for number in parts])
+        except KafkaException as error:
+            raise _failed(error) from None
+
+    def _end(self, topic: str, number: int) -> int:
+        """Where a partition ends. The leader of a topic just made may not know yet that it is."""
+        until = time.monotonic() + READY_SECONDS
+        while True:
+            try:
+                return int(self._consumer.get_watermark_offsets(TopicPartition(topic, number), READY_SECONDS)[1])
+            except KafkaException:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
+
+    def __call__(self) -> list[tuple[str, str]]:
+        """Topics and sessions of which a snapshot was asked since the last call."""
+        return self.wait(REQUESTS_MAX, 0)
+
+    def wait(self, count: int, seconds: float) -> list[tuple[str, str]]:
+        """The same, after so many seconds, or as soon as there are so many."""
+        until, heard = time.monotonic() + seconds, list[tuple[str, str]]()
+        while True:
+            try:
+                found = self._consumer.consume(count, max(0, until - time.monotonic()))
+            except KafkaException as error:
+                raise _failed(error) from None
+            bodies = [message.value() for message in found if message.error() is None]
+            heard += [(one.topic, one.session) for body in bodies if (one := _request(body)) is not None]
+            if len(heard) >= count or time.monotonic() >= until:
+                return heard
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._consumer.close()
+
+
+def _failed(error: KafkaException) -> PlatformError:
+    return PlatformError(f"Kafka: {error.args[0].str()}", next="check the broker, then send again")
+
+
+def _request(body: bytes | None) -> SnapshotRequest | None:
+    """A request; None for what is none: the topic is everybody's."""
+    try:
+        return msgspec.json.decode(body or b"", type=SnapshotRequest)
+    except msgspec.MsgspecError:
+        return None
+
+
 def make_topics(client: Mapping[str, str], topics: Mapping[str, int]) -> None:
     """Make the topics that are not there, and wait until every partition has a leader.
 
@@ -93,7 +155,7 @@ def make_topics(client: Mapping[str, str], topics: Mapping[str, int]) -> None:
             made.result()
         _wait_for_leaders(admin, [topic.topic for topic in wanted], topics)
     except KafkaException as error:
-        raise PlatformError(f"Kafka: {error.args[0].str()}", next="check the broker, then send again") from None
+        raise _failed(error) from None
 
 
 def _wait_for_leaders(admin: AdminClient, names: list[str], topics: Mapping[str, int]) -> None:

@@ -30,21 +30,32 @@ def demo(
         list[str] | None,
         typer.Option(metavar="KIND[:MESSAGE]", help="drop, swap, repeat, poison or contradict; may be repeated."),
     ] = None,
+    answer: Annotated[
+        str, typer.Option(metavar="TOPIC", help="Send the snapshots that are asked for on this topic, as they are.")
+    ] = "",
 ) -> None:
     """Send tables as snapshot, then updates: the messages that streams/demo.toml folds.
 
-    Topics are made if they are not there. Faults happen at the given message of this run.
+    Topics are made if they are not there. Faults happen at the given message of this run. With --answer and
+    snapshot_requests in the stream file, a session that was set aside is right again by itself.
 
     Example: seriatim produce demo --messages 50000 --fault drop:1000 --fault poison:2000
     """
     from seriatim import wiring
-    from seriatim.adapters.producer import send
+    from seriatim.adapters.producer import Asked, make_topics, send
     from seriatim.demo import CollectionPoints, Fault, hurt
 
     names = [f"{prefix}-{chr(ord('a') + i)}" for i in range(topics)]
     faults = [Fault.parse(text) for text in fault or []]
-    stream = hurt(CollectionPoints(names, sessions, seed).messages(), faults)
+    client, asked = wiring.kafka_client(config.load()), None
+    if answer:
+        make_topics(client, {answer: 1})
+        asked = Asked(client, answer)
+    stream = hurt(CollectionPoints(names, sessions, seed).messages(asked or tuple), faults)
     wanted = islice(stream, messages) if messages else stream
-    client = wiring.kafka_client(config.load())
-    sent = send(client, dict.fromkeys(names, partitions), wanted, rate, messages or None, say)
+    try:
+        sent = send(client, dict.fromkeys(names, partitions), wanted, rate, messages or None, say)
+    finally:
+        if asked is not None:
+            asked.close()
     typer.echo(f"{sent} messages sent to {', '.join(names)}")

@@ -79,6 +79,9 @@ def outcome(stream: str, outcome: Outcome, *, json: bool) -> None:
     if outcome.behind:
         what = f"{stream}: the tables gaps and quarantine are behind; the next run catches up. Records are complete."
         say(what if json else f"{what}\n{outcome.behind}", behind=outcome.behind)
+    if outcome.unasked:
+        what = f"{stream}: producers were not asked for the snapshots that sessions need; the next run asks again."
+        say(what if json else f"{what}\n{outcome.unasked}", unasked=outcome.unasked)
     if json:
         _print_json(_outcome_values(stream, outcome))
     else:

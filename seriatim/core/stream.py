@@ -19,6 +19,7 @@ from seriatim.core.errors import ConfigError
 from seriatim.core.fold import Limits
 from seriatim.core.integrity import TIERS, Tier, action
 from seriatim.core.judge import OnPoison
+from seriatim.core.offsets import TOPIC_NAME
 from seriatim.core.schedule import cron_refusal, is_address
 from seriatim.core.table import TableMachine, column_type
 from seriatim.core.window import WindowSize
@@ -154,7 +155,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
 BUILT: dict[str, tuple[Any, ...]] = {
     "decoder": ("json",),
     "parallelism": ("partition",),
-    "snapshot_requests": ("",),
     "output.file_bytes_target": (134_217_728,),
     "output.keep_versions_days": (30,),
 }
@@ -281,6 +281,7 @@ def _check_names(file: _File, stream: Stream) -> None:
         file.refuse("output.path", "missing or empty", "a folder")
     if "://" in stream.output.path and not stream.output.path.startswith("file://"):
         file.refuse("output.path", "object stores are not built yet in this version", "a folder")
+    _check_requests(file, stream)
     if stream.session != "key" and not re.fullmatch(r"field:[A-Za-z_]\w*", stream.session):
         file.refuse("session", f"found {stream.session!r}", '"key" or "field:NAME"')
     if stream.sequence == "":
@@ -296,6 +297,14 @@ def _check_names(file: _File, stream: Stream) -> None:
             f"found {list(stream.output.partition_by)}",
             "[], topic and partition, each once",
         )
+
+
+def _check_requests(file: _File, stream: Stream) -> None:
+    """Requests go to a topic that the stream does not read itself."""
+    topic = stream.snapshot_requests
+    if topic and (not TOPIC_NAME.fullmatch(topic) or re.fullmatch(stream.topics, topic)):
+        found = f"found {topic!r}" + (", which topics matches" if TOPIC_NAME.fullmatch(topic) else "")
+        file.refuse("snapshot_requests", found, "the name of a topic that `topics` does not match, or empty")
 
 
 def _check_numbers(file: _File, stream: Stream) -> None:

@@ -50,6 +50,7 @@ from seriatim.ports import (
     Log,
     Reader,
     RecordStore,
+    Requests,
     Source,
     SourceFailed,
     StateStore,
@@ -57,6 +58,7 @@ from seriatim.ports import (
     UnreadableMessage,
     Wish,
 )
+from seriatim.steps.ask import keep_asking
 from seriatim.steps.changes import birth, change_of, covers, found, nothing_came, stopped
 from seriatim.steps.commit import TRIES_MAX, catch_up_witness, commit, read_head, start
 from seriatim.steps.derive import keep_up
@@ -88,6 +90,8 @@ class World(Struct, frozen=True, kw_only=True):
     task: Callable[[dict[Partition, Work]], Task]
     """A task for these works, to be run where the messages are."""
     new_attempt: Callable[[], str]
+    requests: Requests | None = None
+    """Where producers are asked for snapshots, if the stream wants that."""
 
 
 class Outcome(Struct, kw_only=True):
@@ -113,6 +117,8 @@ class Outcome(Struct, kw_only=True):
     peak_memory_bytes: int = 0
     behind: str = ""
     """Why the derived tables are behind the ledger, for a person; empty: they are not."""
+    unasked: str = ""
+    """Why producers were not asked for the snapshots that sessions need; empty: they were, or need not be."""
 
 
 def _silent(_done: int, _total: int) -> None:
@@ -156,6 +162,7 @@ class Folding:
         if self.outcome.slices:
             sweep_dead(self.world.ledger, self.world.records, self.head)
         self.outcome.behind = keep_up(self.world.ledger, self.world.derived, self.head.ledger)
+        self.outcome.unasked = keep_asking(self.world.ledger, self.world.requests, self.head.ledger)
         self.outcome.sequence = self.head.ledger.sequence
         self.outcome.gone = plan.gone
         self.outcome.matched = len(self.head.ledger.partitions) - len(plan.gone)

@@ -7,6 +7,7 @@ topics deleted under a reader, foreign commits, files half written.
 Next room: ports.py says what each must do; tests/sim drives the real steps over these.
 """
 
+from seriatim.adapters.memory.ask import MemoryRequests  # noqa: TID251  # its own rooms
 from seriatim.adapters.memory.current import MemoryCurrent  # noqa: TID251  # its own rooms
 from seriatim.adapters.memory.derived import MemoryDerived  # noqa: TID251  # its own rooms
 from seriatim.adapters.memory.files import MemoryDigests, MemoryFiles  # noqa: TID251  # its own rooms
@@ -24,4 +25,5 @@ __all__ = [
     "MemoryLedger",
     "MemoryMessage",
     "MemoryReader",
+    "MemoryRequests",
 ]

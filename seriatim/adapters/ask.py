@@ -1,0 +1,80 @@
+"""Requests on a Kafka topic, and the note of how far they go: asked.json beside the ledger.
+
+Next room: core/ask.py has what is sent; adapters/producer.py is a producer that answers.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from seriatim.core.ask import SnapshotRequest
+from seriatim.core.errors import PlatformError
+from seriatim.disk import write_file
+
+READY_SECONDS = 20
+
+
+class KafkaRequests:
+    """Snapshot requests of one stream."""
+
+    def __init__(
+        self, client: Mapping[str, str], topic: str, root: Path, timeout_seconds: float = READY_SECONDS
+    ) -> None:
+        self.client, self.topic, self.root, self.timeout_seconds = client, topic, root, timeout_seconds
+        self._trouble = ""
+
+    def asked(self) -> tuple[int, str]:
+        """The entry up to which producers were asked. Losing the file means asking again, never silence."""
+        try:
+            seen = json.loads((self.root / "asked.json").read_bytes())
+            return int(seen["sequence"]), str(seen["sha256"])
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+            return -1, ""
+
+    def put_asked(self, sequence: int, sha256: str) -> None:
+        """Note that producers were asked up to this entry."""
+        write_file(self.root / "asked.json", json.dumps({"sequence": sequence, "sha256": sha256}).encode())
+
+    def send(self, requests: Sequence[SnapshotRequest]) -> None:
+        """Send them all, and know that they arrived."""
+        self._trouble, until = "", time.monotonic() + self.timeout_seconds
+        timeout_ms = int(1000 * self.timeout_seconds)
+        producer = Producer({**self.client, "message.timeout.ms": timeout_ms, "linger.ms": 5, "log_level": 0})
+        try:
+            self._find(producer)
+            for request in requests:
+                while not self._put(producer, request) and time.monotonic() < until:
+                    producer.poll(0.1)
+        except KafkaException as error:
+            raise self._failed(error.args[0].str()) from None
+        left = producer.flush(self.timeout_seconds)
+        if self._trouble or left:
+            raise self._failed(self._trouble or f"{left} of {len(requests)} did not arrive")
+
+    def _find(self, producer: Producer) -> None:
+        """The topic is there: nobody waits for one that is not."""
+        found = producer.list_topics(self.topic, timeout=self.timeout_seconds).topics[self.topic]
+        if found.error is not None:
+            raise self._failed(found.error.str())
+
+    def _put(self, producer: Producer, request: SnapshotRequest) -> bool:
+        try:
+            producer.produce(self.topic, request.body(), request.key, on_delivery=self._told)
+        except BufferError:
+            return False
+        return True
+
+    def _told(self, error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            self._trouble = error.str()
+
+    def _failed(self, why: str) -> PlatformError:
+        return PlatformError(
+            f"producers could not be asked for snapshots on topic {self.topic}: {why}",
+            next=f"check that topic {self.topic} is there and may be written to; the next run asks again",
+        )

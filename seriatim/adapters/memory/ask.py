@@ -1,0 +1,34 @@
+"""Snapshot requests in memory.
+
+Next room: adapters/ask.py, the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seriatim.core.ask import SnapshotRequest
+from seriatim.core.errors import PlatformError
+
+
+class MemoryRequests:
+    """A topic of requests. `down` stands for a broker that does not answer."""
+
+    def __init__(self) -> None:
+        self.sent: list[SnapshotRequest] = []
+        self.down = False
+        self._asked = (-1, "")
+
+    def asked(self) -> tuple[int, str]:
+        """The entry up to which producers were asked."""
+        return self._asked
+
+    def put_asked(self, sequence: int, sha256: str) -> None:
+        """Note that producers were asked up to this entry."""
+        self._asked = (sequence, sha256)
+
+    def send(self, requests: Sequence[SnapshotRequest]) -> None:
+        """Send them all."""
+        if self.down:
+            raise PlatformError("producers could not be asked for snapshots: the broker is down", next="start it")
+        self.sent += requests
