@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from seriatim.adapters.kafka import KafkaLog
     from seriatim.adapters.mail import SmtpNotifier
     from seriatim.adapters.outbox import DiskOutbox
+    from seriatim.adapters.parquet import ParquetRecords
     from seriatim.adapters.spark import SparkReader
     from seriatim.adapters.state import ParquetState
     from seriatim.core.fold import Fold
@@ -269,6 +270,13 @@ def derived(file: StreamFile) -> DeltaDerived:
     from seriatim.adapters.derived import DeltaDerived
 
     return DeltaDerived(Path(file.stream.output.path), file.stream.output.compression)
+
+
+def files(file: StreamFile) -> ParquetRecords:
+    """The stream's files, to be listed and swept. Without the machine's columns nothing can be written."""
+    from seriatim.adapters.parquet import ParquetRecords
+
+    return ParquetRecords(Path(file.stream.output.path), {}, file.stream.output.compression, ())
 
 
 def joiner(file: StreamFile) -> ParquetJoiner:

@@ -89,4 +89,18 @@ def _unforeseen(error: Exception) -> SeriatimError:
 
 
 # Each module adds its commands to `app`, so they come after it.
-from seriatim.cli import accept, doctor, gaps, jars, kafka, look, produce, publish, repair, run, verify, watch  # noqa: E402, F401
+from seriatim.cli import (  # noqa: E402, F401
+    accept,
+    compact,
+    doctor,
+    gaps,
+    jars,
+    kafka,
+    look,
+    produce,
+    publish,
+    repair,
+    run,
+    verify,
+    watch,
+)

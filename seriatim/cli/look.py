@@ -13,7 +13,7 @@ import typer
 from seriatim import config
 from seriatim.cli import app
 from seriatim.cli.run import Json, StreamName
-from seriatim.core.errors import ConfigError
+from seriatim.core.errors import ConfigError, IntegrityError
 
 PARTITION_COLUMNS = [
     *("topic", "partition", "frontier", "log_end", "lag", "time_left", "catches_up"),
@@ -62,6 +62,7 @@ def state(
     from seriatim import streams, wiring
     from seriatim.steps.commit import read_head
     from seriatim.steps.status import session_state
+    from seriatim.steps.sweep import refuse_swept
 
     settings = config.load()
     file = streams.load(stream, settings.streams)
@@ -71,7 +72,11 @@ def state(
         raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
     ledger = head.ledger if version is None else store.at(name, version)
     wiring.refuse_code(file, ledger)
-    found = session_state(file.stream, streams.runner(file), ledger, wiring.state(file), session, topic)
+    try:
+        found = session_state(file.stream, streams.runner(file), ledger, wiring.state(file), session, topic)
+    except IntegrityError:
+        refuse_swept(store, wiring.files(file), head.ledger, ledger.sequence, "state")
+        raise
     if len(found) > 1:
         places = ", ".join(f"{one['topic']}/{one['partition']}" for one in found)
         raise ConfigError(f"{name}: session {session!r} lives in {places}", next="choose one with --topic")
@@ -90,6 +95,7 @@ def version(
     """
     from seriatim import streams, wiring
     from seriatim.steps.commit import read_head
+    from seriatim.steps.sweep import refuse_swept
 
     file = streams.load(stream, config.load().streams)
     name, store = file.stream.name, wiring.ledger(file)
@@ -98,6 +104,7 @@ def version(
         raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
     entry = head.ledger.sequence if sequence is None else sequence
     found = store.delta_version(name, entry)
+    refuse_swept(store, wiring.files(file), head.ledger, entry, "records")
     _print({"stream": name, "sequence": entry, "version": found}) if json else typer.echo(found)
 
 

@@ -155,13 +155,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
 BUILT: dict[str, tuple[Any, ...]] = {
     "decoder": ("json",),
     "parallelism": ("partition",),
-    "output.file_bytes_target": (134_217_728,),
-    "output.keep_versions_days": (30,),
 }
 """Values this version can honour, where it cannot honour all. Later features take their key off this list."""
 
 
 NUMBERS = (
+    ("output.file_bytes_target", 1 << 16, 1 << 34),
+    ("output.keep_versions_days", 1, 100_000),
     ("window_messages", 1, 10_000),
     ("window_seconds", 1, 7 * 86_400),
     ("session_timeout_hours", 0, 100_000),

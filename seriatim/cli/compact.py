@@ -1,0 +1,135 @@
+"""`seriatim compact`: small files become few, old ones go. No record changes.
+
+Next room: steps/compact.py does it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from seriatim import config
+from seriatim.cli import Options, app, say
+from seriatim.cli.accept import DryRun
+from seriatim.cli.run import Json, StreamName
+from seriatim.core.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from seriatim.steps.compact import Compacted, Means, Piece
+    from seriatim.streams import StreamFile
+
+COLUMNS = ["topic", "partition", "what", "files", "bytes", "into", "bytes_after", "entry", "dropped"]
+
+
+@app.command()
+def compact(
+    stream: StreamName,
+    partition: Annotated[str, typer.Option(metavar="TOPIC/NUMBER", help="Only this partition.")] = "",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Join small record files to files near `file_bytes_target`, merge state files, delete what is outdated.
+
+    No record changes. Runs beside folds and repairs and stops neither: where one of them was faster, this one gives
+    way and says so; partitions under repair are left out. What an entry replaced is deleted `keep_versions_days` after
+    it: up to then older versions can be read. A damaged file is refused by name (exit code 3), never copied.
+
+    Example: seriatim compact demo --dry-run
+    """
+    from seriatim import streams
+    from seriatim.cli.show import Progress
+    from seriatim.core.offsets import Partition
+    from seriatim.steps.compact import compact as do
+
+    Options.json = json
+    settings = config.load()
+    file = streams.load(stream, settings.streams)
+    config.arm_crash_point(settings.crash_point)
+    only, progress = Partition.parse(partition) if partition else None, Progress(file.stream.name, "bytes")
+    try:
+        done = do(_means(file), only, dry_run=dry_run, progress=progress)
+    finally:
+        progress.close()
+    _show(file.stream.name, done, dry_run=dry_run, json=json)
+    _fail(file.stream.name, done)
+
+
+def _means(file: StreamFile) -> Means:
+    from seriatim import wiring
+    from seriatim.adapters.clock import WallClock
+    from seriatim.adapters.rewrite import ParquetRewriter
+    from seriatim.steps.compact import Means
+
+    output = file.stream.output
+    return Means(
+        stream=file.stream.name,
+        bytes_target=output.file_bytes_target,
+        keep_days=output.keep_versions_days,
+        ledger=wiring.ledger(file),
+        records=wiring.files(file),
+        rewriter=ParquetRewriter(Path(output.path), output.compression),
+        state=lambda: wiring.state(file),
+        derived=wiring.derived(file),
+        clock=WallClock(),
+        new_attempt=wiring.new_attempt,
+    )
+
+
+def _row(piece: Piece, *, dry_run: bool) -> dict[str, Any]:
+    into = 0 if piece.dropped else (len(piece.groups) or 1) if dry_run else piece.into
+    return {
+        "topic": piece.partition.topic,
+        "partition": piece.partition.number,
+        "what": "records" if piece.groups else "state",
+        "files": len(piece.inputs),
+        "bytes": piece.bytes,
+        "into": into,
+        "bytes_after": None if dry_run else piece.bytes_after,
+        "entry": None if piece.sequence < 0 else piece.sequence,
+        "dropped": piece.dropped,
+        "refused": piece.refused,
+    }
+
+
+def _show(stream: str, done: Compacted, *, dry_run: bool, json: bool) -> None:
+    rows = [_row(piece, dry_run=dry_run) for piece in done.pieces]
+    held = [str(partition) for partition in done.held]
+    if json:
+        told = {"stream": stream, "sequence": done.sequence, "pieces": rows, "held": held, "dry_run": dry_run}
+        swept = {"replaced": done.replaced, "orphans": done.orphans}
+        typer.echo(msgspec.json.encode({**told, "swept": swept}).decode())
+    else:
+        _tell(stream, done, rows, dry_run=dry_run)
+    for place in held:
+        say(f"{stream} {place}: left out, a repair holds it", held=place)
+    if done.behind:
+        what = f"{stream}: the tables gaps and quarantine are behind; the next run catches up. Records are complete."
+        say(what if json else f"{what}\n{done.behind}", behind=done.behind)
+
+
+def _tell(stream: str, done: Compacted, rows: list[dict[str, Any]], *, dry_run: bool) -> None:
+    from seriatim.cli import show
+
+    if rows:
+        show.table(COLUMNS, [{name: "" if row[name] is None else row[name] for name in COLUMNS} for row in rows])
+    files, into = (sum(row[name] for row in rows if not row["dropped"]) for name in ("files", "into"))
+    would, swept = ("would become", "would go") if dry_run else ("became", "went")
+    joined = f"{files} files {would} {into}" if files else "no files are worth joining"
+    gone = [f"{done.replaced} replaced files {swept}"] if done.replaced else []
+    gone += [f"{done.orphans} orphans went"] if done.orphans else []
+    typer.echo(f"{stream}: {', '.join([joined, *gone])}; ledger at entry {done.sequence}")
+
+
+def _fail(stream: str, done: Compacted) -> None:
+    """Damaged files are told by name, with the way out."""
+    hurt = {path: (piece.partition, why) for piece in done.pieces for path, why in piece.refused.items()}
+    if hurt:
+        partition = next(iter(hurt.values()))[0]
+        raise IntegrityError(
+            f"{stream}: {len(hurt)} damaged files were not touched, and neither were their neighbours",
+            files="\n".join(f"{why}" for _, why in list(hurt.values())[:10]),
+            next=f"seriatim repair {stream} --partition {partition}",
+        )
