@@ -167,7 +167,7 @@ def _damaged(file: File, what: str) -> IntegrityError:
     return IntegrityError(
         f"state file {file.path}: {what}",
         cause="the file was changed or lost after it was committed",
-        next="restore this file from a backup; nothing was folded on top of it",
+        next="seriatim repair STREAM: it makes the file again from Kafka. Nothing was folded on top of it",
     )
 
 

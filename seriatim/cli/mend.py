@@ -36,7 +36,7 @@ def mend(
     """Plan; then do it, where that is wanted."""
     name = file.stream.name
     made = plan(mending, request)
-    if not apply or not made.parts:
+    if not apply or not (made.parts or made.drops):
         _show(made, json=json)
         _fail_by_notes(made)
         return
@@ -67,7 +67,9 @@ def _show(made: Plan, *, json: bool) -> None:
         typer.echo(msgspec.json.encode(_values(made)).decode())
         return
     name = made.stream
-    if not made.parts and not made.notes:
+    for path in made.drops:
+        typer.echo(f"{name}: {path} is damaged, and only a look back would need it: it is deleted")
+    if not made.parts and not made.notes and not made.drops:
         typer.echo(f"{name}: nothing is hurt, as of entry {made.sequence}; to fold again all the same, say --from")
         return
     typer.echo(f"{name}: as of entry {made.sequence}, this would be done in one commit")
@@ -80,7 +82,7 @@ def _show(made: Plan, *, json: bool) -> None:
     if made.resumes:
         typer.echo(f"\na repair that did not end holds these partitions: {made.resumes}. Applying goes on from it;")
         typer.echo(f"to give it up: seriatim repair {name} --abandon {made.resumes}")
-    if made.parts:
+    if made.parts or made.drops:
         again = "without --dry-run" if made.request.ranges else "with --apply"
         typer.echo(f"\nnothing was changed. To do it, give the same command {again}")
 
@@ -122,6 +124,7 @@ def _values(made: Plan) -> dict[str, Any]:
         "resumes": made.resumes,
         "parts": [_part_values(part) for part in made.parts],
         "notes": list(made.notes),
+        "drops": list(made.drops),
     }
 
 
@@ -149,6 +152,9 @@ def _show_done(mending: Mending, made: Plan, done: Refolded, *, json: bool) -> N
     findings = untold(store, name)
     show.findings(name, findings, json=json)
     mark_told(store, done.sequence)
+    if done.sequence < 0:
+        typer.echo(f"{name}: damaged files that nothing needs were deleted: {len(made.drops)}", err=json)
+        return
     ranges = {str(partition): [whole.start, whole.end] for partition, whole in done.ranges.items()}
     if done.behind:
         say(f"{name}: the tables gaps and quarantine are behind; the next run catches up\n{done.behind}")

@@ -24,9 +24,6 @@ CRASH_POINTS = (
     "record-file-written",
     "state-file-written",
     "slice-folded",
-    "held",
-    "stage-folded",
-    "refolded",
     "manifest-written",
     "committed",
     "witness-written",
@@ -34,6 +31,8 @@ CRASH_POINTS = (
     "derived-half",
     "derived",
 )
+REPAIR_POINTS = ("held", "stage-folded", "refolded")
+"""Those of repair and backfill, which runs do not pass."""
 COMPACT_POINTS = ("compact-intended", "compact-written", "compact-committed", "sweep-half")
 """Those of compact, which runs do not pass."""
 PUBLISH_POINTS = ("current-half", "current-written", "current-published")
@@ -43,7 +42,7 @@ CHECK_POINTS = ("check-judged",)
 
 ALERT_POINTS = ("alert-kept", "alert-sent")
 """Those of alert, which watch passes."""
-POINTS = CRASH_POINTS + COMPACT_POINTS + PUBLISH_POINTS + CHECK_POINTS + ALERT_POINTS
+POINTS = CRASH_POINTS + REPAIR_POINTS + COMPACT_POINTS + PUBLISH_POINTS + CHECK_POINTS + ALERT_POINTS
 
 _armed: list[Callable[[str], None]] = []
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 from seriatim.core.errors import IntegrityError
 
 RESTORE = "restore {file} from a backup; `seriatim verify {stream} --all` then looks at everything again"
+REPAIR = "`seriatim repair {stream}` makes it again from Kafka, and shows how; or restore {file} from a backup"
 RESTORE_LOG = "restore records/_delta_log and manifests/ from a backup; nothing starts again from 0 by itself"
 
 

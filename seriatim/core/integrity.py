@@ -158,23 +158,24 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 NEXT = {
-    "gap": "look at {place} in Kafka: no message may be missing there. The partition waits at this offset and\n"
-    "loses nothing; the other partitions go on. `seriatim status {stream}` shows it",
-    "expired": "these messages are gone from Kafka. Raise the topic's retention now, so that no more is lost;\n"
-    "the partition waits, the others go on. `seriatim status {stream}` shows it. If the topic is over for good:\n"
-    'seriatim retire {stream} {topic} --because "…"',
+    "gap": "seriatim repair {stream} --partition {place}\n"
+    "looks again and says what is gone. The partition waits and loses nothing; the other partitions go on",
+    "expired": "raise the topic's retention now, so that no more is lost; the other partitions go on. Then, to go on\n"
+    "without what is gone, with the gap published: seriatim repair {stream} --partition {place} --forward --apply\n"
+    'If the topic is over for good: seriatim retire {stream} {topic} --because "…"',
     "re-created": "ask who deleted and made the topic again. The partition waits with its old state; the other topics\n"
     "go on. If its new life is meant (--dry-run shows what that does):\n"
     'seriatim accept {stream} {topic} --because "…"',
     "truncated": "ask what happened to the topic's log (restored broker, unclean leader election?). The partition\n"
-    "waits, the others go on. `seriatim status {stream}` shows it",
-    "poison": "the partition waits at this message, the others go on. Look at it with Kafka's own tools; with\n"
-    'tier = "none" and on_poison = "skip" in the stream file the next run passes over it',
+    "waits, the others go on. To follow the log back to where it ends now:\n"
+    "seriatim repair {stream} --partition {place}",
+    "poison": "the partition waits at this message, the others go on. Look at it with Kafka's own tools. To go on\n"
+    "without it, with the gap published: seriatim repair {stream} --partition {place} --forward --apply",
     "passed": "look at the producer if it happens often; nothing waits for you. `seriatim gaps {stream}` says which\n"
     "output is not to be trusted, until the session's next snapshot",
     "skipped": "look at the producer: the message was passed over, as on_poison in the stream file says",
-    "session": "fix the producer or the machine; the session's messages are kept (table quarantine), and the session\n"
-    "is right again after its next snapshot (or `seriatim quarantine release`). `seriatim status {stream}` lists it",
+    "session": "fix the producer or the machine, then: seriatim repair {stream} --partition {place}\n"
+    "The session's messages are kept (table quarantine); its next snapshot makes it right, too",
     "snapshot distance": "ask the producer for snapshots at the agreed distance: one lost message spoils the session\n"
     "until its next one. Nothing is wrong yet; alerts.snapshot_distance_max_minutes has the agreed distance",
     "time left": "`seriatim run {stream}` folds what waits; `seriatim status {stream}` says if it waits for a person.\n"

@@ -91,6 +91,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     parts: tuple[Part, ...] = ()
     notes: tuple[str, ...] = ()
     """What is hurt and cannot be mended like this, and what to do instead."""
+    drops: tuple[str, ...] = ()
+    """Damaged files that nothing needs any more but a look back: they are deleted."""
     resumes: str | None = None
     """The hold of an earlier try that it goes on from."""
 

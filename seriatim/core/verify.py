@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from seriatim.core.chain import Commit, Sign
 from seriatim.core.compact import NAME as COMPACTED
-from seriatim.core.difference import RESTORE, RESTORE_LOG, Difference
+from seriatim.core.difference import REPAIR, RESTORE, RESTORE_LOG, Difference
 from seriatim.core.ledger import Change, File, Ledger
 
 OURS = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-(.+?)\.parquet")
@@ -142,7 +142,8 @@ class Known(Struct, frozen=True):
 def file_differs(known: Known, size: int | None, digest: str, twins: Mapping[str, str]) -> Iterator[Difference]:
     """A file is there, with the bytes and the digest that its entry says. `twins`: paths by digest."""
     file = known.file
-    where: dict[str, Any] = {"file": file.path, "sequence": known.sequence, "next": RESTORE}
+    way_out = RESTORE if file.path.startswith("kept/") else REPAIR
+    where: dict[str, Any] = {"file": file.path, "sequence": known.sequence, "next": way_out}
     where["partition"] = str(known.change.partition)
     if size is None:
         yield Difference(what="a file is missing", expected=f"{file.bytes} bytes", **where)
@@ -230,7 +231,7 @@ def state_differs(known: Known, rows: int, touched: int) -> Iterator[Difference]
     where["partition"] = str(known.change.partition)
     if rows != known.file.rows:
         what, expected = "a file has another number of rows", str(known.file.rows)
-        yield Difference(what=what, expected=expected, found=str(rows), next=RESTORE, **where)
+        yield Difference(what=what, expected=expected, found=str(rows), next=REPAIR, **where)
     if certificate is not None and not touched <= certificate.sessions <= rows:
         yield Difference(
             what="a certificate counts other sessions than its state file has",

@@ -204,8 +204,7 @@ def _nothing(stream: str, name: str, accounts: dict[Partition, Account]) -> Conf
     return ConfigError(
         f"{stream}: {name} was not made again; accept is not for what it waits for",
         waits=waits,
-        next=NEXT[halt.finding].format(stream=stream, place=partition, topic=partition.topic)
-        + "\n(moving past lost messages is for `seriatim repair --forward`, which this version does not have)",
+        next=NEXT[halt.finding].format(stream=stream, place=partition, topic=partition.topic),
     )
 
 

@@ -182,6 +182,7 @@ class Folding:
             crash_point("table-created")
         runner = self.runner
         refuse_code(head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape)
+        refuse_open(head.ledger, self.stream.on_check_failure)
         self.head = head
         catch_up_witness(ledger, head)
 
@@ -189,7 +190,6 @@ class Folding:
         """Step 2. What discovery finds is an entry of its own, so that it is found and told once."""
         for _ in range(TRIES_MAX):
             plan = discover(self.stream, self.world.log, self.head.ledger)
-        refuse_open(head.ledger, self.stream.on_check_failure)
             changes = tuple(found(plan, self.head.ledger))
             try:
                 if changes or self.head.foreign:
@@ -264,6 +264,7 @@ class Folding:
         except (PlatformError, BrokenPromiseError, IntegrityError) as error:
             if self._overtaken(ranges):  # whoever was first has swept our files: that is all it was
                 raise FencedError(error.message) from error
+            error.next = error.next.replace("STREAM", self.stream.name)  # a worker does not know it
             raise
         return not self.begin_again
 

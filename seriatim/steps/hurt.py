@@ -182,6 +182,13 @@ class Search:
     def _active(self) -> set[str]:
         return self.world.ledger.active_paths(self.head)
 
+    def drops(self) -> list[str]:
+        """Files that verify found to be damaged, and that nothing needs any more."""
+        needed = self._active() | {file.path for account in self.ledger.partitions.values() for file in account.state}
+        known = {path: made.file for past in self.pasts.values() for path, made in past.files.items()}
+        known |= {f.path: f for past in self.pasts.values() for p in past.points for f in p.change.state or ()}
+        return sorted(self.world.joiner.damaged([known[p] for p in self._suspects() if p in known and p not in needed]))
+
     def _suspects(self) -> list[str]:
         """Files that verify found to differ."""
         return self.world.ledger.differs()

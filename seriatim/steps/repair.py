@@ -54,6 +54,7 @@ def plan(mending: Mending, request: Request, head: Head | None = None) -> Plan:
         approval=approval(head.ledger, request, partitions),
         parts=tuple(parts),
         notes=tuple(notes),
+        drops=() if request != Request() else tuple(search.drops()),
         resumes=_held(head.ledger, partitions),
     )
 
@@ -107,6 +108,7 @@ class Repairing:
     def apply(self, made: Plan, messages_max: int, approved: str = "") -> Refolded:
         """Hold, plan again, and do it. What fails gives the hold back and changes nothing."""
         self._refuse_stale(made, approved)
+        self.mending.world.records.delete(made.drops)
         if not made.parts:
             return self.refolding.done
         store, stream = self.mending.world.ledger, self.mending.stream.name
@@ -154,7 +156,19 @@ class Repairing:
             account = head.ledger.partitions[str(partition)]
             changes[partition] = replace(_as_it_is(partition, account), halt=account.halt)
         why = "; ".join(_why(part) for part in parts)
-        return self.refolding.commit(head, [changes[p] for p in sorted(changes)], removed, why)
+        done = self.refolding.commit(head, [changes[p] for p in sorted(changes)], removed, why)
+        self._drop_damaged(head, again, changes, set(removed))
+        return done
+
+    def _drop_damaged(self, head: Head, made: Plan, changes: dict[Partition, Change], removed: set[str]) -> None:
+        """Files that were replaced because they are damaged tell nobody anything any more."""
+        world, past = self.mending.world, pasts(self.mending.world.ledger, head, made.partitions)
+        gone = [one.file for each in past.values() for path, one in each.files.items() if path in removed]
+        for partition, change in changes.items():
+            stays = {file.path for file in change.state or ()}
+            old = head.ledger.partitions[str(partition)].state if change.state is not None else ()
+            gone += [file for file in old if file.path not in stays]
+        world.records.delete(world.joiner.damaged(gone))
 
     def _changed(self, part: Refold | Lift | Forward, account: Account, change: Change | None) -> Change:
         """What a part does to its partition, on top of its refold where there is one."""

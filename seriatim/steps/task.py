@@ -81,13 +81,15 @@ class Result(Struct, kw_only=True):
     peak_memory_bytes: int = 0
     partition: Partition | None = None
     failure: tuple[str, str, str] | None = None
-    """Error kind, message and detail (platform: what to do next), when the task could not be done."""
+    """Error kind, message and detail (platform: what to do next; integrity: cause, null, what to do next), when the
+    task could not be done."""
 
 
 class Kit(Struct, frozen=True, kw_only=True):
     """What a task works with."""
 
     runner: Runner
+    fold: type[Fold] = Fold
     tier: Tier
     on_poison: OnPoison
     limits: Limits = NO_LIMITS
@@ -110,6 +112,8 @@ def run_task(work: Work, stretches: Iterable[Stretch], kit: Kit) -> bytes:
         result = FoldTask(work, kit).fold(stretches)
     except PlatformError as error:
         result = Result(failure=("PlatformError", error.message, error.next))
+    except IntegrityError as error:
+        result = Result(failure=("IntegrityError", error.message, f"{error.fields.get('cause', '')}\0{error.next}"))
     except SeriatimError as error:
         result = Result(failure=(type(error).__name__, error.message, error.render()))
     except (OSError, MemoryError) as error:
@@ -128,7 +132,8 @@ def read_result(content: bytes) -> Result:
         return result
     kind, message, detail = result.failure
     if kind == "IntegrityError":
-        raise IntegrityError(message, detail=detail)
+        cause, _, advice = detail.partition("\0")
+        raise IntegrityError(message, cause=cause, next=advice)
     if kind == "PlatformError":
         advice = "look at the disk, memory and network of the workers, then run again"
         raise PlatformError(message, next=detail or advice)
@@ -148,7 +153,7 @@ class FoldTask:
         self.first_timestamp: int | None = None
         self.last_timestamp: int | None = None
         self.digests = kit.digests()
-        self.core = Fold(
+        self.core = kit.fold(
             work.partition,
             kit.runner,
             kit.tier,

@@ -33,7 +33,7 @@ from seriatim.core.chain import (
     same_table,
     witnessed,
 )
-from seriatim.core.difference import RESTORE, RESTORE_LOG, Difference, Differs
+from seriatim.core.difference import REPAIR, RESTORE, RESTORE_LOG, Difference, Differs
 from seriatim.core.errors import ConfigError, SeriatimError
 from seriatim.core.ledger import Change, File, Ledger, Manifest, decode
 from seriatim.core.offsets import Partition
@@ -175,7 +175,7 @@ class Verifying:
             if size != added.size:
                 what = "a file is missing" if size is None else "a file has another size"
                 found = "" if size is None else f"{size} bytes"
-                self.take([Difference(what=what, file=path, expected=f"{added.size} bytes", found=found, next=RESTORE)])
+                self.take([Difference(what=what, file=path, expected=f"{added.size} bytes", found=found, next=REPAIR)])
 
     def _entries(self) -> None:
         """Step 3. Where files were replaced since the sign-off, or its state is gone, everything is looked at."""

@@ -174,11 +174,19 @@ def test_expired_offsets_are_a_gap_whether_a_mark_tells_or_the_certificate_alone
 
 
 def test_a_mark_for_all_sessions_closes_all_of_the_partition() -> None:
-    """Such as a repair's."""
+    """Such as a person's word."""
+    found = folded(manifest(0, change(opens(1), opens(2, "t"))), manifest(1, change(closes(9, "hand", None))))
+    assert [(gap.until, gap.closed_how) for gap in found] == [(9, "hand")] * 2
+
+
+def test_a_repair_mends_the_gaps_that_it_names_open_or_closed() -> None:
+    """By session and beginning; the others stay as they are."""
     found = folded(
-        manifest(0, change(opens(1), opens(2, "t"))), manifest(1, change(closes(9, "repair", None)), kind="repair")
+        manifest(0, change(opens(1), opens(2, "t"), opens(3, "u"))),
+        manifest(1, change(closes(5, "snapshot", "t"))),
+        manifest(2, change(closes(1, "repair"), closes(2, "repair", "t"), start=8, until=9), kind="repair"),
     )
-    assert [(gap.until, gap.closed_how) for gap in found] == [(9, "repair")] * 2
+    assert [(gap.until, gap.closed_how) for gap in found] == [(9, "repair"), (5, "repair"), (None, None)]
 
 
 offsets = st.integers(0, 40)

@@ -285,7 +285,7 @@ def test_other_findings_are_not_accepts_business() -> None:
     with pytest.raises(ConfigError, match="not made again") as refused:
         accepted(made)
     assert "in-a/0 waits at offset 1: gap" in refused.value.fields["waits"]
-    assert "repair --forward" in refused.value.next
+    assert "seriatim repair s --partition in-a/0" in refused.value.next
 
 
 def test_a_held_topic_is_refused() -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from seriatim.core.crash import CRASH_POINTS, arm
+from seriatim.core.crash import CRASH_POINTS, REPAIR_POINTS, arm
 from seriatim.core.errors import ConfigError, FencedError, IntegrityError
 from seriatim.core.repair import Request
 from seriatim.steps.repair import Repairing, abandon, held_request, plan
@@ -107,7 +107,10 @@ def test_an_approval_is_void_after_an_epoch_moved_and_not_after_slices() -> None
         Repairing(mending(made)).apply(plan(mending(made), request), 1000, approved)
 
 
-@pytest.mark.parametrize("point", [p for p in CRASH_POINTS if p not in ("plan-made", "table-created", "slice-folded")])
+NOT_OF_A_REPAIR = ("plan-made", "table-created", "slice-folded", "ledger-read")
+
+
+@pytest.mark.parametrize("point", [p for p in (*CRASH_POINTS, *REPAIR_POINTS) if p not in NOT_OF_A_REPAIR])
 def test_killed_anywhere_and_again(point: str) -> None:
     """The same command finishes it, at every crash point, at its first and at a later passing."""
     for passing in (1, 2, 5):
@@ -117,8 +120,9 @@ def test_killed_anywhere_and_again(point: str) -> None:
             add(made, 80, 7, partition)
         made.run(20)
         deploy(made, Adder)
-        with crashing(point, passing):
+        with crashing(point, passing) as deaths:
             repair(made, 15, partition=str(A0), start=0)
+        assert deaths or passing > 1
         made.run()
         repair(made, 15, partition=str(A0), start=0)
         add(made, 20, 8)
@@ -132,9 +136,9 @@ class Killed(BaseException):
 
 
 @contextmanager
-def crashing(point: str, passing: int) -> Iterator[None]:
+def crashing(point: str, passing: int) -> Iterator[list[str]]:
     """Ends at the given passing of a crash point, if it is passed so often."""
-    seen = 0
+    seen, deaths = 0, list[str]()
 
     def hook(name: str) -> None:
         nonlocal seen
@@ -144,8 +148,8 @@ def crashing(point: str, passing: int) -> Iterator[None]:
 
     arm(hook)
     try:
-        yield
-    except Killed:
-        pass
+        yield deaths
+    except Killed as killed:
+        deaths.append(str(killed))
     finally:
         arm(None)
