@@ -96,7 +96,6 @@ class Judge:
         if session.finding is not None:
             session.finding, session.finding_offset, session.sequence = None, -1, None
             self.counts.released += 1
-        session.version = self.runner.state_version
         session.awake = True
         if session.first_offset < 0:
             session.first_offset = offset
@@ -157,7 +156,7 @@ class Judge:
             state = self.runner.start(name) if session.state is None else session.state
         if session.careful:
             self.runner.dump(state)
-        session.state, session.saved = state, None
+        session.state, session.saved, session.version = state, None, self.runner.state_version
 
     def _anchor(
         self, session: Session, name: str, sequence: int | None, offset: int, i: int, value: bytes | None

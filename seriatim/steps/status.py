@@ -203,7 +203,13 @@ def session_state(
 
 
 def _told(place: Partition, name: str, session: Session, runner: Runner) -> dict[str, Any]:
-    decoded = None if session.saved is None else runner.show(runner.load(session.saved, session.version))
+    try:
+        decoded = None if session.saved is None else runner.show(runner.load(session.saved, session.version))
+    except Exception as error:  # the user's own `upgrade`
+        raise ConfigError(
+            f"{place}: the machine {runner.name} cannot read session {name!r}: {type(error).__name__}: {error}",
+            next=f"fix the machine's `upgrade`: the session was saved by version {session.version}",
+        ) from error
     return {
         "session": name,
         "topic": place.topic,
