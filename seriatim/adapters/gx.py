@@ -89,6 +89,8 @@ class GreatExpectations:
                 for group in range(parquet.num_row_groups):
                     table = parquet.read_row_group(group, there, use_threads=False)
                     table = table.filter(_is_new(table, since))
+                    if not file.path.startswith(f"records/{partition}/"):
+                        table = table.filter(_of(table, partition))
                     if table.num_rows:
                         yield _placed(table, partition).select(wanted)
         except BROKEN as error:
@@ -136,7 +138,9 @@ class GreatExpectations:
 
     @cached_property
     def _library(self) -> Any:
-        logging.getLogger("great_expectations").setLevel(logging.CRITICAL)
+        logger = logging.getLogger("great_expectations")
+        logger.addHandler(logging.NullHandler())
+        logger.propagate = False  # its rooms have levels of their own
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -172,10 +176,20 @@ def _evidence(rows: Sequence[Evidence]) -> pa.Table:
 
 
 def _is_new(table: pa.Table, since: Mapping[str, int]) -> Any:
-    offsets, lives = table.column("offset").to_numpy(), table.column("topic_id").combine_chunks().dictionary_encode()
+    """Records since then. One without an offset or topic id is looked at in any case."""
+    offsets = pc.fill_null(table.column("offset"), np.iinfo(np.int64).max).to_numpy()
+    lives = table.column("topic_id").combine_chunks().dictionary_encode(null_encoding="encode")
     last = np.iinfo(np.int64).max
-    least = np.array([since.get(life, last) for life in lives.dictionary.to_pylist()] or [last], dtype=np.int64)
-    return pa.array(offsets >= least[lives.indices.to_numpy(zero_copy_only=False)])
+    least = [0 if life is None else since.get(life, last) for life in lives.dictionary.to_pylist()]
+    return pa.array(offsets >= np.array(least, dtype=np.int64)[lives.indices.to_numpy(zero_copy_only=False)])
+
+
+def _of(table: pa.Table, partition: Partition) -> Any:
+    """Records of this partition, where somebody else's OPTIMIZE has put several into one file."""
+    mine = pa.array(np.ones(table.num_rows, dtype=bool))
+    for name, value in (("topic", partition.topic), ("partition", partition.number)):
+        mine = pc.and_(mine, pc.equal(table.column(name), value)) if name in table.column_names else mine
+    return mine
 
 
 def _placed(table: pa.Table, partition: Partition) -> pa.Table:

@@ -91,6 +91,7 @@ def _unforeseen(error: Exception) -> SeriatimError:
 # Each module adds its commands to `app`, so they come after it.
 from seriatim.cli import (  # noqa: E402, F401
     accept,
+    check,
     compact,
     doctor,
     gaps,

@@ -35,22 +35,28 @@ def accept(
     restored: Annotated[
         bool, typer.Option("--restored", help="The ledger was put back on purpose: its witness follows it.")
     ] = False,
+    sequence: Annotated[
+        int | None, typer.Option(min=0, help="What a check called bad, up to this entry, is right as it is.")
+    ] = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Accept a topic as it is in Kafka now: one made again begins its new life, a retired one goes on.
 
     The sessions of the old life end: records that take their rows back are part of the decision. The next run
-    reads the new life from its first offset. After a deliberate restore of the output folder use --restored.
+    reads the new life from its first offset. After a deliberate restore of the output folder use --restored. After a
+    bad check, --sequence N accepts what was judged up to that entry, and closes the circuit.
 
     Example: seriatim accept demo demo-a --because "moved to the new cluster" --dry-run
+    Example: seriatim accept demo --sequence 41 --because "prices below 0 are rebates"
     """
-    if bool(topic) == restored:
-        raise ConfigError(
-            "accept what?", next=f"seriatim accept {stream} TOPIC, or seriatim accept {stream} --restored"
-        )
+    if bool(topic) + restored + (sequence is not None) != 1:
+        way = f"seriatim accept {stream} TOPIC, seriatim accept {stream} --restored, or --sequence N after a bad check"
+        raise ConfigError("accept what?", next=way)
     file = _begin(stream, because, dry_run=dry_run, json=json)
-    if restored:
+    if sequence is not None:
+        _accept_check(file, sequence, because, dry_run=dry_run, json=json)
+    elif restored:
         _accept_restored(file, because, dry_run=dry_run, json=json)
     else:
         _accept_topic(file, topic, because, dry_run=dry_run, json=json)
@@ -109,6 +115,34 @@ def _accept_topic(file: StreamFile, topic: str, because: str, *, dry_run: bool, 
 
     decision = decide(wiring.means(file, config.load()), topic, because, dry_run=dry_run)
     _show_accepted(file.stream.name, decision, json=json)
+
+
+def _accept_check(file: StreamFile, sequence: int, because: str, *, dry_run: bool, json: bool) -> None:
+    from seriatim import wiring
+    from seriatim.adapters.clock import WallClock
+    from seriatim.core.verdict import shown
+    from seriatim.steps.check import accept_check
+
+    name, store = file.stream.name, wiring.ledger(file, with_schema=True)
+    decided = accept_check(store, WallClock(), name, wiring.new_attempt(), sequence, because, dry_run=dry_run)
+    after = decided.ledger
+    values = {
+        "stream": name,
+        "accepted": [{"partition": one.partition, "from": one.start, "until": one.until} for one in decided.accepted],
+        "because": because or None,
+        "sequence": None if dry_run else after.sequence,
+        "circuit": after.circuit,
+        "checked": after.checked,
+    }
+    if json:
+        return _print(values)
+    for one in decided.accepted:
+        typer.echo(f"{name}: {_state(-1 if dry_run else after.sequence)}: right as it is: {shown(one)}")
+    if dry_run:
+        typer.echo(f'next: seriatim accept {name} --sequence {sequence} --because "…"')
+    else:
+        typer.echo(f"{name}: the circuit is {after.circuit}, checked up to entry {after.checked}")
+    return None
 
 
 def _accept_restored(file: StreamFile, because: str, *, dry_run: bool, json: bool) -> None:

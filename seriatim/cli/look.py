@@ -87,11 +87,17 @@ def state(
 def version(
     stream: StreamName,
     sequence: Annotated[int | None, typer.Option(min=0, help="A ledger entry. Default: the last.")] = None,
+    checked: Annotated[
+        bool, typer.Option("--checked", help="The last entry up to which all is checked and good, or accepted.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Print the Delta version of the records table that a ledger entry made, to read the table as of it.
 
+    Who reads the table at its checked version never sees what no check has judged.
+
     Example: seriatim version demo --sequence 12
+    Example: seriatim version demo --checked
     """
     from seriatim import streams, wiring
     from seriatim.steps.commit import read_head
@@ -102,7 +108,10 @@ def version(
     head = read_head(store, name)
     if head is None:
         raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
-    entry = head.ledger.sequence if sequence is None else sequence
+    if checked and sequence is not None:
+        raise ConfigError("--checked and --sequence are two answers", next="give one of them")
+    last = head.ledger.checked if checked else head.ledger.sequence
+    entry = last if sequence is None else sequence
     found = store.delta_version(name, entry)
     refuse_swept(store, wiring.files(file), head.ledger, entry, "records")
     _print({"stream": name, "sequence": entry, "version": found}) if json else typer.echo(found)
@@ -111,7 +120,8 @@ def version(
 def _show_status(found: dict[str, Any]) -> None:
     from seriatim.cli import show
 
-    typer.secho(f"{found['stream']}: {found['verdict']}, tier {found['tier']}, entry {found['sequence']}", bold=True)
+    headline = f"{found['stream']}: {found['verdict']}, tier {found['tier']}, entry {found['sequence']}"
+    typer.secho(f"{headline}, checked up to entry {found['checked']}", bold=True)
     rows = [{**part, "waits": _waits(part), **_time_left(part)} for part in found["partitions"]]
     show.table(PARTITION_COLUMNS, rows)
     if found["buffers"]:
@@ -120,6 +130,11 @@ def _show_status(found: dict[str, Any]) -> None:
     if (far := found["snapshot_distance"])["messages"]:
         agreed = f", agreed {far['agreed_minutes']} minutes" if far["agreed_minutes"] else ""
         typer.echo(f"Loss bound: {far['messages']} messages or {far['seconds'] / 60:.1f} minutes to a snapshot{agreed}")
+    if found["failed"]:
+        typer.echo("The circuit is open, publishing waits. What a check called bad:")
+        for one in found["failed"]:
+            typer.echo(f"  {one['says']}")
+        typer.echo(f"  next: {found['closes']}")
     if found["quarantined"]:
         typer.echo("In quarantine until their next snapshot:")
         show.table(["session", "topic", "partition", "offset", "finding"], found["quarantined"])

@@ -11,14 +11,16 @@ import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import Options, app
+from seriatim.cli import Options, app, say
 from seriatim.cli.accept import DryRun
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from seriatim.core.current import Catch
+    from seriatim.ports import LedgerStore
     from seriatim.steps.publish import Published
+    from seriatim.streams import StreamFile
 
 COLUMNS = ["topic", "partition", "from", "until", "records", "anew"]
 
@@ -26,34 +28,56 @@ COLUMNS = ["topic", "partition", "from", "until", "records", "anew"]
 @app.command()
 def publish(
     stream: StreamName,
-    sequence: Annotated[int | None, typer.Option(min=0, help="A ledger entry. Default: the last.")] = None,
+    sequence: Annotated[int | None, typer.Option(min=0, help="A ledger entry. Default: the last checked one.")] = None,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="The last ledger entry, whether it was checked or not.")
+    ] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Make the table again, from all records.")] = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Bring the table `current` (each session's rows as they are now) to a ledger entry, in one commit.
+    """Bring the table `current` (each session's rows as they are now) to the last checked entry, in one commit.
 
-    Reads only the records since the entry that is published; partitions that were repaired are made anew. The table
-    never goes back by itself: `--rebuild --sequence N` makes it as of an earlier entry.
+    So who reads it never sees what no check has judged; --unchecked and --sequence go further. Reads only the records
+    since the entry that is published; partitions that were repaired are made anew. The table never goes back by
+    itself: `--rebuild --sequence N` makes it as of an earlier entry.
 
     Example: seriatim publish demo
     """
-    from seriatim import streams, wiring
-    from seriatim.cli import show
-    from seriatim.steps.publish import publish as bring
+    from seriatim import streams
 
     Options.json = json
     settings = config.load()
     config.arm_crash_point(settings.crash_point)
+    if unchecked and sequence is not None:
+        raise ConfigError("--unchecked and --sequence are two answers", next="give one of them")
     file = streams.load(stream, settings.streams)
+    bring(file, sequence=sequence, unchecked=unchecked, rebuild=rebuild, dry_run=dry_run, json=json)
+
+
+def bring(
+    file: StreamFile,
+    *,
+    sequence: int | None = None,
+    unchecked: bool = False,
+    rebuild: bool = False,
+    dry_run: bool = False,
+    json: bool,
+) -> None:
+    """Publish a stream, and tell what was done."""
+    from seriatim import wiring
+    from seriatim.cli import show
+    from seriatim.steps.publish import publish as publishing
+
     name = file.stream.name
     store, current, progress = (
         wiring.ledger(file, with_schema=True),
         wiring.current(file),
         show.Progress(name, "records"),
     )
+    wanted = sequence if unchecked or sequence is not None else _checked(store, name)
     try:
-        done = bring(name, store, current, sequence=sequence, rebuild=rebuild, dry_run=dry_run, progress=progress)
+        done = publishing(name, store, current, sequence=wanted, rebuild=rebuild, dry_run=dry_run, progress=progress)
     finally:
         progress.close()
     if sequence is not None and done.sequence > sequence:
@@ -65,6 +89,25 @@ def publish(
         typer.echo(msgspec.json.encode(_values(name, done, dry_run=dry_run)).decode())
     else:
         _tell(name, done, dry_run=dry_run)
+
+
+def _checked(store: LedgerStore, stream: str) -> int | None:
+    """The last checked entry; what is past it is said, and waits."""
+    from seriatim.steps.commit import read_head
+
+    head = read_head(store, stream)
+    if head is None:
+        return None
+    ledger = head.ledger
+    if ledger.judged < ledger.sequence and not ledger.failed:
+        way = f"seriatim check {stream}"
+        text = f"{stream}: entries after {ledger.judged} are not checked yet and stay out of current"
+        say(f"{text}; next: {way}", checked=ledger.checked, sequence=ledger.sequence, next=way)
+    elif ledger.failed:
+        from seriatim.cli.check import open_circuit
+
+        open_circuit(ledger)
+    return ledger.checked
 
 
 def _values(stream: str, done: Published, *, dry_run: bool) -> dict[str, Any]:

@@ -5,18 +5,21 @@ Next room: steps/fold.py does it; cli/show.py tells what was done.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from seriatim import config
 from seriatim.cli import Options, app, say
-from seriatim.core.errors import ConfigError, PlatformError
+from seriatim.core.errors import ConfigError, IntegrityError, PlatformError
 from seriatim.core.offsets import Partition
 
 if TYPE_CHECKING:
+    from seriatim.config import Settings
     from seriatim.core.integrity import Finding
     from seriatim.steps.fold import Folding
+    from seriatim.streams import StreamFile
 
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="A name in streams/, or a path to a TOML file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
@@ -32,27 +35,61 @@ def run(
         str,
         typer.Option(metavar="JSON", help='Stop there: {"topic": {"0": 1200}}. Other partitions are not read.'),
     ] = "",
+    check: Annotated[
+        bool, typer.Option("--check", help="Then judge what was committed, and publish what is checked.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Fold a stream from its frontier to the log ends of now, slice by slice.
 
     Can be killed anywhere and run again. Exit codes: 0 done, 2 bad configuration, 3 new integrity finding,
     4 platform trouble (retry), 5 another run moved the frontier, 130 and 143 stopped (Ctrl-C, SIGTERM).
+    With --check a finding does not keep the steps after it from their work, and with --json each prints its object.
 
     Example: seriatim run demo --messages-max 500000
     """
+    from seriatim import streams
+
+    Options.json = json
+    settings = config.load()
+    file = streams.load(stream, settings.streams)
+    until = _until(until_offsets) if until_offsets else None
+    config.arm_crash_point(settings.crash_point)
+    steps: list[Callable[[], object]] = [lambda: _fold(file, settings, messages_max, until, json=json)]
+    if check:
+        from seriatim.cli import check as gate
+        from seriatim.cli import publish
+
+        steps += [lambda: gate.judge(file, json=json)]
+        if streams.runner(file).keyed is not None:
+            steps += [lambda: publish.bring(file, json=json)]
+    _one_after_another(steps)
+
+
+def _one_after_another(steps: Sequence[Callable[[], object]]) -> None:
+    """Each step, whatever the data did to those before it; then the first failure. A fault of ours ends it at once."""
+    failure: IntegrityError | None = None
+    for step in steps:
+        try:
+            step()
+        except IntegrityError as error:
+            if failure is not None:
+                say(error.render())
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def _fold(
+    file: StreamFile, settings: Settings, messages_max: int | None, until: Mapping[Partition, int] | None, *, json: bool
+) -> None:
     from seriatim import streams, wiring
     from seriatim.cli import show
     from seriatim.cli.stop import stoppable
     from seriatim.steps.fold import Folding
     from seriatim.steps.tell import mark_told, untold
 
-    Options.json = json
-    settings = config.load()
-    file = streams.load(stream, settings.streams)
     runner = streams.runner(file)
-    until = _until(until_offsets) if until_offsets else None
-    config.arm_crash_point(settings.crash_point)
     spark, progress = wiring.LazySpark(file, settings, say), show.Progress(file.stream.name)
     world = wiring.world(file, settings, spark)
     folding = Folding(file.stream, runner, world, progress=progress)

@@ -23,8 +23,6 @@ from seriatim.core.ledger import Account, Certificate, Change, Entry, File
 from seriatim.core.offsets import Partition
 from seriatim.core.verify import Row, plain
 
-PROMISES = ("dense", "counted", "unique", "folded", "linked")
-FOLDED = ("folded", "linked")
 Tables = Mapping[Any, Row]
 Load = Callable[[str, list[str]], dict[str, Tables]]
 """Rows of these sessions of a life, as they were before."""
@@ -165,9 +163,8 @@ class Files:
                 self.wrong.append((file, first, f"also in {self._ends[life][1].path}"))
             self._ends[life] = (last, file)
 
-    def evidence(self, active: Iterable[File], now: Account) -> Iterator[Evidence]:
-        """Counted and unique. `active`: all files of the partition, of which the ledger has the sum."""
-        total = sum(file.rows for file in active)
+    def evidence(self, total: int, now: Account) -> Iterator[Evidence]:
+        """Counted and unique. `total`: the records of all files of the partition, of which the ledger has the sum."""
         expected, found, count = (
             f"{now.records} records in all",
             f"{total} in the table's files",

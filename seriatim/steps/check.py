@@ -20,11 +20,11 @@ from seriatim import __version__
 from seriatim.core.check import CheckBroken, Checker, Judgement, Scope, failures, findings, verdict
 from seriatim.core.crash import crash_point
 from seriatim.core.errors import ConfigError, FencedError, IntegrityError, broken, ensure
-from seriatim.core.evidence import FOLDED, PROMISES, Evidence, Sight
+from seriatim.core.evidence import Evidence, Sight
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Entry, Ledger
 from seriatim.core.suite import Suites
-from seriatim.core.verdict import is_silent, shown
+from seriatim.core.verdict import Failed, is_silent, shown
 from seriatim.ports import Clock, Head, LedgerStore, RecordStore, StateStore, Unreadable
 from seriatim.steps.commit import TRIES_MAX, commit, read_head
 from seriatim.steps.gather import Gathering, Place, Table, places
@@ -60,6 +60,8 @@ class Checked(Struct, kw_only=True):
     expectations: int = 0
     evidence: list[Evidence] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What could not be looked at, and why."""
     sequence: int = -1
     """The verdict's entry; -1: there was nothing to judge."""
     ledger: Ledger
@@ -141,13 +143,16 @@ class Judging:
             table=means.table,
         )
         evidence = list(gathering.evidence())
-        wanted = set(PROMISES) - (set(FOLDED) if means.table is None else set())
-        wanted -= {"linked"} if means.table and not means.table.before else set()
-        ensure({one.promise for one in evidence} == wanted, "every promise is looked at", place=str(place.partition))
+        seen = {one.promise for one in evidence}
+        ensure(seen == gathering.promises(), "every promise is looked at", place=str(place.partition))
+        if place.rewritten:
+            told = f"its records were not folded: {place.rewritten[0].path} was rewritten by somebody else (OPTIMIZE)"
+            self.done.notes.append(f"{place.partition}: {told}")
         self.done.evidence += evidence
         self.done.records += gathering.files.rows
-        if place.files and means.suites.records.expectations:
-            self.judgements += means.checker.records(means.suites.records, place.partition, place.files, place.since)
+        files, suite = (*place.files, *place.rewritten), means.suites.records
+        if files and suite.expectations:
+            self.judgements += means.checker.records(suite, place.partition, files, place.since)
 
     def _commit(self, took_seconds: float) -> None:
         """Step 4."""
@@ -177,16 +182,26 @@ def _scope(place: Place) -> Scope:
     return Scope(place.partition, now.epoch, start, max(now.frontier, start), place.files)
 
 
+class Accepted(Struct):
+    """What a person accepted, or would, and the ledger after it (a dry run: as it is)."""
+
+    accepted: list[Failed]
+    ledger: Ledger
+
+
 def accept_check(
-    means_ledger: LedgerStore, clock: Clock, stream: str, attempt: str, sequence: int, reason: str
-) -> Ledger:
-    """A person's word that what failed, judged up to entry `sequence`, is right as it is. The ledger after it."""
-    head = read_head(means_ledger, stream)
+    store: LedgerStore, clock: Clock, stream: str, attempt: str, sequence: int, reason: str, *, dry_run: bool = False
+) -> Accepted:
+    """A person's word that what failed, judged up to entry `sequence`, is right as it is."""
+    head = read_head(store, stream)
     if head is None:
         raise ConfigError(f"{stream}: it was never run, so there is nothing to accept", next=f"seriatim run {stream}")
     refuse_nothing(head.ledger, sequence)
+    accepted = [one for one in head.ledger.failed if one.judged <= sequence]
+    if dry_run:
+        return Accepted(accepted, head.ledger)
     entry = Entry(kind="accept", attempt=attempt, product=__version__, judged=sequence, reason=reason)
-    return commit(means_ledger, clock, head, entry)[0].ledger
+    return Accepted(accepted, commit(store, clock, head, entry)[0].ledger)
 
 
 def refuse_nothing(ledger: Ledger, sequence: int) -> None:

@@ -57,6 +57,10 @@ class Place(Struct, frozen=True, kw_only=True):
     """All its record files."""
     since: dict[str, int]
     """By topic id: the first offset that is new."""
+    rewritten: tuple[File, ...] = ()
+    """Files that somebody else made of ours (OPTIMIZE), and that may have new records of it."""
+    whole: bool = True
+    """Whether all its records are in files of its own."""
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -78,24 +82,34 @@ def places(before: Ledger, after: Ledger, entries: Iterable[Entry], active: Iter
                 changes.setdefault(str(change.partition), []).append((entry, change))
     files: dict[str, list[File]] = {}
     for file in active:
-        files.setdefault("/".join(file.path.split("/")[1:-1]), []).append(file)
+        place = "/".join(file.path.split("/")[1:-1])
+        files.setdefault(place if place in after.partitions else "", []).append(file)
     return [
-        Place(
-            partition=Partition.parse(place),
-            was=before.partitions.get(place),
-            now=after.partitions[place],
-            changes=many,
-            active=tuple(files.get(place, ())),
-            since=_since(before.partitions.get(place), many),
-        )
+        _place(place, before, after, many, files.get(place, []), files.get("", []))
         for place, many in sorted(changes.items())
     ]
+
+
+def _place(
+    place: str, before: Ledger, after: Ledger, changes: Changes, active: Sequence[File], strange: Sequence[File]
+) -> Place:
+    was, since = before.partitions.get(place), _since(before.partitions.get(place), changes)
+    return Place(
+        partition=Partition.parse(place),
+        was=was,
+        now=after.partitions[place],
+        changes=changes,
+        active=tuple(active),
+        since=since,
+        rewritten=tuple(file for file in strange if file.last >= min(since.values(), default=0)),
+        whole=not strange,
+    )
 
 
 def _since(was: Account | None, changes: Changes) -> dict[str, int]:
     since = {was.topic_id: was.frontier} if was else {}
     for entry, change in changes:
-        if entry.kind == "repair":
+        if entry.kind == "repair" and (change.rewound >= 0 or change.records):
             since[change.topic_id] = min(since.get(change.topic_id, 0), max(change.rewound, 0))
         since.setdefault(change.topic_id, 0)
     return since
@@ -122,16 +136,21 @@ class Gathering:
 
     def evidence(self) -> Iterator[Evidence]:
         """One row per promise."""
-        place = self.place
+        place, table = self.place, None if self.place.rewritten else self.table
         yield dense(place.partition, place.was, place.changes, place.now)
-        if self.table is None:
+        if table is None:
             self._pass(Wanted(partition=place.partition, since=place.since), None)
-            yield from self.files.evidence(place.active, place.now)
-            return
-        base = self._base()
-        walks = list(self._walks(self.table, base))
-        yield from self.files.evidence(place.active, place.now)
-        yield from walked(place.partition, walks, tuple(file.path for file in place.files))
+        walks = [] if table is None else list(self._walks(table, self._base()))
+        total = sum(file.rows for file in place.active) if place.whole else place.now.records
+        yield from self.files.evidence(total, place.now)
+        if table is not None:
+            yield from walked(place.partition, walks, tuple(file.path for file in place.files))
+
+    def promises(self) -> set[str]:
+        """What there must be evidence of: rows can be folded where the machine and the files say how."""
+        table = None if self.place.rewritten else self.table
+        folded = {"folded"} if table else set()
+        return {"dense", "counted", "unique"} | folded | ({"linked"} if table and table.before else set())
 
     def _walks(self, table: Table, base: Base) -> Iterator[Walk]:
         since = {**self.place.since, base.topic_id: base.frontier} if base.topic_id else self.place.since
@@ -193,7 +212,7 @@ class Gathering:
                 return Base(account.topic_id, account.frontier, account.state)
             entry = self.ledger.manifest(self.stream, sequence).entry
             rewound = [change.rewound for change in entry.changes if str(change.partition) == place]
-            low = min([low, *(max(offset, 0) for offset in rewound if entry.kind == "repair")])
+            low = min([low, *(offset for offset in rewound if entry.kind == "repair" and offset >= 0)])
             sequence -= 1
             account = self.ledger.at(self.stream, sequence).partitions.get(place) or Account(
                 topic_id="", frontier=0, born=0

@@ -16,6 +16,8 @@ from seriatim.core.retention import Retained, is_drained
 from seriatim.core.session import Session
 from seriatim.core.slice import Bounds, retired_topics
 from seriatim.core.stream import Stream
+from seriatim.core.verdict import shown as says
+from seriatim.core.verdict import way_out
 from seriatim.ports import LedgerStore, Log, StateStore
 from seriatim.steps.commit import read_head
 from seriatim.steps.retention import Clocked, Clocks, clocks
@@ -65,6 +67,11 @@ def shown(
         "buffers": buffers(stream, ledger, state),
         "snapshot_distance": _snapshot_distance(stream, ledger),
         "checked": ledger.checked,
+        "failed": [
+            {"partition": one.partition, "from": one.start, "until": one.until, "judged": one.judged, "says": says(one)}
+            for one in ledger.failed
+        ],
+        "closes": way_out(ledger) if ledger.failed else None,
         "quarantined": list(_quarantined(ledger, state)),
     }
 
@@ -108,7 +115,7 @@ def _verdict(ledger: Ledger) -> str:
     if ledger.sequence < 0:
         return "new"
     live = [account for account in ledger.partitions.values() if not account.retired]
-    hurt = ledger.foreign >= 0 or any(account.halt or account.quarantined for account in live)
+    hurt = ledger.foreign >= 0 or bool(ledger.failed) or any(account.halt or account.quarantined for account in live)
     return "hurt" if hurt else "good"
 
 

@@ -95,8 +95,9 @@ def _waiting(found: dict[str, Any]) -> list[Concern]:
         text = f"{len(found['quarantined'])} in quarantine, first {first['session']} ({first['finding']})"
         concerns.append(Concern(concern="quarantine", text=text, next=f"{shows} lists them"))
     if found["circuit"] == "open":
-        text = "the circuit is open: a check failed, publishing waits"
-        concerns.append(Concern(concern="circuit", text=text, next=shows))
+        failed = "; ".join(one["says"] for one in found["failed"][:3])
+        text = f"the circuit is open, publishing waits: a check failed: {failed}"
+        concerns.append(Concern(concern="circuit", text=text, next=found["closes"]))
     return concerns
 
 

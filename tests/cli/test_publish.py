@@ -54,24 +54,24 @@ def test_publish_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
     """As of which entry the table is, from where, and what was read."""
     assert typed("publish", "s", "--sequence", "4") == 0
     assert "current is as of entry 4: 2 partitions, 2 anew" in capsys.readouterr().out
-    assert typed("publish", "s", "--dry-run") == 0
+    assert typed("publish", "s", "--unchecked", "--dry-run") == 0
     shown = capsys.readouterr().out
     assert "would bring current to entry 8 (was 4)" in shown
     assert "in-b" in shown
-    assert typed("publish", "s", "--json") == 0
+    assert typed("publish", "s", "--unchecked", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["sequence"], told["before"], told["changed"]) == (8, 4, True)
     assert [(part["topic"], part["partition"], part["from"], part["until"]) for part in told["partitions"]] == [
         ("in-a", 0, 10, 14),
         ("in-b", 0, 0, 12),
     ]
-    assert typed("publish", "s") == 0
+    assert typed("publish", "s", "--unchecked") == 0
     assert "as of entry 8 already" in capsys.readouterr().out
 
 
 def test_an_earlier_entry_is_refused_with_the_way(made: DiskStream, capsys: pytest.CaptureFixture[str]) -> None:
     """Only a rebuild goes back."""
-    assert typed("publish", "s") == 0
+    assert typed("publish", "s", "--unchecked") == 0
     assert typed("publish", "s", "--sequence", "4") == 2
     assert "--rebuild --sequence 4" in capsys.readouterr().err
     assert typed("publish", "s", "--sequence", "4", "--rebuild") == 0
@@ -105,7 +105,7 @@ def test_killed_anywhere_the_next_publish_ends_right(made: DiskStream, point: st
         assert typed("publish", "s", "--sequence", "4") == 0
     before = rows(made) if not first else None
     run = subprocess.run(
-        [sys.executable, "-m", "seriatim", "publish", "s"],
+        [sys.executable, "-m", "seriatim", "publish", "s", "--unchecked"],
         env={**os.environ, "SERIATIM_CRASH_POINT": point},
         capture_output=True,
         check=False,
@@ -116,8 +116,8 @@ def test_killed_anywhere_the_next_publish_ends_right(made: DiskStream, point: st
         assert not DeltaTable.is_deltatable(str(made.root / "current"))
     elif point != "current-published":
         assert rows(made) == before
-    assert typed("publish", "s") == 0
+    assert typed("publish", "s", "--unchecked") == 0
     after = rows(made)
-    assert typed("publish", "s", "--rebuild") == 0
+    assert typed("publish", "s", "--unchecked", "--rebuild") == 0
     assert rows(made) == after
     assert {(row["topic"], row["partition"]) for row in after} == {("in-a", 0), ("in-a", 1), ("in-b", 0)}

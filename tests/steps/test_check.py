@@ -274,7 +274,9 @@ def test_accept_closes_the_circuit_with_its_reason() -> None:
     with pytest.raises(ConfigError, match="judged up to entry 0") as told:
         accept_check(made.ledger, made.clock, "s", "x", 0, "why")
     assert f"--sequence {done.to}" in told.value.next
-    after = accept_check(made.ledger, made.clock, "s", "x", done.to, "known since May")
+    looked = accept_check(made.ledger, made.clock, "s", "x", done.to, "", dry_run=True)
+    assert (len(looked.accepted), looked.ledger.circuit) == (2, "open")
+    after = accept_check(made.ledger, made.clock, "s", "x", done.to, "known since May").ledger
     assert (after.circuit, after.checked) == ("closed", after.sequence)
     assert made.ledger.manifest("s", after.sequence).entry.reason == "known since May"
 
