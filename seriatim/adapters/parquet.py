@@ -21,7 +21,7 @@ from seriatim.core.ledger import File
 from seriatim.core.machine import fits
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import Partition
-from seriatim.core.session import Ended, Folded, Kept
+from seriatim.core.session import Ended, Folded, Gathered, Kept
 from seriatim.core.table import DECIMAL
 from seriatim.disk import Notes, ParquetFileWriter, file_names
 from seriatim.ports import UnfitRecords
@@ -150,13 +150,23 @@ class _Records:
 
     def write(self, stretch: Stretch, folded: Folded) -> None:
         """Add the records of a stretch."""
-        if not folded.rows:
+        parts, positions = [], [np.asarray(folded.positions, np.int64)]
+        if folded.rows:
+            columns = self._machine_columns(folded.rows)
+            parts.append(self._batch(self._own_columns(stretch, folded), columns))
+        if (gathered := folded.gathered) is not None:
+            own = self._gathered_columns(stretch, gathered)
+            parts.append(self._batch(own, gathered.columns))
+            positions.append(gathered.positions)
+        if not parts:
             return
-        own = self._own_columns(stretch, folded)
-        columns = self._machine_columns(folded.rows)
-        self.file.add(pa.RecordBatch.from_arrays([*own, *columns], schema=self.store.schema))
-        self.first = stretch.start + folded.positions[0] if self.first < 0 else self.first
-        self.last = stretch.start + folded.positions[-1]
+        places = np.concatenate(positions)
+        self.file.add(parts[0] if len(parts) == 1 else pa.concat_batches(parts).take(np.argsort(places, kind="stable")))
+        self.first = stretch.start + int(places.min()) if self.first < 0 else self.first
+        self.last = stretch.start + int(places.max())
+
+    def _batch(self, own: Sequence[pa.Array], columns: Sequence[pa.Array]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([*own, *columns], schema=self.store.schema)
 
     def end(self, offset: int, ended: Ended) -> None:
         """Add records that end sessions, all at one offset."""
@@ -174,8 +184,7 @@ class _Records:
             "sequence": pa.array(ended.sequences, pa.int64()),
         }
         own = [made[name] for name in self.store.own]
-        columns = self._machine_columns(ended.rows)
-        self.file.add(pa.RecordBatch.from_arrays([*own, *columns], schema=self.store.schema))
+        self.file.add(self._batch(own, self._machine_columns(ended.rows)))
         self.first = self.last = offset
 
     def _machine_columns(self, rows: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
@@ -188,24 +197,33 @@ class _Records:
 
     def _own_columns(self, stretch: Stretch, folded: Folded) -> list[pa.Array]:
         positions = np.asarray(folded.positions, dtype=np.int64)
-        offsets = pa.array(positions + stretch.start)
-        count = len(positions)
-        times = getattr(stretch, "microseconds", None)
-        times = np.asarray(stretch.timestamps, dtype=np.int64) * 1000 if times is None else times
-        times = times[positions]
+        times = _microseconds(stretch)[positions]
         sources = positions + stretch.start
         for row, source in folded.sources.items():
             sources[row], times[row] = source.offset, source.timestamp * 1000
+        indexes, sequences = pa.array(folded.indexes, pa.int32()), pa.array(folded.sequences, pa.int64())
+        sessions = pa.array(folded.sessions, pa.string())
+        return self._made(positions + stretch.start, indexes, sources, times, sessions, sequences)
+
+    def _gathered_columns(self, stretch: Stretch, gathered: Gathered) -> list[pa.Array]:
+        offsets, times = gathered.positions + stretch.start, _microseconds(stretch)[gathered.positions]
+        indexes = pa.array(np.zeros(len(offsets), np.int32))
+        return self._made(offsets, indexes, offsets, times, gathered.sessions, gathered.sequences)
+
+    def _made(
+        self, offsets: Any, indexes: pa.Array, sources: Any, times: Any, sessions: pa.Array, sequences: pa.Array
+    ) -> list[pa.Array]:
+        count = len(offsets)
         made = {
             "topic": lambda: pa.repeat(self.partition.topic, count),
             "topic_id": lambda: pa.repeat(self.topic_id, count),
             "partition": lambda: pa.repeat(pa.scalar(self.partition.number, pa.int32()), count),
-            "offset": lambda: offsets,
-            "index": lambda: pa.array(folded.indexes, pa.int32()),
+            "offset": lambda: pa.array(offsets),
+            "index": lambda: indexes,
             "source_offset": lambda: pa.array(sources),
             "timestamp": lambda: pa.array(times, UTC_MICROSECONDS),
-            "session": lambda: pa.array(folded.sessions, pa.string()),
-            "sequence": lambda: pa.array(folded.sequences, pa.int64()),
+            "session": lambda: sessions,
+            "sequence": lambda: sequences,
         }
         return [made[name]() for name in self.store.own]
 
@@ -213,6 +231,11 @@ class _Records:
         """Finish the file."""
         file = self.file.finish()
         return None if file is None else replace(file, first=self.first, last=self.last)
+
+
+def _microseconds(stretch: Stretch) -> Any:
+    times = getattr(stretch, "microseconds", None)
+    return np.asarray(stretch.timestamps, dtype=np.int64) * 1000 if times is None else times
 
 
 def _column(values: Sequence[Any], kind: str) -> pa.Array:

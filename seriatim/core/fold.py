@@ -76,7 +76,7 @@ class Fold(Judge):
     def stretch(self, stretch: Stretch) -> Folded:
         """Fold messages in order until the end or a halt; `consumed` says how many."""
         ensure(self.halt is None, "a halted partition goes no further", partition=str(self.partition))
-        messages = self.runner.decode(stretch.values)
+        messages = self._decoded(stretch)
         for i in stretch.untimely():
             messages[i] = Poison(f"its timestamp {stretch.timestamps[i]} is no time between the years 1 and 9999")
         ensure(len(messages) == len(stretch), "as many messages as values", start=stretch.start)
@@ -95,7 +95,7 @@ class Fold(Judge):
         self._touch(names, out.consumed)
         if self.expiry:
             self.expiry.pass_by(messages[: out.consumed], stretch.timestamps)
-        self._distance.measure(stretch, names[: out.consumed], self._anchored, self._gone, self.sessions, self.counts)
+        self._measure(stretch, names, out.consumed)
         self.counts.messages += out.consumed
         self.counts.records += len(out.rows)
         self.tally.settle(self.runner.contradictions - self._contradictions)
@@ -249,6 +249,12 @@ class Fold(Judge):
             "snapshot distance", name, offset, f"a snapshot at least every {minutes} minutes", found
         )
         self.tally.warn(finding, f"the last one is at offset {session.snapshot_offset}")
+
+    def _decoded(self, stretch: Stretch) -> list[Any]:
+        return self.runner.decode(stretch.values)
+
+    def _measure(self, stretch: Stretch, names: list[str | None], consumed: int) -> None:
+        self._distance.measure(stretch, names[:consumed], self._anchored, self._gone, self.sessions, self.counts)
 
     def _named(self, stretch: Stretch, messages: list[Any]) -> list[str | None]:
         if not self.session_field:

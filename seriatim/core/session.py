@@ -90,6 +90,16 @@ class Kept(Struct, frozen=True):
         }
 
 
+class Gathered(Struct, frozen=True):
+    """Records that were made in columns, one per message: the positions of their messages, and Arrow's arrays."""
+
+    positions: Any
+    sessions: Any
+    sequences: Any
+    columns: Sequence[Any]
+    """The machine's own."""
+
+
 class Folded(Struct):
     """What one stretch gave: records in columns by position, and messages set aside."""
 
@@ -102,6 +112,8 @@ class Folded(Struct):
     sources: dict[int, Waiting] = field(default_factory=dict)
     """Records of messages that waited: row to message. The others come from the message of their position."""
     consumed: int = 0
+    gathered: Gathered | None = None
+    """Records of messages that were folded in bulk; those above are of the others."""
 
     def name_records(self, names: Sequence[str | None], sequences: Sequence[int | None]) -> None:
         """Give each record its session, its sequence and its number within its message."""

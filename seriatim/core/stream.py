@@ -123,9 +123,9 @@ class Stream(Struct, frozen=True, kw_only=True):
             distance_ms=self.alerts.snapshot_distance_max_minutes * 60_000,
         )
 
-    def table_machine(self) -> TableMachine:
+    def table_machine(self, kind: type[TableMachine] = TableMachine) -> TableMachine:
         """The stock machine as this stream wants it."""
-        return TableMachine(
+        return kind(
             key=self.table.key,
             columns=self.table.columns,
             before=self.table.before,

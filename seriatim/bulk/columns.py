@@ -1,0 +1,124 @@
+"""Columns in and out: Arrow's buffers for the parser, and Arrow arrays of the records that a bulk fold made.
+
+Next room: adapters/parquet.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from seriatim.bulk.compiled import BOOL, FLOAT, MISSING, TEXT, Array, compiled
+from seriatim.bulk.parse import UNSURE, Parsed, Wanted, parse
+from seriatim.bulk.rows import Made
+from seriatim.core.session import Gathered
+from seriatim.core.table import KINDS
+
+if TYPE_CHECKING:
+    from seriatim.bulk.fold import Names
+    from seriatim.bulk.table import BulkTable
+
+OPS = pa.array(KINDS, pa.string())
+
+
+def parsed_values(values: pa.Array, wanted: Wanted) -> tuple[Array, Array, Parsed]:
+    """A column of values: its bytes, where each begins and ends, and the messages parsed from it."""
+    count, width = len(values), len(wanted.kinds)
+    wide = pa.types.is_large_binary(values.type)
+    _, starts, content = values.buffers()
+    edges = np.frombuffer(starts, np.int64 if wide else np.int32)[values.offset : values.offset + count + 1]
+    data = np.frombuffer(content if content is not None else b"", np.uint8)
+    cells = np.zeros((width, count), np.int64)
+    parsed = Parsed(
+        kinds=np.empty(count, np.int8),
+        sequences=np.zeros(count, np.int64),
+        cells=cells,
+        floats=cells.view(np.float64),
+        sizes=np.full((width, count), MISSING, np.int32),
+        hard=np.empty((count * width, 4), np.int64),
+    )
+    edges = edges.astype(np.int64)
+    hard = parse(data, edges, wanted, parsed)
+    _read_hard(data, parsed, hard)
+    for i in _not_text(values, data, edges):
+        parsed.kinds[i] = UNSURE
+    return data, edges, parsed
+
+
+def _read_hard(data: Array, parsed: Parsed, count: int) -> None:
+    """Floats of many digits, read by Arrow, which rounds as msgspec does."""
+    if count == 0:
+        return
+    r, c, start, size = (np.ascontiguousarray(parsed.hard[:count, i]) for i in range(4))
+    parsed.floats[c, r] = texts(data, start, size.astype(np.int32)).cast(pa.float64()).to_numpy()
+
+
+def _not_text(values: pa.Array, data: Array, edges: Array) -> list[int]:
+    """Positions of values that are null or not UTF-8."""
+    unsure = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)).tolist() if values.null_count else []
+    if np.max(data[edges[0] : edges[-1]], initial=0) < 128:
+        return unsure
+    try:
+        values.cast(pa.large_string() if pa.types.is_large_binary(values.type) else pa.string())
+    except pa.ArrowInvalid:
+        unsure += [i for i, value in enumerate(values.to_pylist()) if value is not None and not _is_text(value)]
+    return unsure
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def gathered(runner: BulkTable, names: Names, parsed: Parsed, made: Made, count: int) -> Gathered:
+    """Records in columns, as the plain fold would give them in rows."""
+    positions = made.positions[:count]
+    kinds = np.concatenate([runner.wanted.kinds] * (2 if runner.before else 1))
+    columns = [pc.take(OPS, pa.array(made.ops[:count]))]
+    for c, kind in enumerate(kinds.tolist()):
+        columns.append(column(kind, runner.arena.heap, made.cells[c, :count], made.sizes[c, :count]))
+    sequences = pa.array(parsed.sequences[positions]) if runner.wanted.sequenced else pa.nulls(count, pa.int64())
+    sessions = pa.array(names.distinct, pa.string()).take(pa.array(names.codes[positions]))
+    return Gathered(positions=positions, sessions=sessions, sequences=sequences, columns=columns)
+
+
+def column(kind: int, heap: Array, cells: Array, sizes: Array) -> pa.Array:
+    """One column of records. A negative size is a null."""
+    valid = sizes >= 0
+    validity = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    if kind == TEXT:
+        return texts(heap, cells, sizes, validity)
+    if kind == BOOL:
+        return pa.Array.from_buffers(
+            pa.bool_(), len(cells), [validity, pa.py_buffer(np.packbits(cells == 1, bitorder="little"))]
+        )
+    return pa.Array.from_buffers(
+        pa.float64() if kind == FLOAT else pa.int64(), len(cells), [validity, pa.py_buffer(np.ascontiguousarray(cells))]
+    )
+
+
+def texts(data: Array, starts: Array, sizes: Array, validity: Any = None) -> pa.Array:
+    """Texts that lie anywhere in some bytes, as one column."""
+    edges = np.empty(len(sizes) + 1, np.int32)
+    edges[0] = 0
+    np.cumsum(np.maximum(sizes, 0), out=edges[1:])
+    out = np.empty(int(edges[-1]), np.uint8)
+    data = data.view()
+    data.flags.writeable = False  # as the other bytes are: one kind of array, compiled once
+    copy_texts(data, starts, edges, out)
+    return pa.StringArray.from_buffers(len(sizes), pa.py_buffer(edges), pa.py_buffer(out), validity)
+
+
+@compiled
+def copy_texts(data: Array, starts: Array, edges: Array, out: Array) -> None:
+    """Bring texts together, one after the other."""
+    for i in range(len(starts)):
+        start, top = starts[i], edges[i]
+        for j in range(edges[i + 1] - top):
+            out[top + j] = data[start + j]
