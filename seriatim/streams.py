@@ -51,6 +51,7 @@ def load(stream: str, folder: Path) -> StreamFile:
     output = Path(checked.output.path.removeprefix("file://")).expanduser()
     base = path.parent.parent if path.parent in (folder, path.parent.with_name("streams")) else path.parent
     root = str(base / output)
+    _refuse_file(base / output, path)
     return StreamFile(replace(checked, output=replace(checked.output, path=root)), str(path.parent))
 
 
@@ -74,6 +75,15 @@ def _machine_doc(stream: Stream, folder: str) -> str:
     kinds = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
     docs = [ast.get_docstring(tree), *(ast.get_docstring(kind) for kind in kinds)]
     return "\n\n".join(doc for doc in docs if doc)
+
+
+def _refuse_file(root: Path, where: Path) -> None:
+    """The output path is a folder, or can become one."""
+    there = next(path for path in (root, *root.parents) if path.exists())
+    if not there.is_dir():
+        raise ConfigError(
+            f"{where.name}: output.path: {there} is a file", allowed="a folder", next=f"fix output.path in {where.name}"
+        )
 
 
 def runner(file: StreamFile) -> Runner:

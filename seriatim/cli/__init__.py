@@ -66,8 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if Options.debug:
             raise
         known = error if isinstance(error, SeriatimError) else _unforeseen(error)
-        typer.echo(_json(_told(known)) if Options.json else known.render(), err=True)
+        tell(known)
         sys.exit(known.exit_code)
+
+
+def tell(error: SeriatimError) -> None:
+    """An error on stderr: a screen, or one line of JSON for scripts."""
+    typer.echo(_json(_told(error)) if Options.json else error.render(), err=True)
 
 
 def _told(error: SeriatimError) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import app
+from seriatim.cli import Options, app, tell
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError, IntegrityError
 
@@ -30,21 +30,31 @@ def status(
 ) -> None:
     """Show partitions, frontier, lag, time left, what waits and who is in quarantine.
 
+    Of all streams: one whose file is wrong, or whose ledger is refused, is told and does not hide the others.
+
     Example: seriatim status demo --json
     """
     from seriatim import streams, wiring
     from seriatim.adapters.clock import WallClock
     from seriatim.steps.status import status as gather
 
-    settings = config.load()
+    Options.json = json
+    settings, failed = config.load(), set[int]()
     names = [stream] if stream else streams.names(settings.streams)
     if not names:
         raise ConfigError(f"there are no stream files in {settings.streams}", next="make one, or set SERIATIM_STREAMS")
     for name in names:
-        file = streams.load(name, settings.streams)
-        now = WallClock().now_seconds()
-        found = gather(file.stream, wiring.log(file, settings), wiring.ledger(file), wiring.state(file), now)
+        try:
+            file = streams.load(name, settings.streams)
+            now = WallClock().now_seconds()
+            found = gather(file.stream, wiring.log(file, settings), wiring.ledger(file), wiring.state(file), now)
+        except (ConfigError, IntegrityError) as error:
+            tell(error)
+            failed.add(error.exit_code)
+            continue
         _print(found) if json else _show_status(found)
+    if failed:
+        raise typer.Exit(max(failed))
 
 
 @app.command()
@@ -64,6 +74,7 @@ def state(
     from seriatim.steps.status import session_state
     from seriatim.steps.sweep import refuse_swept
 
+    Options.json = json
     settings = config.load()
     file = streams.load(stream, settings.streams)
     name, store = file.stream.name, wiring.ledger(file)
@@ -103,6 +114,7 @@ def version(
     from seriatim.steps.commit import read_head
     from seriatim.steps.sweep import refuse_swept
 
+    Options.json = json
     file = streams.load(stream, config.load().streams)
     name, store = file.stream.name, wiring.ledger(file)
     head = read_head(store, name)

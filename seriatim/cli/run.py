@@ -153,6 +153,7 @@ def plan(stream: StreamName, json: Json = False) -> None:
     from seriatim.steps.plan import plan as make
     from seriatim.steps.plan import short_retention
 
+    Options.json = json
     settings = config.load()
     file = streams.load(stream, settings.streams)
     log = wiring.log(file, settings)
