@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from seriatim.core.errors import ConfigError
 from seriatim.core.fold import Fold
 from seriatim.core.integrity import FINDINGS_TOLD_MAX
 from seriatim.core.judge import OnPoison
 from seriatim.core.message import Stretch
+from seriatim.core.session import Session
 from seriatim.testing import CRASH, Folded, fold_table
 from tests.core.test_fold import Folder, P, machine, told
 
@@ -275,3 +278,26 @@ def test_a_snapshot_that_was_passed_over_and_comes_late() -> None:
 
 def _inserts(keys: str) -> list[dict[str, Any]]:
     return [{"type": "insert", "id": key, "v": 1, "seq": seq} for seq, key in enumerate(keys, 2)]
+
+
+@pytest.mark.parametrize("cuts", [[], [2], [1, 2, 3]])
+def test_a_closed_gap_begins_behind_the_last_message_that_counted(cuts: list[int]) -> None:
+    """Poison that was passed over is none: what is missing may have been before it. However it is sliced."""
+    sent = [
+        told("snapshot", "s", "", 1, 1, ["a"]),
+        told("update", "s", "a", 2, 2, []),
+        (b"s", b"?"),
+        told("snapshot", "s", "", 9, 9, ["a"]),
+    ]
+    marks: list[tuple[int, int]] = []
+    saved: dict[str, Session] = {}
+    for start, end in pairwise([0, *cuts, len(sent)]):
+        fold = Fold(
+            P, machine(sequence="seq"), "none", "skip", lambda names: {n: saved[n] for n in names if n in saved}
+        )
+        keys, values = zip(*sent[start:end], strict=True)
+        fold.stretch(Stretch(start, [0] * (end - start), keys, values))
+        for name, session in fold.touched().items():
+            saved[name] = replace(session, state=None, awake=False, touched=False)
+        marks += [(mark.offset, mark.until) for mark in fold.tally.marks]
+    assert marks == [(2, 3)]
