@@ -10,13 +10,16 @@ from msgspec.structs import replace
 from seriatim.core.errors import ConfigError, IntegrityError
 from seriatim.core.ledger import Change, Entry
 from seriatim.core.offsets import Partition
+from seriatim.core.repair import Request
 from seriatim.core.stream import Output, Stream, Table
 from seriatim.core.suite import Expectation
 from seriatim.steps.check import Judging, accept_check, check
 from seriatim.steps.commit import commit, read_head
+from seriatim.steps.repair import Repairing, plan
 from seriatim.steps.tell import untold
 from seriatim.testing import MemoryStream
 from tests.steps.checks import between, checked, means, rows
+from tests.steps.mending import mending
 from tests.steps.worlds import A0, A1, begun, kinds, send, world
 
 NO_PRICE = Expectation("expect_column_values_to_not_be_null", {"column": "price"}, suite="expectations/s.json")
@@ -314,3 +317,35 @@ def test_quarantine_restarts_and_deletes_are_good() -> None:
     assert made.accounts()[A0].counts["poison"] == 1
     assert checked(made).verdict == {"in-a/0": "good"}
     assert A1 not in made.accounts()
+
+
+def test_a_repair_of_what_failed_closes_the_circuit_after_a_good_check() -> None:
+    """Repair finds by itself what the check called bad; the next check judges what came instead."""
+    made = with_before(2)
+    made.run()
+    send(made, A1, 3)
+    made.run()
+    hurt(made, v=99)
+    assert checked(made).verdict == {"in-a/0": "good", "in-a/1": "bad"}
+    tools = mending(made)
+    Repairing(tools).apply(plan(tools, Request()), 1000)
+    head = read_head(made.ledger, "s")
+    assert head is not None
+    assert (head.ledger.circuit, [one.replaced >= 0 for one in head.ledger.failed]) == ("open", [True])
+    done = checked(made)
+    assert done.verdict == {"in-a/1": "good"}
+    assert (done.ledger.circuit, done.ledger.checked) == ("closed", done.sequence)
+
+
+def test_what_a_repair_made_wrong_again_stays_bad() -> None:
+    """The new files are judged like any others, from the state before them."""
+    made = with_before()
+    made.run()
+    hurt(made, v=99)
+    checked(made)
+    tools = mending(made)
+    Repairing(tools).apply(plan(tools, Request()), 1000)
+    hurt(made, before_v=98)
+    done = checked(made)
+    assert (done.verdict, done.ledger.circuit) == ({"in-a/0": "bad"}, "open")
+    assert [one.replaced for one in done.ledger.failed] == [-1]
