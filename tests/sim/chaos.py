@@ -17,8 +17,10 @@ from seriatim.core.errors import ConfigError, FencedError, PlatformError
 from seriatim.core.machine import Runner, UserMachine
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Ranges
+from seriatim.steps.compact import compact
 from seriatim.testing import MemoryStream
 from tests.sim.producer import Producer, Sent, TallyMachine, draw_stream
+from tests.steps.compacts import DAY, means
 
 
 class SimCrash(BaseException):
@@ -72,6 +74,7 @@ class Chaos:
         self.world.reader.failures.clear()
         for _ in range(3):
             self.run()
+        self.compact()
 
     def run(self) -> None:
         """One process from start to end."""
@@ -79,13 +82,24 @@ class Chaos:
         if self.world.kafka.bounds(self.stream.topics) or self.world.ledger.commits:
             self.world.folding(runner).run(self.random.choice((3, 20, 1000)))
 
+    def compact(self) -> None:
+        """One process that compacts; sometimes long after the last one, so that old files go."""
+        if any(commit.entry is not None for commit in self.world.ledger.commits):
+            if self.depth == 0 and self.random.random() < 0.3:
+                self.world.clock.sleep(40 * DAY)
+            compact(means(self.world, bytes_target=self.random.choice((400, 4_000, 1 << 20))))
+
+    def _go(self) -> None:
+        """A process: mostly a run."""
+        self.compact() if self.random.random() < 0.3 else self.run()
+
     def _try(self) -> None:
         """Run under disturbances, as a scheduler would: again after a crash, a few times."""
         arm(self._passed)
         self.calm = False
         for _ in range(self.random.randrange(1, 5)):
             try:
-                self.run()
+                self._go()
                 break
             except (SimCrash, FencedError):
                 continue
@@ -113,7 +127,7 @@ class Chaos:
         """Another whole run in the middle of this one; it may crash too, by itself."""
         self.depth += 1
         try:
-            self.run()
+            self._go()
         except (SimCrash, FencedError, PlatformError):
             pass
         finally:
