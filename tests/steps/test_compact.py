@@ -416,3 +416,16 @@ def test_trouble_with_the_ledger_is_not_hidden() -> None:
     made.ledger.manifests.pop(made.ledger.commits[1].manifest)
     with pytest.raises(IntegrityError, match="corrupt or missing"):
         compacted(made)
+
+
+def test_who_would_remove_a_file_that_is_gone_is_fenced_at_once() -> None:
+    """It is not tried again and again: what left the table does not come back."""
+    made = sliced(more=False)
+    removed = tuple(active(made)[:1])
+    compacted(made)
+    before = made.clock.now
+    entry = Entry(kind="compact", attempt="late", changes=(change_of(made.accounts()[A0]),), removed=removed)
+    with pytest.raises(FencedError) as fenced:
+        by_hand(made, entry)
+    assert "was replaced by another run" in fenced.value.render()
+    assert made.clock.now == before

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from seriatim.adapters.memory.files import MemoryFile
+from seriatim.core.compact import Intent
 from seriatim.core.crash import CRASH_POINTS
 from seriatim.core.ledger import Account
+from seriatim.core.offsets import Partition
 from seriatim.steps.sweep import sweep_dead
 from seriatim.testing import MemoryStream
 from tests.steps.test_crashes import lively, logical, run_killed
@@ -100,3 +102,36 @@ def test_what_a_lost_manifest_named_cannot_be_known_so_it_stays() -> None:
         made.ledger.manifests.pop(path)
     assert swept(made) == []
     assert late <= there(made)
+
+
+def test_a_compaction_that_begins_while_files_are_listed_is_alive() -> None:
+    """Its intent is there before its first file: whoever sees the file, and looks for the intent then, finds it."""
+    made = sliced()
+    output, records = f"records/{A0}/compact-now-0", tuple(file.path for file in made.ledger.active())
+    listed = made.files.paths
+
+    def begins(partition: Partition) -> list[str]:
+        made.files.put_intent(Intent(partition=A0, attempt="now", epoch=0, records=records))
+        made.files.files[output] = MemoryFile()
+        return listed(partition)
+
+    made.files.paths = begins  # type: ignore[method-assign]
+    assert swept(made) == []
+    assert output in there(made)
+
+
+def test_a_compaction_is_dead_once_its_partition_was_repaired() -> None:
+    """Of another epoch, or with an input that left the table; without an intent it never was one."""
+    made = sliced()
+    records = tuple(file.path for file in made.ledger.active())
+    intents = {
+        "epoch": Intent(partition=A0, attempt="epoch", epoch=3, records=records),
+        "gone": Intent(partition=A0, attempt="gone", epoch=0, records=(*records, f"records/{A0}/0-0-gone")),
+        "alive": Intent(partition=A0, attempt="alive", epoch=0, records=records),
+    }
+    for intent in intents.values():
+        made.files.put_intent(intent)
+    outputs = {name: leave(made, f"compact-{name}-0", "records", "state") for name in (*intents, "nobody")}
+    assert set(swept(made)) == outputs["epoch"] | outputs["gone"] | outputs["nobody"]
+    assert outputs["alive"] <= there(made)
+    assert {intent.attempt for intent in made.files.intents(A0)} == {"alive"}
