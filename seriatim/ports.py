@@ -21,6 +21,7 @@ from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Entry, File, Ledger, Manifest
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.outputs import MAIN
 from seriatim.core.retention import Retained
 from seriatim.core.scope import Replaced
 from seriatim.core.session import Ended, Folded, Kept, Session
@@ -131,7 +132,7 @@ class UnfitRecords(Exception):  # noqa: N818  # becomes the finding `raised`
 class RecordStore(Protocol):
     """Where record files go. Invisible until a commit names them."""
 
-    def records(self, partition: Partition, topic_id: str, stem: str) -> RecordWriter: ...
+    def records(self, partition: Partition, topic_id: str, stem: str, table: str = MAIN) -> RecordWriter: ...
     def kept(self, partition: Partition, topic_id: str, stem: str) -> KeptWriter: ...
     def sweep(self, partition: Partition, stem_prefix: str, keep: set[str]) -> list[str]:
         """Delete a partition's files whose stem begins so and whose paths are not in `keep`."""
@@ -287,8 +288,22 @@ class Reached(Struct, frozen=True):
     token: Any = None
 
 
+Placed = Sequence[tuple[Partition, File]]
+
+
+class OutputStore(Protocol):
+    """Tables of a machine's further kinds of records: each put is one commit on exactly `at`, or raises `Conflict`."""
+
+    tables: Sequence[str]
+
+    def reached(self, table: str) -> Reached: ...
+    def put(self, table: str, at: Reached, to: Ledger, added: Placed, removed: Sequence[str]) -> None: ...
+
+
 class DerivedStore(Protocol):
     """The derived tables. A put on a table that reached nothing (-1) makes it as a whole."""
+
+    beside: OutputStore | None
 
     def reached(self, table: Derived) -> Reached:
         """How far a table is; -1: it is not there, or not to be relied on."""

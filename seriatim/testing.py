@@ -128,9 +128,11 @@ def fold(
     world = MemoryStream(stream, lambda: UserMachine(stream.machine, machine, sequence))
     findings, headless = _feed(world, messages)
     rows = world.rows()
-    names = {f.encode_name: f.name for f in msgspec.structs.fields(runner.record)}
+    every = [(row, runner.record) for row in rows]
+    every += [(row, kind) for kind, made in runner.beside.items() for row in world.other_rows(made.table)]
+    every.sort(key=lambda one: (one[0]["offset"], one[0]["index"]))
     return Folded(
-        records=[runner.record(**{name: row[column] for column, name in names.items()}) for row in rows],
+        records=[_record(kind, row) for row, kind in every],
         rows=rows,
         states={name: runner.load(*saved) for name, saved in _saved(world).items()},
         findings=findings,
@@ -142,6 +144,11 @@ def fold_table(
     messages: Iterable[Any],
     *,
     key: Sequence[str],
+def _record(kind: type[Any], row: Mapping[str, Any]) -> Any:
+    """A row of a table as the Struct that it was."""
+    return kind(**{one.name: row[one.encode_name] for one in msgspec.structs.fields(kind)})
+
+
     columns: Mapping[str, str],
     before: bool = False,
     tier: Tier = "strict",
@@ -182,9 +189,10 @@ class MemoryStream:
         self.kafka = MemoryKafka()
         self.reader = MemoryReader(self.kafka, stream.isolation)
         self.explain = MemoryBatches(self.kafka, stream.isolation)
-        self.files = MemoryFiles(machine().columns)
+        others = machine().others
+        self.files = MemoryFiles(machine().columns, others)
         self.ledger = MemoryLedger(self.files.read)
-        self.derived = MemoryDerived(lambda file: self.files.read(file).rows)
+        self.derived = MemoryDerived(lambda file: self.files.read(file).rows, list(others))
         self.clock = MemoryClock()
         self.requests = MemoryRequests()
         self._attempts = count()
@@ -237,6 +245,10 @@ class MemoryStream:
         """What the ledger knows of each partition."""
         head = self.ledger.head(self.stream.name)
         return {} if head is None else {Partition.parse(p): a for p, a in head.ledger.partitions.items()}
+    def other_rows(self, table: str) -> list[dict[str, Any]]:
+        """The committed records of one of the machine's other tables, by entry."""
+        return [row for file in self.derived.outputs.files(table) for row in self.files.read(file).rows]
+
 
     def sessions(self, partition: Partition) -> dict[str, Session]:
         """The committed sessions of a partition, their state still as bytes."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim import client, config, streams
+from seriatim import client, config, streams, tables
 from seriatim.config import Settings
 from seriatim.core.errors import ConfigError
 from seriatim.core.offsets import Partition
@@ -31,6 +31,8 @@ from seriatim.ports import NO_WISH, Wish
 from seriatim.streams import StreamFile
 
 Say = Callable[[str], None]
+current, derived = tables.current, tables.derived
+"""The tables that follow the ledger; they have a room of their own."""
 BULK_MIN, BULK_LOADED_MIN = 50_000, 1_000
 """Messages of a task from which on folding in bulk is faster: loading what it takes costs half a second, once."""
 
@@ -38,10 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from seriatim.adapters.ask import KafkaRequests
-    from seriatim.adapters.current import DeltaCurrent
-    from seriatim.adapters.ask import KafkaRequests
     from seriatim.adapters.delta import DeltaLedger
-    from seriatim.adapters.derived import DeltaDerived
     from seriatim.adapters.join import ParquetJoiner
     from seriatim.adapters.kafka import KafkaLog
     from seriatim.adapters.mail import SmtpNotifier
@@ -115,6 +114,7 @@ def kit(file: StreamFile, kafka: dict[str, str], messages: int = 0) -> Kit:
             stream.output.compression,
             stream.output.partition_by,
             checked=not runner.may_half_change,
+            others=runner.others,
         ),
         state=ParquetState(root, stream.output.compression),
         explain=explain(file, kafka),
@@ -241,7 +241,7 @@ def means(file: StreamFile, settings: Settings) -> Means:
         runner=runner,
         log=log(file, settings),
         ledger=ledger(file, with_schema=True),
-        records=ParquetRecords(root, runner.columns, output.compression, output.partition_by),
+        records=ParquetRecords(root, runner.columns, output.compression, output.partition_by, others=runner.others),
         state=state(file),
         clock=WallClock(),
         new_attempt=new_attempt,
@@ -263,13 +263,6 @@ def ledger(file: StreamFile, *, with_schema: bool = False) -> DeltaLedger:
     stream = file.stream
     schema = record_schema(streams.runner(file).columns) if with_schema else None
     return DeltaLedger(Path(stream.output.path), schema, stream.output.partition_by)
-
-
-def derived(file: StreamFile) -> DeltaDerived:
-    """The stream's tables gaps and quarantine."""
-    from seriatim.adapters.derived import DeltaDerived
-
-    return DeltaDerived(Path(file.stream.output.path), file.stream.output.compression)
 
 
 def files(file: StreamFile) -> ParquetRecords:
@@ -295,23 +288,6 @@ def state(file: StreamFile) -> ParquetState:
 
 def outbox(stream: str, settings: Settings) -> DiskOutbox:
     """Where a stream's incidents and mails are, by its name in `streams/` or the path of its file."""
-def current(file: StreamFile) -> DeltaCurrent:
-    """The stream's table `current`, for machines whose records name a key."""
-    from seriatim.adapters.current import DeltaCurrent
-    from seriatim.adapters.parquet import record_schema
-
-    stream, runner = file.stream, streams.runner(file)
-    if runner.keyed is None:
-        raise ConfigError(
-            f"{stream.name}: the records of {runner.name} name no key, so there is no table `current`",
-            next='say in the record\'s Struct what names a row: row_key: ClassVar = ("side", "price")',
-        )
-    output = stream.output
-    return DeltaCurrent(
-        Path(output.path), record_schema(runner.columns), runner.keyed, output.compression, output.keep_versions_days
-    )
-
-
     from seriatim.adapters.outbox import DiskOutbox
 
     path = Path(stream).expanduser().absolute()

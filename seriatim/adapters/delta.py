@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from seriatim.core.errors import ConfigError, IntegrityError, ensure
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Change, Entry, File, Ledger, Manifest, decode
+from seriatim.core.outputs import MAIN, table_in
 from seriatim.disk import file_names, sweep_drafts, sync, write_file
 from seriatim.ports import Conflict, Head
 
@@ -223,7 +224,7 @@ class DeltaLedger:
 
     def _removes(self, table: DeltaTable, paths: Iterable[str], data_change: bool) -> list[RemoveAction]:
         """Removals, each of a file that is in the table: delta-rs itself takes any path."""
-        wanted = {path.removeprefix("records/") for path in paths}
+        wanted = {path.removeprefix("records/") for path in paths if table_in(path) == MAIN}
         if not wanted:
             return []
         active = {row["path"]: row for row in pa.table(table.get_add_actions()).to_pylist()}

@@ -27,7 +27,7 @@ from seriatim.core.errors import IntegrityError, PlatformError
 from seriatim.core.gaps import Aside, Gap, release_of
 from seriatim.core.ledger import File, Ledger
 from seriatim.disk import ParquetFileWriter, file_digest, write_file
-from seriatim.ports import Conflict, Derived, Reached
+from seriatim.ports import Conflict, Derived, OutputStore, Reached
 
 KEY = "seriatim"
 NOTE = "derived.json"
@@ -88,8 +88,8 @@ class _Part(Struct):
 class DeltaDerived:
     """The derived tables of one stream. Implements `DerivedStore`."""
 
-    def __init__(self, root: Path, compression: str = "zstd") -> None:
-        self.root, self.compression = root, compression
+    def __init__(self, root: Path, compression: str = "zstd", beside: OutputStore | None = None) -> None:
+        self.root, self.compression, self.beside = root, compression, beside
 
     def reached(self, table: Derived) -> Reached:
         """How far a table is: as its last commit of ours says, or further, if nothing had to be put since."""

@@ -75,7 +75,8 @@ class ParquetJoiner:
         if not parts:
             return None
         rows = pa.concat_tables(parts).sort_by([("offset", "ascending"), ("index", "ascending")])
-        writer = ParquetFileWriter(self.root, f"records/{partition}/{stem}.parquet", rows.schema, self.compression)
+        room = (*olds, *near)[0].path.partition("/")[0]
+        writer = ParquetFileWriter(self.root, f"{room}/{partition}/{stem}.parquet", rows.schema, self.compression)
         for batch in rows.to_batches(max_chunksize=ROWS_PER_GROUP):
             writer.add(batch)
         offsets = rows.column("offset")

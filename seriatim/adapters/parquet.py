@@ -21,6 +21,8 @@ from seriatim.core.ledger import File
 from seriatim.core.machine import fits
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import Partition
+from seriatim.core.outputs import MAIN, ROOM
+from seriatim.core.outputs import room as room_of
 from seriatim.core.session import Ended, Folded, Gathered, Kept
 from seriatim.core.table import DECIMAL
 from seriatim.disk import Notes, ParquetFileWriter, file_names
@@ -105,17 +107,26 @@ class ParquetRecords(Notes):
         leave_out: Sequence[str],
         *,
         checked: bool = False,
+        others: Mapping[str, Mapping[str, str]] | None = None,
+        room: str = "records",
     ) -> None:
-        self.root, self.compression, self.kinds = root, compression, list(columns.values())
+        self.root, self.compression, self.kinds, self.room = root, compression, list(columns.values()), room
+        self.beside = {
+            table: ParquetRecords(root, theirs, compression, leave_out, checked=checked, room=room_of(table))
+            for table, theirs in (others or {}).items()
+        }
+        """Those of the machine's other tables."""
         self.column = _column_as_is if checked else _column
         """Values that were checked when they were decoded are not checked again: it costs 0.5 µs a record."""
         whole = record_schema(columns)
         self.schema = pa.schema([column for column in whole if column.name not in leave_out])
         self.own = [column.name for column in OWN_FIELDS if column.name not in leave_out]
 
-    def records(self, partition: Partition, topic_id: str, stem: str) -> _Records:
+    def records(self, partition: Partition, topic_id: str, stem: str, table: str = MAIN) -> _Records:
         """A record file of one partition and slice."""
-        path = f"records/{partition}/{stem}.parquet"
+        if table != MAIN:
+            return self.beside[table].records(partition, topic_id, stem)
+        path = f"{self.room}/{partition}/{stem}.parquet"
         return _Records(self, partition, topic_id, ParquetFileWriter(self.root, path, self.schema, self.compression))
 
     def kept(self, partition: Partition, topic_id: str, stem: str) -> _KeptMessages:
@@ -130,7 +141,8 @@ class ParquetRecords(Notes):
 
     def paths(self, partition: Partition) -> list[str]:
         """All files of a partition: records, state and messages set aside."""
-        rooms = [f"{room}/{partition}" for room in ("records", "state", "kept")]
+        others = [name for name in file_names(self.root) if name.startswith(ROOM)]
+        rooms = [f"{room}/{partition}" for room in ("records", "state", "kept", *others)]
         return [f"{room}/{name}" for room in rooms for name in file_names(self.root / room)]
 
     def delete(self, paths: Iterable[str]) -> list[str]:

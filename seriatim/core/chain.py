@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from seriatim.core.difference import RESTORE, RESTORE_LOG, Difference
 from seriatim.core.ledger import Account, Change, Ledger, Manifest, state_after
+from seriatim.core.outputs import MAIN, table_in
 
 
 class Added(Struct, frozen=True, kw_only=True):
@@ -198,9 +199,10 @@ def same_entry(sign: Sign, commit: Commit, manifest: Manifest, stream: str) -> I
     yield from differs("a manifest is of another stream", stream, manifest.ledger.stream)
     files = {file.path: file for change in entry.changes for file in change.records}
     adds = {added.path: added for added in commit.adds}
+    removed = sorted(path for path in entry.removed if table_in(path) == MAIN)
     yield from differs("a commit adds other files than its manifest says", sorted(files), sorted(adds))
     yield from differs(
-        "a commit removes other files than its manifest says", sorted(entry.removed), sorted(commit.removes)
+        "a commit removes other files than its manifest says", removed, sorted(commit.removes)
     )
     for path, file in files.items():
         wanted = (file.bytes, file.rows, file.first, file.last)
@@ -304,12 +306,14 @@ def _of_slice(change: Change, was: Account | None, now: Account) -> Iterator[tup
         found,
     )
     yield "a certificate counts other records than its files have", rows, certificate.counts.records
+    beside = {table: sum(file.rows for file in files) for table, files in change.others.items()}
+    yield "a certificate counts other records of another table than its files have", beside, certificate.counts.others
     for name in ("messages", "records", "headless"):
         before = getattr(was, name) if was else 0
         total = before + getattr(certificate.counts, name)
         yield f"the sum of {name} is not that of the certificates", total, getattr(now, name)
     accounted = certificate.counts.messages + sum(certificate.holes.values())
     yield "a certificate does not account for every offset", certificate.until - certificate.start, accounted
-    for file in change.records:
+    for file in (*change.records, *(file for files in change.others.values() for file in files)):
         inside = change.frontier <= file.first <= file.last < change.until
         yield f"{file.path} has offsets outside its certificate", True, inside

@@ -37,12 +37,14 @@ COMPACT_POINTS = ("compact-intended", "compact-written", "compact-committed", "s
 """Those of compact, which runs do not pass."""
 PUBLISH_POINTS = ("current-half", "current-written", "current-published")
 """Those of publish, which runs do not pass."""
+OUTPUT_POINTS = ("output-half",)
+"""Of tables beside `records`, which few streams have."""
 CHECK_POINTS = ("check-judged",)
 """Those of check."""
 
 ALERT_POINTS = ("alert-kept", "alert-sent")
 """Those of alert, which watch passes."""
-POINTS = CRASH_POINTS + REPAIR_POINTS + COMPACT_POINTS + PUBLISH_POINTS + CHECK_POINTS + ALERT_POINTS
+POINTS = CRASH_POINTS + REPAIR_POINTS + COMPACT_POINTS + PUBLISH_POINTS + OUTPUT_POINTS + CHECK_POINTS + ALERT_POINTS
 
 _armed: list[Callable[[str], None]] = []
 

@@ -40,6 +40,8 @@ class Past(Struct):
 
     points: list[Point] = field(default_factory=list)
     files: dict[str, Made] = field(default_factory=dict)
+    others: dict[str, Made] = field(default_factory=dict)
+    """Those of the machine's other tables that are in them now."""
 
     def take(self, manifest: Manifest, change: Change) -> None:
         """One more entry that changed this partition."""
@@ -50,6 +52,9 @@ class Past(Struct):
         for file in change.records:
             start, until = (change.frontier, change.until) if whole else (file.first, file.last + 1)
             self.files[file.path] = Made(file, life, start, until)
+        self.others = {path: made for path, made in self.others.items() if path not in entry.removed}
+        beside = [file for files in change.others.values() for file in files]
+        self.others |= {file.path: Made(file, life, file.first, file.last + 1) for file in beside}
         self.points.append(Point(entry.sequence, entry.kind, account, change))
 
     def life(self) -> list[Point]:

@@ -170,6 +170,8 @@ class Change(Struct, frozen=True, kw_only=True):
     state: tuple[File, ...] | None = None
     """The state files after; None: unchanged."""
     records: tuple[File, ...] = ()
+    others: dict[str, tuple[File, ...]] = field(default_factory=dict)
+    """Record files of the machine's other tables, by table."""
     kept: tuple[File, ...] = ()
     """Quarantined messages."""
     halt: Halt | None = None
@@ -188,6 +190,11 @@ class Change(Struct, frozen=True, kw_only=True):
     merged: tuple[str, ...] = ()
     """Compact: the oldest state files, which `state` replaces."""
 
+    def files(self) -> list[File]:
+        """All that it names."""
+        beside = [file for files in self.others.values() for file in files]
+        return [*self.records, *beside, *self.kept, *(self.state or ())]
+
 
 class Entry(Struct, frozen=True, kw_only=True):
     """One commit: what it did, and on what it insists."""
@@ -203,7 +210,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     previous: str = ""
     changes: tuple[Change, ...] = ()
     removed: tuple[str, ...] = ()
-    """Record files that leave the table (repair, compact)."""
+    """Record files that leave their table (repair, compact)."""
     findings: tuple[Finding, ...] = ()
     held: str | None = None
     """The hold this entry makes, gives back or works under."""

@@ -19,6 +19,7 @@ import msgspec
 from seriatim.core.current import Keyed
 from seriatim.core.errors import ConfigError
 from seriatim.core.message import Poison, decode
+from seriatim.core.outputs import beside, table_of
 from seriatim.core.session import Folded, Session
 
 S = TypeVar("S")
@@ -63,6 +64,8 @@ class Runner(Protocol):
     state_version: int
     columns: dict[str, str]
     """The record's own columns: name to type name (string, int64, …)."""
+    others: dict[str, dict[str, str]]
+    """The same of further tables, by table: a machine may give records of several kinds."""
     keyed: Keyed | None
     """How its records are rows of the table `current`; None: they name no key."""
     shape: str
@@ -118,8 +121,11 @@ class UserMachine:
             raise ConfigError(f"machine {name}: state_version is {self.state_version}", next="count from 1")
         self.has_snapshots = kind.is_snapshot is not Machine.is_snapshot
         self.can_upgrade = kind.upgrade is not Machine.upgrade
-        state, message, self.record = type_arguments(name, kind)
-        self.columns = record_columns(name, self.record)
+        state, message, record = type_arguments(name, kind)
+        kinds = get_args(record) if get_origin(record) in (typing.Union, UnionType) else (record,)
+        self.record, self.columns = kinds[0], record_columns(name, kinds[0])
+        self.beside = beside(name, kinds)
+        self.others = {made.table: record_columns(name, kind) for kind, made in self.beside.items()}
         self.keyed = keyed(name, self.record, self.columns)
         self._decoder = msgspec.json.Decoder(message)
         self._saved: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(state)
@@ -167,9 +173,10 @@ class UserMachine:
     def _tuples(self, method: str, given: Iterable[Any]) -> Sequence[tuple[Any, ...]]:
         records = list(given)
         for record in records:
-            if record.__class__ is not self.record:
-                raise TypeError(f"{method} must yield {self.record.__name__}, it gave {type(record).__name__}")
-        return [msgspec.structs.astuple(record) for record in records]
+            if record.__class__ is not self.record and record.__class__ not in self.beside:
+                named = " or ".join(kind.__name__ for kind in (self.record, *self.beside))
+                raise TypeError(f"{method} must yield {named}, it gave {type(record).__name__}")
+        return [self.beside.get(record.__class__, tuple)(msgspec.structs.astuple(record)) for record in records]
 
     def unusual(
         self,
@@ -185,7 +192,8 @@ class UserMachine:
     def check(self, records: Sequence[tuple[Any, ...]]) -> None:
         """Refuse records whose values do not fit their columns."""
         for record in records:
-            for value, (column, kind) in zip(record, self.columns.items(), strict=True):
+            columns = self.others.get(table_of(record), self.columns)
+            for value, (column, kind) in zip(record, columns.items(), strict=True):
                 if not fits(value, kind):
                     raise TypeError(
                         f"record field {column} takes {kind}, it got {type(value).__name__} {str(value)[:60]!r}"

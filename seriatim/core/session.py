@@ -157,6 +157,9 @@ class Counts(Struct):
     bytes: int = 0
     """Of their keys and values."""
     records: int = 0
+    """Of the table `records`."""
+    others: dict[str, int] = field(default_factory=dict)
+    """Of the machine's other tables, by name."""
     headless: int = 0
     snapshots: int = 0
     first_snapshot: int = -1

@@ -77,6 +77,7 @@ class TableMachine:
         self.contradictions = 0
         self.columns = {"op": "string", **columns} | ({f"before_{n}": t for n, t in columns.items()} if before else {})
         self.keyed: Keyed | None = Keyed(key=tuple(key), columns=tuple(columns), gone={"op": "delete"})
+        self.others: dict[str, dict[str, str]] = {}
         self._width = len(self.names)
         self._blank: Row = (None,) * self._width
         self._checks = _checks(columns)

@@ -29,6 +29,7 @@ from seriatim.core.slice import Bounds, judge
 from seriatim.core.stream import Stream
 from seriatim.ports import Clock, Head, LedgerStore, Log, RecordStore, StateStore, UnfitRecords
 from seriatim.steps.commit import TRIES_MAX, commit, read_head
+from seriatim.steps.split import Outputs
 from seriatim.steps.sweep import sweep_dead
 from seriatim.steps.task import stem_prefix
 
@@ -282,10 +283,10 @@ def _written(means: Means, ledger: Ledger, change: Change, attempt: str, decisio
         ending.add(name, session)
         if session.waiting:
             marks.append(_never_came_to_count(name, session, account.topic_id))
-    file = ending.close()
+    records, others = ending.close()
     crash_point("record-file-written")
     one.sessions, one.records = ending.sessions, ending.records
-    return replace(change, records=() if file is None else (file,), marks=tuple(marks))
+    return replace(change, records=records, others=others, marks=tuple(marks))
 
 
 def _never_came_to_count(name: str, session: Session, topic_id: str) -> Mark:
@@ -307,7 +308,7 @@ class _Ending:
 
     def __init__(self, means: Means, partition: Partition, account: Account, stem: str) -> None:
         self.runner, self.partition, self.offset = means.runner, partition, account.frontier
-        self.writer = means.records.records(partition, account.topic_id, stem)
+        self.writer = Outputs(means.records, partition, account.topic_id, stem, means.runner.others)
         self.sessions = self.records = 0
         self._waiting = Ended()
 
@@ -331,8 +332,8 @@ class _Ending:
             ) from None
         self._waiting = Ended()
 
-    def close(self) -> File | None:
-        """Finish the file; None if there was nothing to take back."""
+    def close(self) -> tuple[tuple[File, ...], dict[str, tuple[File, ...]]]:
+        """Finish the files; none where there was nothing to take back."""
         if self._waiting.rows:
             self._write()
         return self.writer.close()

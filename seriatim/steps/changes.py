@@ -120,6 +120,7 @@ def change_of(partition: Partition, account: Account, result: Result, log_end: i
         certificate=certificate,
         state=result.state,
         records=result.records,
+        others=result.others,
         kept=result.kept,
         halt=halt_of(result.halt) if result.halt else None,
         marks=result.marks,

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from seriatim.core.crash import crash_point
 from seriatim.core.errors import FencedError, IntegrityError, PlatformError
 from seriatim.core.ledger import Change, Entry, Ledger, Manifest, apply, encode
+from seriatim.core.outputs import MAIN, table_in
 from seriatim.core.requirements import unmet, without_held
 from seriatim.ports import Clock, Conflict, Head, LedgerStore
 
@@ -109,7 +110,8 @@ def _buildable(store: LedgerStore, wanted: Entry, head: Head) -> Entry:
     ledger = head.ledger
     entry = without_held(wanted, ledger)
     broken = unmet(entry, ledger)
-    if entry.removed and (gone := sorted(set(entry.removed) - store.active_paths(head))):
+    removed = {path for path in entry.removed if table_in(path) == MAIN}
+    if removed and (gone := sorted(removed - store.active_paths(head))):
         broken.append(f"{gone[0]} was replaced by another run")
     if broken or (wanted.changes and not entry.changes):
         raise FencedError(

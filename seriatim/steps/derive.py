@@ -17,6 +17,7 @@ from seriatim.core.gaps import Aside, Gap, GapsFold, asides, released
 from seriatim.core.ledger import Ledger
 from seriatim.ports import Conflict, DerivedStore, LedgerStore, Reached
 from seriatim.steps.commit import TRIES_MAX
+from seriatim.steps.outputs import catch_up_outputs, trusted
 
 NOTHING = Reached()
 
@@ -40,9 +41,15 @@ def keep_up(store: LedgerStore, derived: DerivedStore, head: Ledger) -> str:
 
 
 def catch_up(store: LedgerStore, derived: DerivedStore, head: Ledger, *, whole: bool = False) -> None:
-    """Bring both tables up to the ledger, or make them again as a `whole`. No commit where nothing changed."""
+    """Bring the tables up to the ledger, or make them again as a `whole`. No commit where nothing changed."""
+    _catch_up_both(store, derived, head, whole=whole)
+    if derived.beside is not None:
+        catch_up_outputs(store, derived.beside, head, whole=whole)
+
+
+def _catch_up_both(store: LedgerStore, derived: DerivedStore, head: Ledger, *, whole: bool) -> None:
     for _ in range(TRIES_MAX):
-        gaps_at, quarantine_at = (_trusted(store, derived.reached(name), head) for name in ("gaps", "quarantine"))
+        gaps_at, quarantine_at = (trusted(store, derived.reached(name), head) for name in ("gaps", "quarantine"))
         if whole:
             gaps_at, quarantine_at = replace(gaps_at, sequence=-1), replace(quarantine_at, sequence=-1)
         if min(gaps_at.sequence, quarantine_at.sequence) >= head.sequence:
@@ -62,14 +69,8 @@ def catch_up(store: LedgerStore, derived: DerivedStore, head: Ledger, *, whole: 
 
 def gaps_now(store: LedgerStore, derived: DerivedStore, head: Ledger) -> list[Gap]:
     """The gaps as of the ledger, however far the table is."""
-    at = _trusted(store, derived.reached("gaps"), head)
+    at = trusted(store, derived.reached("gaps"), head)
     return _catch(store, derived, at, replace(at, sequence=max(at.sequence, head.sequence)), head).gaps
-
-
-def _trusted(store: LedgerStore, at: Reached, head: Ledger) -> Reached:
-    """How far a table is, by this ledger: one that has seen entries that are not in it begins anew."""
-    known = at.sequence >= 0 and (at.sha256 == head.sha256 or store.has(at.sha256, at.sequence - 1))
-    return at if known else replace(at, sequence=-1)
 
 
 def _catch(store: LedgerStore, derived: DerivedStore, gaps_at: Reached, quarantine_at: Reached, head: Ledger) -> Caught:

@@ -357,7 +357,7 @@ class Folding:
         """Step 8: files of the same partition, epoch and start by other attempts are dead now."""
         for change in entry.changes:
             if change.until > change.frontier:
-                named = {file.path for file in (*change.records, *change.kept, *(change.state or ()))}
+                named = {file.path for file in change.files()}
                 self.world.records.sweep(change.partition, stem_prefix(change.epoch, change.frontier), named)
         crash_point("swept")
 

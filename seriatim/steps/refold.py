@@ -30,6 +30,7 @@ from seriatim.core.integrity import Finding, Mark
 from seriatim.core.ledger import Account, Change, Entry, File
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.outputs import table_in
 from seriatim.core.refold import Progress, Rewind, Stage, regions, same, stages
 from seriatim.core.session import Session
 from seriatim.core.state import merge_count
@@ -75,6 +76,7 @@ class Making(Struct, kw_only=True):
     stage: Stage | None = None
     records: list[File] = field(default_factory=list)
     kept: list[File] = field(default_factory=list)
+    others: dict[str, list[File]] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
     counted: int = 0
     """Messages since the last border."""
@@ -222,6 +224,8 @@ class Refolding:
         progress.take(stage, result.met, result.ended)
         making.records += result.records
         making.kept += result.kept
+        for table, files in result.others.items():
+            making.others.setdefault(table, []).extend(files)
         making.marks += result.marks
         self.done.findings += result.findings
         self.done.records += certificate.counts.records
@@ -262,7 +266,8 @@ class Refolding:
             for file in active
             if file.path in making.past.files and making.past.files[file.path].topic_id == account.topic_id
         ]
-        joined, olds = self._joined(making, files)
+        joined, olds = self._joined(making, files, making.records)
+        others, removed = self._beside(making)
         state = self._state(progress)
         final = account.state if state is None else state
         closed = mended(gaps, partition, account.topic_id, progress)
@@ -275,17 +280,30 @@ class Refolding:
                 state=state,
                 records=tuple(joined),
                 kept=tuple(making.kept),
+                others=others,
                 halt=account.halt if rewind.wanted.sessions is not None else None,
                 marks=(*closed, *making.marks),
                 rewound=rewind.start,
                 removed_rows=sum(old.rows for old in olds),
                 quarantined=len(self.world.state().quarantined(final)),
             ),
-            [old.path for old in olds],
+            [old.path for old in olds] + removed,
         )
 
-    def _joined(self, making: Making, files: Sequence[File]) -> tuple[list[File], list[File]]:
-        """Step 4: files put together anew, and those that leave the table."""
+    def _beside(self, making: Making) -> tuple[dict[str, tuple[File, ...]], list[str]]:
+        """The same for the machine's other tables: their files put together anew, and paths that leave them."""
+        there: dict[str, list[File]] = {table: [] for table in making.others}
+        for made in making.past.others.values():
+            if made.topic_id == making.progress.rewind.account.topic_id:
+                there.setdefault(table_in(made.file.path), []).append(made.file)
+        joined = {t: self._joined(making, files, making.others.get(t, [])) for t, files in sorted(there.items())}
+        removed = [old.path for _, olds in joined.values() for old in olds]
+        return {table: tuple(news) for table, (news, _) in joined.items() if news}, removed
+
+    def _joined(
+        self, making: Making, files: Sequence[File], records: Sequence[File]
+    ) -> tuple[list[File], list[File]]:
+        """Step 4: files of one table put together anew of those that are there, and those that leave it."""
         progress, joiner = making.progress, self.world.joiner
         rewind, replaced = progress.rewind, progress.replaced()
         near = [file for file in files if file.last >= replaced.start and file.first < max(replaced.last, 1)]
@@ -295,13 +313,13 @@ class Refolding:
             span = OffsetRange(file.first, file.last + 1)
             if file.path in damaged or replaced.covers(file.first, file.last):
                 return True
-            return joiner.any_within(making.records, span) or joiner.touches(file, replaced)
+            return joiner.any_within(records, span) or joiner.touches(file, replaced)
 
         stem = f"{stem_prefix(rewind.account.epoch, rewind.account.frontier)}{self.done.hold}j"
         joined, olds = list[File](), list[File]()
         for number, region in enumerate(regions(near, is_hurt, REGION_ROWS_MAX)):
             readable = [old for old in region.olds if not replaced.covers(old.first, old.last)]
-            made = joiner.join(rewind.partition, f"{stem}{number}", readable, replaced, making.records, region.within)
+            made = joiner.join(rewind.partition, f"{stem}{number}", readable, replaced, records, region.within)
             joined += [made] if made is not None else []
             olds += region.olds
         return joined, olds

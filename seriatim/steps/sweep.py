@@ -95,7 +95,7 @@ class _Sweeping:
         except IntegrityError:
             return None
         mine = [change for change in changes if change.partition == partition]
-        return {file.path for change in mine for file in (*change.records, *change.kept, *(change.state or ()))}
+        return {file.path for change in mine for file in change.files()}
 
     def _outputs(
         self, paths: list[str], account: Account, intents: list[Intent], settled: set[str]
@@ -115,7 +115,7 @@ class _Sweeping:
             for manifest in self.ledger.entries(self.stream, since):
                 if manifest.entry.kind == "compact":
                     changes = manifest.entry.changes
-                    named |= {file.path for one in changes for file in (*one.records, *(one.state or ()))}
+                    named |= {file.path for one in changes for file in one.files()}
         except IntegrityError:
             return None
         return named & unclear

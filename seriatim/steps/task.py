@@ -29,6 +29,7 @@ from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.scope import Scope
 from seriatim.core.state import merge_count
 from seriatim.ports import Digests, Explain, RecordStore, StateStore, UnfitRecords
+from seriatim.steps.split import Outputs
 
 
 class Work(Struct, frozen=True, kw_only=True):
@@ -63,6 +64,8 @@ class Result(Struct, kw_only=True):
 
     certificate: Certificate | None = None
     records: tuple[File, ...] = ()
+    others: dict[str, tuple[File, ...]] = field(default_factory=dict)
+    """Of the machine's other tables."""
     kept: tuple[File, ...] = ()
     state: tuple[File, ...] | None = None
     halt: Finding | None = None
@@ -168,7 +171,7 @@ class FoldTask:
             scope=work.scope,
         )
         self.passage = Passage(work.partition, kit.tier, work.start, marks=self.core.tally.marks)
-        self.writer = kit.records.records(work.partition, work.topic_id, self.stem)
+        self.writer = Outputs(kit.records, work.partition, work.topic_id, self.stem, kit.runner.others)
         self.kept = kit.records.kept(work.partition, work.topic_id, self.stem)
 
     def fold(self, stretches: Iterable[Stretch]) -> Result:
@@ -205,7 +208,7 @@ class FoldTask:
                 self.first_timestamp = int(stretch.timestamps[0])
             self.last_timestamp = int(stretch.timestamps[folded.consumed - 1])
         try:
-            self.writer.write(done, folded)
+            self.writer.write(done, folded, self.core.counts)
         except UnfitRecords as unfit:
             self.core.raised.update(folded.sessions[row] for row in unfit.rows)
         if folded.kept:
@@ -221,7 +224,7 @@ class FoldTask:
             self.writer.close()
             self.kept.close()
             return Result(raised=tuple(sorted(self.core.raised)), lacks_headers=self.lacks_headers)
-        records, kept = _closed(self.writer), _closed(self.kept)
+        (records, others), kept = self.writer.close(), _closed(self.kept)
         crash_point("record-file-written")
         state = self._saved(touched)
         crash_point("state-file-written")
@@ -231,6 +234,7 @@ class FoldTask:
         return Result(
             certificate=self._certificate(len(touched)),
             records=records,
+            others=others,
             kept=kept,
             state=state,
             halt=self.halt,

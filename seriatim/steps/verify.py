@@ -199,7 +199,7 @@ class Verifying:
             self.entries.append(manifest)
             before = manifest.ledger
             for change in manifest.entry.changes:
-                for file in (*change.records, *change.kept, *(change.state or ())):
+                for file in change.files():
                     self.known.setdefault(file.path, Known(file, sequence, change))
 
     def manifest(self, sequence: int) -> Manifest:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from seriatim.core.gaps import Aside, Gap, release_of
 from seriatim.core.ledger import File, Ledger
-from seriatim.ports import Conflict, Derived, Reached
+from seriatim.ports import Conflict, Derived, OutputStore, Placed, Reached
 
 
 class MemoryTable(Struct, frozen=True):
@@ -27,9 +27,11 @@ class MemoryTable(Struct, frozen=True):
 class MemoryDerived:
     """The tables `gaps` and `quarantine`. Implements `DerivedStore`."""
 
-    def __init__(self, read: Callable[[File], list[dict[str, Any]]]) -> None:
+    def __init__(self, read: Callable[[File], list[dict[str, Any]]], outputs: Sequence[str] = ()) -> None:
         self.read = read
         """The rows of a file of messages set aside."""
+        self.outputs = MemoryOutputs(outputs)
+        self.beside: OutputStore | None = self.outputs if outputs else None
         self.tables: dict[Derived, MemoryTable] = {}
         self.noted: tuple[int, str, dict[Derived, int]] = (-1, "", {})
         self.refusals = 0
@@ -83,6 +85,39 @@ class MemoryDerived:
         if at.token != (found.version if found else None):
             raise Conflict("somebody else committed meanwhile")
         self.tables[table] = MemoryTable(found.version + 1 if found else 0, to.sequence, to.sha256, rows)
+
+
+class MemoryOutputs:
+    """The tables of further kinds of records. Implements `OutputStore`."""
+
+    def __init__(self, tables: Sequence[str]) -> None:
+        self.tables = tables
+        self.versions: dict[str, list[MemoryTable]] = {}
+        """Of each table, oldest first; their rows are files."""
+        self.refusals = 0
+
+    def files(self, table: str) -> list[File]:
+        """What a reader of a table sees."""
+        return list(self.versions[table][-1].rows) if table in self.versions else []
+
+    def reached(self, table: str) -> Reached:
+        """How far a table is."""
+        known = self.versions.get(table)
+        return Reached(known[-1].sequence, known[-1].sha256, known[-1].version) if known else Reached()
+
+    def put(self, table: str, at: Reached, to: Ledger, added: Placed, removed: Sequence[str]) -> None:
+        """Add and remove files."""
+        if self.refusals:
+            self.refusals -= 1
+            raise Conflict("the store did not answer")
+        if at.token != self.reached(table).token:
+            raise Conflict("somebody else committed meanwhile")
+        files = self.files(table) if at.sequence >= 0 else []
+        if gone := set(removed) - {file.path for file in files}:
+            raise Conflict(f"{min(gone)} is not in the table")
+        rows = [*(file for file in files if file.path not in removed), *(file for _, file in added)]
+        known = self.versions.setdefault(table, [])
+        known.append(MemoryTable(len(known), to.sequence, to.sha256, rows))
 
 
 def _release(row: dict[str, Any], ended: Callable[[dict[str, Any]], Gap | None]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from seriatim.core.ledger import File
 from seriatim.core.machine import fits
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.outputs import MAIN, ROOM, room
 from seriatim.core.scope import Replaced
 from seriatim.core.session import Ended, Folded, Kept, Session
 from seriatim.ports import UnfitRecords
@@ -62,16 +63,18 @@ class MemoryFile(Struct):
 class MemoryFiles:
     """Record, quarantine and state files. Implements `RecordStore`, `StateStore` and `Joiner`."""
 
-    def __init__(self, columns: Mapping[str, str]) -> None:
-        self.columns = dict(columns)
-        """The machine's own columns, by type name."""
+    def __init__(self, columns: Mapping[str, str], others: Mapping[str, Mapping[str, str]] | None = None) -> None:
+        self.columns = {MAIN: dict(columns), **{table: dict(theirs) for table, theirs in (others or {}).items()}}
+        """The machine's own columns, by type name, of each table."""
         self.files: dict[str, MemoryFile] = {}
         self.noted: dict[tuple[Partition, str], Intent] = {}
         self.swept_up_to = (-1, "")
 
-    def records(self, partition: Partition, topic_id: str, stem: str) -> MemoryRecordWriter:
+    def records(self, partition: Partition, topic_id: str, stem: str, table: str = MAIN) -> MemoryRecordWriter:
         """A record file to be written."""
-        return MemoryRecordWriter(self, f"records/{partition}/{stem}", partition, topic_id)
+        made = MemoryRecordWriter(self, f"{room(table)}/{partition}/{stem}", partition, topic_id)
+        made.columns = self.columns[table]
+        return made
 
     def kept(self, partition: Partition, topic_id: str, stem: str) -> MemoryKeptWriter:
         """A file of messages set aside, to be written."""
@@ -84,7 +87,8 @@ class MemoryFiles:
 
     def paths(self, partition: Partition) -> list[str]:
         """All files of a partition: records, state and messages set aside."""
-        begins = tuple(f"{kind}/{partition}/" for kind in ("records", "state", "kept"))
+        others = {path.partition("/")[0] for path in self.files if path.startswith(ROOM)}
+        begins = tuple(f"{kind}/{partition}/" for kind in ("records", "state", "kept", *others))
         return [path for path in self.files if path.startswith(begins)]
 
     def delete(self, paths: Iterable[str]) -> list[str]:
@@ -208,7 +212,7 @@ class MemoryFiles:
         rows = sorted(stay + come, key=lambda row: (row["offset"], row["index"]))
         if not rows:
             return None
-        path = f"records/{partition}/{stem}"
+        path = f"{(*olds, *news)[0].path.partition('/')[0]}/{partition}/{stem}"
         self.open(path)
         crash_point("record-file-half")
         return self.close(path, msgspec.msgpack.encode(rows), rows)
@@ -255,9 +259,11 @@ class _MemoryWriter:
 class MemoryRecordWriter(_MemoryWriter):
     """A record file of one partition and slice."""
 
+    columns: Mapping[str, str]
+
     def write(self, stretch: Stretch, folded: Folded) -> None:
         """Records with their own columns first; those whose values do not fit are refused."""
-        kinds = list(self.files.columns.values())
+        kinds = list(self.columns.values())
         unfit = [i for i, row in enumerate(folded.rows) if not all(map(_fits, row, kinds))]
         if unfit:
             raise UnfitRecords(unfit)
@@ -265,7 +271,7 @@ class MemoryRecordWriter(_MemoryWriter):
 
     def end(self, offset: int, ended: Ended) -> None:
         """Records that end sessions, all at one offset."""
-        kinds = list(self.files.columns.values())
+        kinds = list(self.columns.values())
         if unfit := [i for i, row in enumerate(ended.rows) if not all(map(_fits, row, kinds))]:
             raise UnfitRecords(unfit)
         own = zip(ended.indexes, ended.timestamps, ended.sessions, ended.sequences, ended.rows, strict=True)
@@ -278,7 +284,7 @@ class MemoryRecordWriter(_MemoryWriter):
                     "timestamp": timestamp,
                     "session": session,
                     "sequence": sequence,
-                    **dict(zip(self.files.columns, row, strict=True)),
+                    **dict(zip(self.columns, row, strict=True)),
                 }
                 for index, timestamp, session, sequence, row in own
             ]
@@ -294,7 +300,7 @@ class MemoryRecordWriter(_MemoryWriter):
             "timestamp": source.timestamp if source else stretch.timestamps[position],
             "session": folded.sessions[i],
             "sequence": folded.sequences[i],
-            **dict(zip(self.files.columns, folded.rows[i], strict=True)),
+            **dict(zip(self.columns, folded.rows[i], strict=True)),
         }
 
 

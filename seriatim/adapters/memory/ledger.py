@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from seriatim.core import ledger as ledgers
 from seriatim.core.errors import ConfigError, IntegrityError, ensure
 from seriatim.core.integrity import Finding
-from seriatim.core.ledger import Entry, File, Ledger, Manifest
+from seriatim.core.ledger import Change, Entry, File, Ledger, Manifest
+from seriatim.core.outputs import MAIN, table_in
 from seriatim.ports import Conflict, Head
 
 
@@ -126,9 +127,9 @@ class MemoryLedger:
 
     def _check_files(self, entry: Entry) -> None:
         active = {file.path for file in self.active()}
-        if gone := sorted(set(entry.removed) - active):
+        if gone := sorted({path for path in entry.removed if table_in(path) == MAIN} - active):
             raise Conflict(f"{gone[0]} is not in the table")
-        for file in [file for change in entry.changes for file in change.records]:
+        for file in [file for change in entry.changes for file in (*change.records, *_beside(change))]:
             ensure(file.path not in active, "a file is named once", path=file.path)
             try:
                 if self.read is not None:
@@ -192,6 +193,10 @@ class MemoryLedger:
     def foreign_commit(self, what: str = "") -> None:
         """Somebody else writes to the table; `what` says how the data changed, if it did."""
         self.commits.append(MemoryCommit(foreign=what))
+
+
+def _beside(change: Change) -> list[File]:
+    return [file for files in change.others.values() for file in files]
 
 
 class MemoryClock:

@@ -1,0 +1,139 @@
+"""The tables of a machine's further kinds of records, as Delta tables `records-NAME/` below the output path.
+
+Each commit names the entry of the ledger that it reaches, carries its sequence as transaction, and is made on exactly
+the table that was looked at.
+
+Next room: steps/outputs.py decides what is put; parquet.py wrote the files.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+
+from seriatim.core.errors import ConfigError, PlatformError
+from seriatim.core.ledger import File, Ledger
+from seriatim.core.offsets import Partition
+from seriatim.core.outputs import room
+from seriatim.ports import Conflict, Placed, Reached
+
+KEY = "seriatim"
+TABLE_SETTINGS = {
+    "delta.logRetentionDuration": "interval 3650 days",
+    "delta.enableExpiredLogCleanup": "false",
+}
+"""As that of `records`: the log outlives any audit."""
+TROUBLE = (DeltaError, OSError, pa.ArrowException)
+
+
+class DeltaOutputs:
+    """The further tables of one stream. Implements `OutputStore`."""
+
+    def __init__(self, root: Path, schemas: Mapping[str, pa.Schema], partition_by: Sequence[str] = ()) -> None:
+        self.root, self.schemas, self.partition_by = root, dict(schemas), list(partition_by)
+        self.tables: Sequence[str] = list(schemas)
+
+    def reached(self, table: str) -> Reached:
+        """How far a table is, as its last commit of ours says."""
+        path = self.root / room(table)
+        try:
+            if not DeltaTable.is_deltatable(str(path)):
+                return Reached()
+            found = DeltaTable(path)
+            mark = next((commit[KEY] for commit in _history(found) if KEY in commit), None)
+        except TROUBLE as error:
+            raise PlatformError(
+                f"the table {room(table)} cannot be read",
+                cause=_first_line(error)[:400],
+                next=f"move {path / '_delta_log'} out of the way: the next run makes it again from the ledger",
+            ) from error
+        self._refuse_other_columns(table, found)
+        return Reached(token=found) if mark is None else Reached(int(mark["sequence"]), str(mark["sha256"]), found)
+
+    def put(self, table: str, at: Reached, to: Ledger, added: Placed, removed: Sequence[str]) -> None:
+        """One commit on exactly the table that was looked at; as a whole where it has reached nothing."""
+        try:
+            self._put(table, at, to, added, removed)
+        except TROUBLE as error:
+            raise Conflict(_first_line(error)) from error
+
+    def _put(self, table: str, at: Reached, to: Ledger, added: Placed, removed: Sequence[str]) -> None:
+        properties = CommitProperties(
+            custom_metadata={KEY: {"sequence": to.sequence, "sha256": to.sha256}},
+            max_commit_retries=0,
+            app_transactions=[Transaction(KEY, to.sequence)],
+        )
+        adds = [self._add(table, partition, file) for partition, file in added]
+        partition_by = self.partition_by or None
+        if at.token is None:
+            (self.root / room(table)).mkdir(parents=True, exist_ok=True)
+            create_table_with_add_actions(
+                str(self.root / room(table)),
+                Schema.from_arrow(self.schemas[table]),
+                adds,
+                mode="error",
+                partition_by=partition_by,
+                configuration=TABLE_SETTINGS,
+                commit_properties=properties,
+            )
+            return
+        active = {row["path"]: row for row in pa.table(at.token.get_add_actions()).to_pylist()}
+        there = set(active) if at.sequence < 0 else {path.removeprefix(f"{room(table)}/") for path in removed}
+        if gone := sorted(there - set(active)):
+            raise Conflict(f"{gone[0]} is not in the table")
+        removes = [self._remove(active[path]) for path in sorted(there)]
+        at.token.create_write_transaction(
+            [*adds, *removes], "append", at.token.schema(), partition_by=partition_by, commit_properties=properties
+        )
+
+    def _add(self, table: str, partition: Partition, file: File) -> AddAction:
+        values = {"topic": partition.topic, "partition": str(partition.number)}
+        stats = {"numRecords": file.rows, "minValues": {"offset": file.first}, "maxValues": {"offset": file.last}}
+        return AddAction(
+            path=file.path.removeprefix(f"{room(table)}/"),
+            size=file.bytes,
+            partition_values={name: values[name] for name in self.partition_by},
+            modification_time=int(time.time() * 1000),
+            data_change=True,
+            stats=json.dumps(stats),
+        )
+
+    def _remove(self, row: Mapping[str, Any]) -> RemoveAction:
+        values = {name: str(row["partition"][name]) for name in self.partition_by}
+        return RemoveAction(row["path"], True, int(time.time() * 1000), row["size_bytes"], values)
+
+    def _refuse_other_columns(self, table: str, found: DeltaTable) -> None:
+        """A table keeps its columns, as `records` does."""
+        there = {column.name: _plain(column.type) for column in pa.schema(found.schema().to_arrow())}
+        wanted = {column.name: _plain(column.type) for column in self.schemas[table]}
+        for name in dict.fromkeys([*wanted, *there]):
+            if wanted.get(name) != there.get(name):
+                raise ConfigError(
+                    f"column {name!r} is {there.get(name, 'not there')} in the table {room(table)}, "
+                    f"{wanted.get(name, 'not there')} by the machine",
+                    next="set the columns back, or give the stream a new output path",
+                )
+
+
+def _history(table: DeltaTable) -> Iterator[dict[str, Any]]:
+    """Commits, newest first: a few, then all."""
+    first = table.history(8)
+    yield from first
+    if len(first) == 8:
+        yield from table.history()[8:]
+
+
+def _plain(kind: pa.DataType) -> str:
+    return str(kind).replace("large_", "").replace("_view", "").replace("element", "item")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

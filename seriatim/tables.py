@@ -1,0 +1,46 @@
+"""Tables: joins the tables that follow the ledger to the real adapters. An edge, as wiring.py, which passes it on.
+
+Next room: adapters/derived.py, outputs.py and current.py have the tables.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from seriatim import streams
+from seriatim.core.errors import ConfigError
+from seriatim.streams import StreamFile
+
+if TYPE_CHECKING:
+    from seriatim.adapters.current import DeltaCurrent
+    from seriatim.adapters.derived import DeltaDerived
+
+
+def derived(file: StreamFile) -> DeltaDerived:
+    """The stream's tables gaps and quarantine, and those of further kinds of records."""
+    from seriatim.adapters.derived import DeltaDerived
+    from seriatim.adapters.outputs import DeltaOutputs
+    from seriatim.adapters.parquet import record_schema
+
+    output, others = file.stream.output, streams.runner(file).others
+    root, schemas = Path(output.path), {table: record_schema(columns) for table, columns in others.items()}
+    beside = DeltaOutputs(root, schemas, output.partition_by) if schemas else None
+    return DeltaDerived(root, output.compression, beside)
+
+
+def current(file: StreamFile) -> DeltaCurrent:
+    """The stream's table `current`, for machines whose records name a key."""
+    from seriatim.adapters.current import DeltaCurrent
+    from seriatim.adapters.parquet import record_schema
+
+    stream, runner = file.stream, streams.runner(file)
+    if runner.keyed is None:
+        raise ConfigError(
+            f"{stream.name}: the records of {runner.name} name no key, so there is no table `current`",
+            next='say in the record\'s Struct what names a row: row_key: ClassVar = ("side", "price")',
+        )
+    output = stream.output
+    return DeltaCurrent(
+        Path(output.path), record_schema(runner.columns), runner.keyed, output.compression, output.keep_versions_days
+    )
