@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct, field
 
 from seriatim.core.ledger import Account, Change, File, Kind, Manifest
-from seriatim.core.offsets import Partition
+from seriatim.core.offsets import OffsetRange, Partition
 
 
 class Point(Struct, frozen=True):
@@ -71,11 +71,20 @@ class Past(Struct):
             if point.change.rewound >= 0 and point.kind == "repair":
                 rewound = point.change.rewound if rewound is None else min(rewound, point.change.rewound)
 
+    def passed(self) -> list[OffsetRange]:
+        """What forwards passed over, in order: lost for good."""
+        changes = [point.change for point in self.life() if point.kind == "repair"]
+        return [OffsetRange(change.frontier, change.until) for change in changes if change.headless_since >= 0]
+
     def messages(self, start: int, end: int) -> int | None:
         """How many messages were folded from `start` to `end`; None where no slices begin and end there."""
+        jumps = {whole.start: whole.end for whole in self.passed() if len(whole)}
         slices = {point.change.frontier: point.change for point in self.life() if point.change.certificate is not None}
         at, count = start, 0
         while at < end:
+            if at in jumps:
+                at = jumps[at]
+                continue
             change = slices.get(at)
             if change is None or change.certificate is None or change.until == at:
                 return None

@@ -55,6 +55,8 @@ class Rewind(Struct, frozen=True, kw_only=True):
     """Offsets at and after `until` where committed state can be met; the frontier is the last."""
     rebuild: bool = False
     """The committed state of now is not to be relied on: all of it is made again."""
+    passed: tuple[OffsetRange, ...] = ()
+    """What forwards passed over since the base: it is passed over again, and sessions are in doubt behind it."""
 
     @property
     def partition(self) -> Partition:
@@ -71,6 +73,10 @@ class Rewind(Struct, frozen=True, kw_only=True):
         """Where output begins to be made again: records and state of before it agree, whatever code made them."""
         return self.base.frontier
 
+    def headless_since(self, offset: int) -> int:
+        """Where the partition went on behind the last loss before an offset; -1: nothing was lost."""
+        return max([self.base.headless_since, *(whole.end for whole in self.passed if whole.end <= offset)])
+
     @property
     def first_border(self) -> int:
         """The first place at which sessions may be as committed."""
@@ -86,7 +92,20 @@ class Stage(Struct, frozen=True):
 
 
 def stages(rewind: Rewind, messages_max: int) -> Iterator[Stage]:
-    """The pieces of a refold, in order: what was wanted, then on and on, ever larger, to the frontier."""
+    """The pieces of a refold, in order, without what was passed over. State is the same on both sides of that."""
+    for stage in _through(rewind, messages_max):
+        at, end = stage.whole.start, stage.whole.end
+        for lost in rewind.passed:
+            if at < lost.end and lost.start < end:
+                if at < lost.start:
+                    yield Stage(OffsetRange(at, lost.start), border=stage.border and lost.end >= end)
+                at = lost.end
+        if at < end:
+            yield Stage(OffsetRange(at, end), border=stage.border)
+
+
+def _through(rewind: Rewind, messages_max: int) -> Iterator[Stage]:
+    """What was wanted, then on and on, ever larger, to the frontier."""
     ensure(messages_max > 0, "a stage holds at least one message", messages_max=messages_max)
     at, first = rewind.start, rewind.first_border
     while at < first:

@@ -32,6 +32,7 @@ from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.outputs import table_in
 from seriatim.core.refold import Progress, Rewind, Stage, regions, same, stages
+from seriatim.core.repair_forward import CLOSED as FORWARD
 from seriatim.core.session import Session
 from seriatim.core.state import merge_count
 from seriatim.core.stream import Stream
@@ -205,7 +206,7 @@ class Refolding:
             state=progress.state,
             attempt=f"{self.done.hold}s{number}",
             time=making.time,
-            headless_since=progress.rewind.base.headless_since,
+            headless_since=progress.rewind.headless_since(stage.whole.start),
             scope=progress.scope(),
             named=account.frontier,
         )
@@ -355,7 +356,7 @@ def mended(gaps: Iterable[Gap], partition: Partition, topic_id: str, progress: P
     replaced = progress.replaced()
 
     def is_mended(gap: Gap) -> bool:
-        if gap.place != partition or gap.topic_id != topic_id:
+        if gap.place != partition or gap.topic_id != topic_id or gap.closed_how == FORWARD:
             return False
         if gap.session is None:
             return replaced.sessions is None and replaced.start <= gap.start < replaced.end

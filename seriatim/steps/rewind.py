@@ -59,6 +59,7 @@ class Chooser:
             frontier=frontier,
             borders=borders,
             rebuild=rebuild,
+            passed=tuple(whole for whole in past.passed() if base.frontier < whole.end <= frontier),
         )
 
     def _seen(self, partition: Partition, account: Account) -> Bounds:

@@ -9,10 +9,13 @@ from msgspec.structs import replace
 
 from seriatim.core.errors import ConfigError
 from seriatim.core.gaps import GapsFold
+from seriatim.core.history import Past
 from seriatim.core.integrity import Mark
-from seriatim.core.ledger import Account, Change, Entry, Halt, Ledger, Manifest, apply
-from seriatim.core.offsets import Partition
+from seriatim.core.ledger import Account, Certificate, Change, Entry, Halt, Ledger, Manifest, apply
+from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.refold import Rewind, Wanted, stages
 from seriatim.core.repair_forward import forward
+from seriatim.core.session import Counts
 from seriatim.core.slice import Bounds
 
 P = Partition("in-a", 0)
@@ -121,3 +124,70 @@ def test_a_new_life_of_the_topic_is_in_no_doubt() -> None:
     ledger = Ledger(stream="s", sequence=7, partitions={"in-a/0": before})
     after = apply(Entry(kind="accept", attempt="a", changes=(change,)), ledger).partitions["in-a/0"]
     assert (after.topic_id, after.headless_since) == ("two", -1)
+
+
+def rewind(*passed: tuple[int, int], borders: tuple[int, ...] = (40,)) -> Rewind:
+    """A refold of [0, 40) across what forwards passed over."""
+    account = Account(topic_id="one", frontier=40, born=0)
+    return Rewind(
+        wanted=Wanted(partition=P, start=0, until=borders[0]),
+        account=account,
+        base=Account(topic_id="one", frontier=0, born=0),
+        sequence=0,
+        frontier=40,
+        borders=borders,
+        passed=tuple(OffsetRange(start, end) for start, end in passed),
+    )
+
+
+@pytest.mark.parametrize(
+    ("passed", "borders", "expected"),
+    [
+        ([], (40,), [(0, 40, True)]),
+        ([(10, 14)], (40,), [(0, 10, False), (14, 40, True)]),
+        ([(10, 14), (20, 21)], (40,), [(0, 10, False), (14, 20, False), (21, 40, True)]),
+        ([(0, 14)], (40,), [(14, 40, True)]),
+        ([(30, 40)], (40,), [(0, 30, True)]),
+        ([(0, 40)], (40,), []),
+        ([(10, 14)], (14, 40), [(0, 10, True), (14, 28, False), (28, 40, True)]),
+        ([(10, 14)], (10, 40), [(0, 10, True), (14, 20, False), (20, 40, True)]),
+    ],
+)
+def test_a_refold_goes_around_what_was_passed_over(
+    passed: list[tuple[int, int]], borders: tuple[int, ...], expected: list[tuple[int, int, bool]]
+) -> None:
+    """No stage has any of it; what could be met at its end can be met before it, where state is the same."""
+    made = list(stages(rewind(*passed, borders=borders), 100))
+    assert [(stage.whole.start, stage.whole.end, stage.border) for stage in made] == expected
+
+
+def test_sessions_are_in_doubt_behind_what_was_passed_over() -> None:
+    """Each stage by the last loss before it."""
+    one = rewind((10, 14), (20, 21))
+    assert [one.headless_since(offset) for offset in (0, 10, 14, 20, 21, 40)] == [-1, -1, 14, 14, 21, 21]
+
+
+def test_messages_are_counted_across_a_forward() -> None:
+    """What was passed over was never folded: Kafka need not have it for a refold."""
+    past, halt = Past(), Halt("gap", 4, "c")
+    ledger = Ledger(stream="s", sequence=0)
+    changes = {
+        "slice": Change(
+            partition=P, epoch=0, frontier=0, until=4, topic_id="one", born=0, certificate=certificate(0, 4), halt=halt
+        ),
+        "repair": Change(partition=P, epoch=0, frontier=4, until=9, topic_id="one", born=0, headless_since=9),
+        "later": Change(
+            partition=P, epoch=1, frontier=9, until=12, topic_id="one", born=0, certificate=certificate(9, 12)
+        ),
+    }
+    for name, change in changes.items():
+        account = Account(topic_id="one", frontier=change.until, born=0, epoch=change.epoch)
+        entry = Entry(kind="repair" if name == "repair" else "slice", attempt="a", changes=(change,))
+        past.take(Manifest(entry=entry, ledger=replace(ledger, partitions={"in-a/0": account})), change)
+    assert past.passed() == [OffsetRange(4, 9)]
+    assert [past.messages(*span) for span in ((0, 4), (0, 12), (4, 12), (0, 9), (0, 7))] == [4, 7, 3, 4, None]
+
+
+def certificate(start: int, until: int) -> Certificate:
+    """Every offset is a message."""
+    return Certificate(partition=P, epoch=0, start=start, until=until, counts=Counts(messages=until - start))

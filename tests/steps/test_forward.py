@@ -20,6 +20,7 @@ from seriatim.steps.release import release
 from seriatim.steps.status import status
 from seriatim.testing import MemoryStream
 from tests.adapters.on_disk import DiskStream
+from tests.steps.mending import repair, table
 from tests.steps.test_accept import means
 from tests.steps.test_tiers import made as sequenced
 from tests.steps.test_tiers import state, tell
@@ -248,3 +249,35 @@ def test_headless_messages_are_no_parting(tmp_path: Path) -> None:
     one.run()
     done = judged(one, "kafka", "output")
     assert (done.partings, one.accounts()[A0].headless) == ([], 2)
+
+
+@pytest.mark.parametrize("finding", ["gap", "poison"])
+@pytest.mark.parametrize("stage", [1, 3, 100])
+@pytest.mark.parametrize("begin", [0, 5, 9])
+def test_a_refold_passes_over_what_a_forward_passed_over(finding: str, stage: int, begin: int) -> None:
+    """The same code gives the same again: records, state, who is headless and what not to trust."""
+    one = sequenced("strict", on_poison="halt")
+    tell(one, 1, rows=["a"], session="t")
+    for seq in (2, 3):
+        tell(one, seq, seq)
+        tell(one, seq, seq, session="t")
+    if finding == "gap":
+        tell(one, 4, 4)
+        one.reader.lost.add((A0, 6))
+    else:
+        one.kafka.produce("in-a", "s", b"?", partition=0)
+    one.run(2)
+    repair(one, forward=True)
+    for seq in (4, 5):
+        tell(one, seq + 1, seq)
+        tell(one, seq, seq, session="t")
+    tell(one, 9, rows=["a", "c"])
+    tell(one, 10, 7)
+    tell(one, 6, 6, session="t")
+    one.run(2)
+    before = table(one, A0), one.sessions(A0), gaps(one)
+    assert (one.accounts()[A0].headless, state(one), state(one, "t")) == (2, {"a": 7, "c": 0}, {"a": 6})
+    assert gaps(one) == [(None, 6, 7, finding, "forward"), ("s", 7, 11, "gap", "snapshot")]
+    repair(one, stage, ranges={"in-a/0": (begin, 14)})
+    assert one.accounts()[A0].epoch == 2
+    assert (table(one, A0), one.sessions(A0), [gap for gap in gaps(one) if gap[-1] != "repair"]) == before
