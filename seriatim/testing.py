@@ -140,15 +140,15 @@ def fold(
     )
 
 
-def fold_table(
-    messages: Iterable[Any],
-    *,
-    key: Sequence[str],
 def _record(kind: type[Any], row: Mapping[str, Any]) -> Any:
     """A row of a table as the Struct that it was."""
     return kind(**{one.name: row[one.encode_name] for one in msgspec.structs.fields(kind)})
 
 
+def fold_table(
+    messages: Iterable[Any],
+    *,
+    key: Sequence[str],
     columns: Mapping[str, str],
     before: bool = False,
     tier: Tier = "strict",
@@ -241,14 +241,14 @@ class MemoryStream:
         place = partition and (partition.topic, partition.number)
         return [row for row in rows if place in (None, (row["topic"], row["partition"]))]
 
-    def accounts(self) -> dict[Partition, Account]:
-        """What the ledger knows of each partition."""
-        head = self.ledger.head(self.stream.name)
-        return {} if head is None else {Partition.parse(p): a for p, a in head.ledger.partitions.items()}
     def other_rows(self, table: str) -> list[dict[str, Any]]:
         """The committed records of one of the machine's other tables, by entry."""
         return [row for file in self.derived.outputs.files(table) for row in self.files.read(file).rows]
 
+    def accounts(self) -> dict[Partition, Account]:
+        """What the ledger knows of each partition."""
+        head = self.ledger.head(self.stream.name)
+        return {} if head is None else {Partition.parse(p): a for p, a in head.ledger.partitions.items()}
 
     def sessions(self, partition: Partition) -> dict[str, Session]:
         """The committed sessions of a partition, their state still as bytes."""

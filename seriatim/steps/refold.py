@@ -76,8 +76,8 @@ class Making(Struct, kw_only=True):
     time: int
     stage: Stage | None = None
     records: list[File] = field(default_factory=list)
-    kept: list[File] = field(default_factory=list)
     others: dict[str, list[File]] = field(default_factory=dict)
+    kept: list[File] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     counted: int = 0
     """Messages since the last border."""
@@ -224,9 +224,9 @@ class Refolding:
         progress.state = progress.state if result.state is None else result.state
         progress.take(stage, result.met, result.ended)
         making.records += result.records
-        making.kept += result.kept
         for table, files in result.others.items():
             making.others.setdefault(table, []).extend(files)
+        making.kept += result.kept
         making.marks += result.marks
         self.done.findings += result.findings
         self.done.records += certificate.counts.records
@@ -280,8 +280,8 @@ class Refolding:
                 until=rewind.frontier,
                 state=state,
                 records=tuple(joined),
-                kept=tuple(making.kept),
                 others=others,
+                kept=tuple(making.kept),
                 halt=account.halt if rewind.wanted.sessions is not None else None,
                 marks=(*closed, *making.marks),
                 rewound=rewind.start,
@@ -301,9 +301,7 @@ class Refolding:
         removed = [old.path for _, olds in joined.values() for old in olds]
         return {table: tuple(news) for table, (news, _) in joined.items() if news}, removed
 
-    def _joined(
-        self, making: Making, files: Sequence[File], records: Sequence[File]
-    ) -> tuple[list[File], list[File]]:
+    def _joined(self, making: Making, files: Sequence[File], records: Sequence[File]) -> tuple[list[File], list[File]]:
         """Step 4: files of one table put together anew of those that are there, and those that leave it."""
         progress, joiner = making.progress, self.world.joiner
         rewind, replaced = progress.rewind, progress.replaced()
