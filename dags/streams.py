@@ -42,8 +42,8 @@ def stream_dag(file: StreamFile) -> DAG:
         start_date=BEGINNING,
         catchup=False,
         max_active_runs=1,
-        on_failure_callback=Alert(stream.name, str(FOLDER)),
-        on_success_callback=Alert(stream.name, str(FOLDER), good=True),
+        on_failure_callback=Alert([stream.name], str(FOLDER)),
+        on_success_callback=Alert([stream.name], str(FOLDER), good=True),
     ) as dag:
         plan = Plan(task_id="plan", **ours, execution_timeout=timedelta(hours=1))
         fold = Fold(task_id="fold", **ours, max_active_tis_per_dag=1, execution_timeout=timedelta(days=1))

@@ -13,12 +13,11 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seriatim.airflow import place
 from seriatim.core.alert import RUN, Note
-from seriatim.core.errors import SeriatimError
 
 WAIT_SECONDS = 25.0
 """Airflow ends a callback after 50 seconds; a watch that takes longer goes on without us."""
@@ -26,33 +25,50 @@ log = logging.getLogger(__name__)
 
 
 class Alert:
-    """Called with Airflow's context when a run of `stream` has failed, or has gone well."""
+    """Called with Airflow's context when a run has failed, or has gone well.
 
-    def __init__(self, stream: str, folder: str, *, good: bool = False) -> None:
-        self.stream, self.folder, self.good = stream, folder, good
+    Of a DAG over many streams those are told whose task left a word, else the one whose task was the last; of a DAG
+    that names none, the one that its form named.
+    """
+
+    def __init__(self, streams: Sequence[str], folder: str, *, good: bool = False) -> None:
+        self.streams, self.folder, self.good = tuple(streams), folder, good
 
     def __call__(self, context: Mapping[str, Any]) -> None:
         """Leave a note, then have it told."""
-        outbox = place.outbox(self.folder, self.stream)
-        if self.good and not (RUN in outbox.desk().open or outbox.notes()):
-            return
-        reason = "" if self.good else f"the run failed: {context.get('reason') or 'no reason given'}"
         note = Note(
             kind="good" if self.good else "failed",
             at_seconds=time.time(),
             run=context.get("run_id") or "",
-            text=reason,
+            text="" if self.good else f"the run failed: {context.get('reason') or 'no reason given'}",
             links=place.links(context),
         )
-        outbox.leave(note)
-        self._tell()
+        for stream in self._concerned(context):
+            outbox = place.outbox(self.folder, stream)
+            if not self.good or RUN in outbox.desk().open or outbox.notes():
+                outbox.leave(note)
+                self._tell(stream)
 
-    def _tell(self) -> None:
-        command = [sys.executable, "-m", "seriatim", "watch", self.stream, "--once"]
+    def _concerned(self, context: Mapping[str, Any]) -> list[str]:
+        if len(self.streams) == 1:
+            return list(self.streams)
+        last = getattr(context.get("ti"), "task_id", "")
+        if not self.streams:
+            return [str(context["params"]["stream"])] if "params" in context else []
+        said = [name for name in self.streams if self._said(name, context.get("run_id"))]
+        return said or [name for name in self.streams if name == last]
+
+    def _said(self, stream: str, run: str | None) -> bool:
+        return any(
+            note.kind == "task" and note.run == run for note in place.outbox(self.folder, stream).notes().values()
+        )
+
+    def _tell(self, stream: str) -> None:
+        command = [sys.executable, "-m", "seriatim", "watch", stream, "--once"]
         process = subprocess.Popen(
             command,
             cwd=self.folder,
-            env=self._environment(),
+            env=place.environment(self.folder),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -62,14 +78,7 @@ class Alert:
         try:
             _, said = process.communicate(timeout=WAIT_SECONDS)
         except subprocess.TimeoutExpired:
-            log.warning("%s: watch takes longer than %s s and goes on", self.stream, WAIT_SECONDS)
+            log.warning("%s: watch takes longer than %s s and goes on", stream, WAIT_SECONDS)
             return
         for line in said.splitlines():
             log.info("%s", line)
-
-    def _environment(self) -> dict[str, str]:
-        try:
-            return place.environment(self.folder)
-        except SeriatimError as error:
-            log.error("%s", error.render())
-            raise

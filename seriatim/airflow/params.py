@@ -62,3 +62,13 @@ def _list(title: str, description: str, pattern: str) -> Param:
 def _edge(title: str, description: str) -> Param:
     pattern = f"^(?:{OFFSET}|{TIME})?{END}"
     return Param(None, description, type=["string", "null"], pattern=pattern, title=title, section=WHERE)
+
+
+def place(description: str) -> Param:
+    """One partition, or none."""
+    return Param(None, description, type=["string", "null"], pattern=f"^(?:{PARTITION})?{END}")
+
+
+def edge(description: str) -> Param:
+    """One offset, or none."""
+    return Param(None, description, type=["string", "null"], pattern=f"^(?:{OFFSET})?{END}")

@@ -29,6 +29,8 @@ PARTITION = rf"{TOPIC}/(0|[1-9][0-9]{{0,5}})"
 OFFSET = r"0|[1-9][0-9]{0,17}"
 TIME = r"20[0-9]{2}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9](:[0-5][0-9])?Z"
 EDGE_SHOWN = "an offset like 41000, or a time in UTC like 2026-11-16T08:00:00Z"
+STREAM = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+SESSION_MAX = 1000
 FIELDS = ("action", "topics", "partitions", "from", "until", "messages_max", "dry_run")
 
 
@@ -76,7 +78,7 @@ def parse(given: Mapping[str, Any]) -> Request:
         start=_edge("from", filled.get("from")),
         until=_edge("until", filled.get("until")),
         messages_max=_messages_max(filled.get("messages_max")),
-        dry_run=_flag(filled.get("dry_run", False)),
+        dry_run=_flag(filled.get("dry_run", False), "dry_run"),
     )
     _check_range(request)
     _check_action(request)
@@ -101,6 +103,28 @@ def arguments(request: Request, stream: str) -> list[str]:
     if request.messages_max is not None:
         words += ["--messages-max", str(request.messages_max)]
     return words
+
+
+def repair_words(given: Mapping[str, Any]) -> list[str]:
+    """The command that plans the repair which the form of its DAG asks for, word by word."""
+    filled = {key: value for key, value in given.items() if value not in (None, "", [], {})}
+    if unknown := sorted(set(filled) - {"stream", "partition", "session", "from", "forward"}):
+        _refuse(unknown[0], "there is no such field", "stream, partition, session, from, forward")
+    stream, session = filled.get("stream"), filled.get("session")
+    if not isinstance(stream, str) or not re.fullmatch(STREAM, stream):
+        _refuse("stream", f"found {_shown(stream)}", "the name of a stream")
+    words = ["repair", stream]
+    places = _listed("partition", [filled["partition"]] if "partition" in filled else [], PARTITION)
+    words += [f"--partition={place}" for place in places]
+    if session is not None:
+        if not isinstance(session, str) or len(session) > SESSION_MAX or not session.isprintable():
+            _refuse("session", f"found {_shown(session)}", f"a session's name, at most {SESSION_MAX} characters")
+        words.append(f"--session={session}")
+    if (start := _edge("from", filled.get("from"))) is not None:
+        if start.offset is None or not places:
+            _refuse("from", "an offset is of one partition", "an offset, and that partition")
+        words.append(f"--from={start.offset}")
+    return [*words, "--forward"] if _flag(filled.get("forward", False)) else words
 
 
 def _action(value: Any) -> Action:
@@ -142,9 +166,9 @@ def _messages_max(value: Any) -> int | None:
     return value
 
 
-def _flag(value: Any) -> bool:
+def _flag(value: Any, key: str = "forward") -> bool:
     if not isinstance(value, bool):
-        _refuse("dry_run", f"found {_shown(value)}", "true or false")
+        _refuse(key, f"found {_shown(value)}", "true or false")
     return value
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from seriatim.core.errors import ConfigError
 from seriatim.core.offsets import Partition
-from seriatim.core.request import Request, arguments, parse
+from seriatim.core.request import Request, arguments, parse, repair_words
 
 ONE = ["prefix-a/3"]
 HOSTILE: list[dict[str, Any]] = [
@@ -118,3 +118,35 @@ def test_whom_a_request_means() -> None:
     assert [Request(topics=("a",)).wants(p) for p in (here, there)] == [True, False]
     assert [Request(partitions=(there,)).wants(p) for p in (here, there)] == [False, True]
     assert Request().wants(here)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"stream": "a/b"},
+        {"stream": "../x"},
+        {"stream": ["orders"]},
+        {"stream": "orders", "partition": "a"},
+        {"stream": "orders", "partition": ["a/0"]},
+        {"stream": "orders", "session": "x\n--apply"},
+        {"stream": "orders", "session": "x" * 1001},
+        {"stream": "orders", "session": 7},
+        {"stream": "orders", "from": "5"},
+        {"stream": "orders", "partition": "a/0", "from": "2026-11-16T08:00Z"},
+        {"stream": "orders", "forward": "yes"},
+        {"stream": "orders", "apply": True},
+    ],
+)
+def test_a_repair_takes_nothing_else(given: dict[str, Any]) -> None:
+    """No lines, no lists, no options that the form does not have."""
+    with pytest.raises(ConfigError):
+        repair_words(given)
+
+
+def test_a_repair_word_by_word() -> None:
+    """A session that looks like an option stays a session."""
+    assert repair_words({"stream": "orders", "partition": None, "session": "", "from": ""}) == ["repair", "orders"]
+    given = {"stream": "orders", "partition": "a/3", "session": "--apply", "from": "7", "forward": True}
+    words = ["repair", "orders", "--partition=a/3", "--session=--apply", "--from=7", "--forward"]
+    assert repair_words(given) == words

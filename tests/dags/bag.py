@@ -35,6 +35,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     """Settings under which Airflow leaves everything below `tmp_path`."""
     return {
         **{key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW", "SERIATIM"))},
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "AIRFLOW_HOME": str(tmp_path / "airflow"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",

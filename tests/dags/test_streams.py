@@ -18,7 +18,7 @@ def shown(dag):
     return {
         "tags": sorted(dag.tags), "doc": dag.doc_md, "catchup": dag.catchup, "runs": dag.max_active_runs,
         "schedule": [type(dag.timetable).__name__, getattr(dag.timetable, "expression", None)],
-        "params": {name: dag.params[name] for name in dag.params},
+        "params": {name: dag.params.get_param(name).value for name in dag.params},
         "callbacks": [bool(dag.on_failure_callback), bool(dag.on_success_callback)],
         "tasks": {
             task.task_id: [task.trigger_rule.value, task.max_active_tis_per_dag, task.retries, task.owner,

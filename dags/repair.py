@@ -1,0 +1,50 @@
+"""Repair: the plan is shown, a person approves it, it is applied. Wiring only.
+
+The mail about a finding has the values to paste into this form; the same is `seriatim repair STREAM --apply`.
+
+Next room: seriatim/airflow/mend.py.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk import DAG, Param
+
+from seriatim import config, streams
+from seriatim.airflow.alert import Alert
+from seriatim.airflow.command import common
+from seriatim.airflow.mend import RepairApply, RepairPlan
+from seriatim.airflow.params import edge, place
+
+FOLDER = Path(__file__).resolve().parent.parent
+NAMES = streams.names(config.load(folder=FOLDER).streams)
+
+with DAG(
+    dag_id="seriatim_repair",
+    description="what is hurt is folded again from the last good state, after a person approved the plan",
+    doc_md=__doc__,
+    tags=["seriatim"],
+    schedule=None,
+    catchup=False,
+    params={
+        "stream": Param(NAMES[0] if len(NAMES) == 1 else None, "Which stream.", type="string", enum=NAMES or [""]),
+        "partition": place("Only this partition, like prefix-a/3. Empty: all that is hurt."),
+        "session": Param(None, "Only this session.", type=["string", "null"], maxLength=1000),
+        "from": edge("Fold again from this offset on; needs the partition. Empty: from where it hurts."),
+        "forward": Param(False, "Go on without messages that are gone; the gap is published.", type="boolean"),
+    },
+    on_failure_callback=Alert((), str(FOLDER)),
+) as dag:
+    plan = RepairPlan(task_id="plan", execution_timeout=timedelta(hours=1), **common(FOLDER))
+    approve = ApprovalOperator(
+        task_id="approve",
+        subject="Repair {{ params.stream }}?",
+        body="{{ ti.xcom_pull(task_ids='plan')['text'] }}",
+        response_timeout=timedelta(days=3),
+        owner="seriatim",
+    )
+    apply = RepairApply(task_id="apply", plan="plan", max_active_tis_per_dag=1, **common(FOLDER))
+    plan >> approve >> apply

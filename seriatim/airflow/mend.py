@@ -1,0 +1,63 @@
+"""Repair as tasks: the plan is made and shown, a person approves it, and exactly that plan is applied.
+
+The approval is the plan's own token: `seriatim repair --apply` refuses it if epochs or halts changed since.
+
+Next room: dags/repair.py wires them; cli/repair.py is what they run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from airflow.exceptions import AirflowSkipException
+
+from seriatim.airflow.command import Command
+from seriatim.airflow.fold import Fold
+from seriatim.core.request import repair_words
+
+
+class RepairPlan(Command):
+    """Makes the plan, and says it to whoever is to approve it."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(words=["repair"], **kwargs)
+
+    def words_for(self, context: Any) -> list[str]:
+        """As the form asks, for scripts: the token is in it."""
+        self.stream = str(context["params"]["stream"])
+        return [*repair_words(dict(context["params"])), "--json"]
+
+    def execute(self, context: Any) -> dict[str, str]:
+        """The plan as a text, and its token."""
+        plan = msgspec.json.decode(super().execute(context))
+        if not plan["parts"] and not plan["drops"]:
+            raise AirflowSkipException(f"{plan['stream']}: nothing is hurt, so there is nothing to approve")
+        return {"approval": plan["approval"], "text": shown(plan)}
+
+
+class RepairApply(Fold):
+    """Applies the plan that was approved."""
+
+    def __init__(self, *, plan: str, **kwargs: Any) -> None:
+        super().__init__(stream="repair", **kwargs)
+        self.plan = plan
+
+    def words_for(self, context: Any) -> list[str]:
+        """The same words as the plan's, with its token."""
+        self.stream = str(context["params"]["stream"])
+        approval = context["ti"].xcom_pull(task_ids=self.plan)["approval"]
+        return [*repair_words(dict(context["params"])), "--apply", f"--approval={approval}"]
+
+
+def shown(plan: dict[str, Any]) -> str:
+    """A plan in Markdown, what users named in it as plain text."""
+    lines = [f"As of entry {plan['sequence']}, this is done in one commit:"]
+    for part in plan["parts"]:
+        lines += ["", f"{part['partition']}  {part['does']}", f"  why       {part['why']}"]
+        if part.get("messages") is not None:
+            lines.append(f"  reads     at most {part['messages']} messages")
+    lines += [f"{path} is damaged and only of the past: it is deleted" for path in plan["drops"]]
+    lines += ["", *(f"not mended by this: {note}" for note in plan["notes"])]
+    text = "\n".join(lines).replace("`", "'")
+    return f"```\n{text}\n```"
