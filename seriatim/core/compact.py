@@ -140,9 +140,7 @@ class Outdated:
             replaced |= self._state.get(place, set()) - now
             self.paths -= now
             self._state[place] = now
-        if self._recent:
-            self.paths -= replaced  # named until now, so by an entry that is kept
-        else:
+        if not self._recent:  # what later ones replaced is named by an entry that is kept
             self.paths |= replaced
             self.sequence = entry.sequence
 
