@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from seriatim.adapters.memory import MemoryRequests
 from seriatim.steps.release import release
 from seriatim.testing import MemoryStream
-from tests.steps.test_accept import means
+from tests.steps.deciding import means
 from tests.steps.test_forward import expired, move_on
 from tests.steps.test_tiers import made, tell
 from tests.steps.worlds import A0

@@ -20,8 +20,8 @@ from seriatim.steps.release import release
 from seriatim.steps.status import status
 from seriatim.testing import MemoryStream
 from tests.adapters.on_disk import DiskStream
+from tests.steps.deciding import means
 from tests.steps.mending import repair, table
-from tests.steps.test_accept import means
 from tests.steps.test_tiers import made as sequenced
 from tests.steps.test_tiers import state, tell
 from tests.steps.test_verify_at import judged

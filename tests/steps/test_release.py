@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import count
 from typing import Any
 
 import pytest
@@ -12,29 +11,13 @@ from seriatim.core.crash import arm
 from seriatim.core.errors import ConfigError, FencedError
 from seriatim.core.session import Session
 from seriatim.core.stream import Output, Stream, Table
-from seriatim.steps.accept import Means
 from seriatim.steps.derive import catch_up
 from seriatim.steps.release import release
 from seriatim.testing import MemoryStream
+from tests.steps.deciding import means
 from tests.steps.test_crashes import Killed, killer
 from tests.steps.test_sweep import named, there
 from tests.steps.worlds import A0, A1, B0, begun, send
-
-ATTEMPTS = count()
-
-
-def means(made: MemoryStream) -> Means:
-    """What a decision is made with."""
-    return Means(
-        stream=made.stream,
-        runner=made.machine(),
-        log=made.kafka,
-        ledger=made.ledger,
-        records=made.files,
-        state=made.files,
-        clock=made.clock,
-        new_attempt=lambda: f"r{next(ATTEMPTS)}",
-    )
 
 
 def hurt(**fields: Any) -> MemoryStream:

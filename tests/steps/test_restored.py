@@ -9,7 +9,7 @@ from seriatim.core.errors import ConfigError, IntegrityError
 from seriatim.steps.restored import Restored, restored
 from seriatim.steps.tell import mark_told, untold
 from seriatim.testing import MemoryStream
-from tests.steps.test_accept import is_right
+from tests.steps.deciding import is_right
 from tests.steps.test_crashes import Killed, killer
 from tests.steps.worlds import A0, begun, frontiers, kinds, send
 

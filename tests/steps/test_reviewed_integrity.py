@@ -22,7 +22,7 @@ from seriatim.testing import MemoryStream
 from tests.adapters.on_disk import DiskStream
 from tests.adapters.test_verify import verify
 from tests.steps.angry import Adder
-from tests.steps.test_release import means
+from tests.steps.deciding import means
 from tests.steps.test_tiers import found, made, marks, quarantined, tell
 from tests.steps.worlds import A0, A1
 

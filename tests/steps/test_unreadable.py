@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from seriatim.core.errors import PlatformError
 from seriatim.testing import MemoryStream
-from tests.steps.test_accept import is_right
+from tests.steps.deciding import is_right
 from tests.steps.worlds import A0, A1, begun, frontiers, send
 
 NANOSECONDS = 1_700_000_000_000_000_000

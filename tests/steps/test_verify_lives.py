@@ -16,7 +16,7 @@ from seriatim.steps.release import release
 from seriatim.steps.verify import Verified
 from tests.adapters.on_disk import DiskStream, filled
 from tests.adapters.test_verify import verify
-from tests.steps.test_accept import accepted, means, retired
+from tests.steps.deciding import accepted, means, retired
 from tests.steps.test_crashes import Killed, killer
 
 HOUR_MS = 3_600_000

@@ -12,7 +12,7 @@ from seriatim.core.offsets import Partition
 from seriatim.core.stream import Output, Stream, Table
 from seriatim.testing import MemoryStream
 
-A0, A1, B0 = Partition("in-a", 0), Partition("in-a", 1), Partition("in-b", 0)
+A0, A1, A2, B0 = *(Partition("in-a", number) for number in range(3)), Partition("in-b", 0)
 
 
 def world(**fields: Any) -> MemoryStream:
