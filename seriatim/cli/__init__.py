@@ -106,6 +106,7 @@ from seriatim.cli import (  # noqa: E402, F401
     produce,
     publish,
     repair,
+    report,
     run,
     verify,
     watch,

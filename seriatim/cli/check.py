@@ -46,7 +46,7 @@ def check(stream: StreamName, json: Json = False) -> None:
 
 def judge(file: StreamFile, *, json: bool) -> Checked:
     """Check a stream and tell what came of it; what is bad raises, after it was told."""
-    from seriatim.cli import show
+    from seriatim.cli import report, show
     from seriatim.steps.check import check as run
     from seriatim.steps.tell import mark_told, untold
 
@@ -57,6 +57,7 @@ def judge(file: StreamFile, *, json: bool) -> Checked:
     finally:
         progress.close()
     found = untold(made.ledger, name)
+    report.leave(file, done.since, done.sequence)
     show.findings(name, found, json=json)
     mark_told(made.ledger, done.ledger.sequence)
     _tell(name, done, found, json=json)

@@ -84,16 +84,17 @@ def _fold(
     file: StreamFile, settings: Settings, messages_max: int | None, until: Mapping[Partition, int] | None, *, json: bool
 ) -> None:
     from seriatim import streams, wiring
-    from seriatim.cli import show
+    from seriatim.cli import report, show
     from seriatim.cli.stop import stoppable
     from seriatim.steps.fold import Folding
-    from seriatim.steps.tell import mark_told, untold
+    from seriatim.steps.tell import mark_told, sequence_of, untold
 
     runner = streams.runner(file)
     spark, progress = wiring.LazySpark(file, settings, say), show.Progress(file.stream.name)
     world = wiring.world(file, settings, spark)
     folding = Folding(file.stream, runner, world, progress=progress)
     folding.outcome.findings += untold(world.ledger, file.stream.name)
+    since = sequence_of(world.ledger, file.stream.name)
 
     def last() -> None:
         progress.close()
@@ -111,6 +112,7 @@ def _fold(
             progress.close()
             spark.stop()
     outcome.findings = under_clock(folding)
+    report.leave(file, since, outcome.sequence)
     try:
         show.outcome(file.stream.name, outcome, json=json)
     finally:

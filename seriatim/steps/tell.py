@@ -19,6 +19,12 @@ def untold(store: LedgerStore, stream: str) -> list[Finding]:
     return [finding for entry in entries for finding in entry.findings]
 
 
+def sequence_of(store: LedgerStore, stream: str) -> int:
+    """The last entry; -1: there is none."""
+    head = read_head(store, stream)
+    return head.ledger.sequence if head else -1
+
+
 def mark_told(store: LedgerStore, sequence: int) -> None:
     """Everything up to this entry was told."""
     if sequence > store.told():

@@ -215,3 +215,17 @@ def test_a_finding_does_not_stop_the_steps_after_it(capsys: pytest.CaptureFixtur
     with pytest.raises(ConfigError):
         _one_after_another([step("fold", ConfigError("broken")), step("check")])
     assert walked[3:] == ["fold"]
+
+
+def test_a_check_leaves_a_report_and_any_other_can_be_asked_for(
+    made: DiskStream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One HTML file under reports/, named by the last entry."""
+    assert typed("check", "s") == 0
+    assert f"report {made.root / 'reports' / '0000000009.html'}" in capsys.readouterr().err
+    assert typed("report", "s", "--sequence", "4") == 0
+    path = Path(capsys.readouterr().out.strip())
+    assert (path.name, path.read_text()[:15]) == ("0000000004.html", "<!doctype html>")
+    assert typed("report", "s", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["sequence"] == 9
+    assert typed("report", "s", "--sequence", "99") == 2

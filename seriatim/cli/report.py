@@ -1,0 +1,76 @@
+"""`seriatim report`: what a run did, as one HTML file under `reports/` of the output.
+
+Next room: steps/report.py gathers; core/page.py draws.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from seriatim import config
+from seriatim.cli import Options, app, say
+from seriatim.cli.run import Json, StreamName
+
+if TYPE_CHECKING:
+    from seriatim.streams import StreamFile
+
+
+KEPT = 500
+"""Reports; older ones can be made again."""
+
+
+@app.command()
+def report(
+    stream: StreamName,
+    sequence: Annotated[int | None, typer.Option(min=0, help="Up to this ledger entry. Default: the last.")] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a report of the last entries: one HTML file that needs nothing else. Prints its path.
+
+    Each run and each check writes one by itself. It is made of the ledger alone: any of the past can be made again.
+
+    Example: seriatim report demo --open
+    """
+    from seriatim import streams
+
+    Options.json = json
+    file = streams.load(stream, config.load().streams)
+    path, entry = write(file, sequence)
+    if json:
+        typer.echo(msgspec.json.encode({"stream": file.stream.name, "sequence": entry, "path": str(path)}).decode())
+    else:
+        typer.echo(path)
+    if open_it:
+        typer.launch(path.as_uri())
+
+
+def write(file: StreamFile, sequence: int | None = None, since: int | None = None) -> tuple[Path, int]:
+    """Write a report of the entries after `since` up to `sequence`; its path, and the last entry."""
+    from seriatim import wiring
+    from seriatim.core.page import html
+    from seriatim.disk import write_file
+    from seriatim.steps.report import report as make
+
+    last, page = make(wiring.ledger(file), file.stream.name, sequence, since)
+    path = Path(file.stream.output.path) / "reports" / f"{last:010d}.html"
+    write_file(path, html(page).encode("utf-8", "backslashreplace"))
+    return path, last
+
+
+def leave(file: StreamFile, since: int, sequence: int) -> None:
+    """Write the report of a run, if it did something. That it cannot be written does not undo the run: it is said."""
+    if sequence <= since:
+        return
+    try:
+        path, entry = write(file, sequence, since)
+        for old in sorted(path.parent.glob("*.html"))[:-KEPT]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        say(f"{file.stream.name}: the report could not be written: {error}", report=None)
+    else:
+        say(f"{file.stream.name}: report {path}", report=str(path), sequence=entry)
