@@ -1,0 +1,258 @@
+"""A stream under a real Airflow: scheduler, broker, Spark, and mails received on loopback. One Airflow for the module.
+
+The seven ways a run can die are DAGs of their own with a stream's alert; the stream `orders` is folded every minute.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from deltalake import DeltaTable
+
+from seriatim import config
+from seriatim.embedded.broker import BrokerInfo
+from tests.dags.bag import write_stream
+from tests.integration.standalone import Standalone
+
+WAYS = {
+    "exception": "raise ValueError('planted')",
+    "exit": "import sys; sys.exit(7)",
+    "timeout": "import time; time.sleep(600)",
+    "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "run_timeout": "import time; time.sleep(600)",
+    "marked": "import time; time.sleep(600)",
+    "broken_callback": "raise ValueError('planted')",
+}
+SAMPLE = ("killed",)
+PARTITIONS = 4
+TOLD = "alerts = {to = ['ops@example.org']}"
+BY_HAND = f"schedule = {{cron = ''}}\n{TOLD}"
+DAGS = '''
+"""DAGs that die, each in its way, with the alert of a stream."""
+from datetime import timedelta
+from airflow.sdk import DAG, task
+from seriatim.airflow.alert import Alert
+
+def broken(context):
+    raise RuntimeError("the task's own callback is broken")
+
+'''
+ONE = """
+with DAG("die_{way}", schedule=None, on_failure_callback=Alert(["s_{way}"], {folder!r}){more}) as dag_{way}:
+    @task(task_id="work"{task})
+    def work():
+        {code}
+    work()
+"""
+
+
+SLOW = """
+import time
+from msgspec import Struct
+from seriatim import Machine
+
+class State(Struct):
+    n: int = 0
+
+class Slow(Machine[State, State, State]):
+    def start(self, session):
+        return State()
+    def apply(self, state, message):
+        time.sleep(600)
+        return []
+"""
+
+
+def dying(folder: str, way: str, name: str = "") -> str:
+    """A DAG that dies in this way."""
+    more = ", dagrun_timeout=timedelta(seconds=5)" if way == "run_timeout" else ""
+    task = ", execution_timeout=timedelta(seconds=5)" if way == "timeout" else ""
+    task += ", on_failure_callback=broken" if way == "broken_callback" else ""
+    return ONE.format(way=name or way, folder=folder, more=more, task=task, code=WAYS[way])
+
+
+def send(broker: BrokerInfo, topic: str, messages: list[tuple[int, dict[str, Any]]]) -> None:
+    """Messages by partition; a session for each."""
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+    for partition, value in messages:
+        producer.produce(topic, json.dumps(value).encode(), f"session-{partition}", partition)
+    assert producer.flush(60) == 0
+
+
+@pytest.fixture(scope="module")
+def topic(broker: BrokerInfo) -> str:
+    """Four partitions, a session in each, which begins by a snapshot."""
+    name = f"orders-{uuid.uuid4().hex[:8]}"
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    admin.create_topics([NewTopic(name, num_partitions=PARTITIONS, replication_factor=1)])[name].result(timeout=30)
+    first = {"type": "snapshot", "seq": 1, "rows": [{"id": "a", "v": 0}]}
+    send(broker, name, [(number, first) for number in range(PARTITIONS)])
+    return name
+
+
+@pytest.fixture(scope="module")
+def airflow(
+    tmp_path_factory: pytest.TempPathFactory, broker: BrokerInfo, topic: str, full: bool
+) -> Iterator[Standalone]:
+    """An Airflow with a DAG for each way to die, and one for the stream `orders`."""
+    servers = {"SERIATIM_KAFKA_BOOTSTRAP_SERVERS": broker.bootstrap_servers}
+    made = Standalone(tmp_path_factory.mktemp("airflow"), **servers)
+    (made.folder / "home").mkdir()
+    (made.folder / "home" / "jars").symlink_to(config.load().home / "jars")
+    dags = DAGS
+    for way in WAYS if full else SAMPLE:
+        write_stream(made.folder / "streams", f"s_{way}", BY_HAND)
+        dags += dying(str(made.folder), way)
+    (made.dags / "dying.py").write_text(dags)
+    write_stream(made.folder / "streams", "orders", f"schedule = {{cron = '* * * * *'}}\n{TOLD}", topic)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+def records(airflow: Standalone) -> list[tuple[int, int, str]]:
+    """Partition, offset and op of all records of `orders`."""
+    table = DeltaTable(airflow.folder / "lake" / "orders" / "records")
+    rows = table.to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
+    return sorted((row["partition"], row["offset"], row["op"]) for row in rows)
+
+
+def ended(airflow: Standalone, state: str, after: int) -> dict[str, Any]:
+    """A run of `orders` that is later than the first so many and ended so."""
+
+    def found() -> dict[str, Any] | None:
+        return next((run for run in airflow.runs("orders")[after:] if run["state"] == state), None)
+
+    return dict(airflow.wait(f"a run of orders is a {state}", found))
+
+
+def test_a_stream_file_is_all_it_takes(airflow: Standalone) -> None:
+    """Its DAG appears and a scheduled run folds, checks and publishes; the log has our lines and no Spark noise."""
+    run = ended(airflow, "success", 0)["dag_run_id"]
+    assert run.startswith("scheduled__")
+    assert set(airflow.tasks("orders", run).values()) == {"success"}
+    assert records(airflow) == [(number, 0, "snapshot") for number in range(PARTITIONS)]
+    log = airflow.log("orders", run, "fold")
+    assert "4 messages → 4 records in 1 slice" in log
+    assert "Traceback" not in log
+    assert "WARN" not in log
+    published = airflow.api("assets/events")["asset_events"]
+    assert {part["until"] for part in published[0]["extra"]["partitions"]} == {1}
+
+
+def test_a_finding_fails_one_run_and_is_mailed_once(airflow: Standalone, broker: BrokerInfo, topic: str) -> None:
+    """It is not retried; the other partitions are checked and published; the next run is green with a banner."""
+    before = len(airflow.runs("orders"))
+    send(broker, topic, [(1, {"type": "update", "seq": 9, "id": "a", "v": 1})])
+    send(broker, topic, [(p, {"type": "update", "seq": 2, "id": "a", "v": 1}) for p in (0, 2, 3)])
+    run = ended(airflow, "failed", before)["dag_run_id"]
+    states = airflow.tasks("orders", run)
+    assert (states["fold"], states["check"], states["publish"]) == ("failed", "success", "failed")
+    airflow.wait("a mail comes", lambda: airflow.mails("orders"))
+    (subject,) = airflow.mails("orders")
+    assert subject == f"[seriatim] orders: GapError in {topic}/1 at offset 1"
+    text = airflow.text("orders")
+    for said in ("session-1", "seriatim ", f"/dags/orders/runs/{run[:12]}", "dags/seriatim_repair", "time left"):
+        assert said in text
+    later = ended(airflow, "success", before + 1)["dag_run_id"]
+    assert "1 in quarantine" in airflow.log("orders", later, "fold")
+    assert [one for one in records(airflow) if one[1] == 1] == [(p, 1, "update") for p in (0, 2, 3)]
+    assert len(airflow.mails("orders")) == 1
+    tries = airflow.api(f"dags/orders/dagRuns/{run}/taskInstances/fold")["try_number"]
+    assert tries == 1
+
+
+def test_what_may_not_be_asked_is_refused(airflow: Standalone, topic: str) -> None:
+    """At the trigger what a schema can say; by plan what it cannot."""
+    for conf in ({"action": "rm"}, {"topics": ["$(id)"]}, {"from": "-1"}, {"messages_max": 0}):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            airflow.trigger("orders", **conf)
+        assert refused.value.code in (400, 422)
+    run = airflow.trigger("orders", action="backfill", partitions=[f"{topic}/0"], **{"from": "5", "until": "4"})
+    assert airflow.run("orders", run) == "failed"
+    assert airflow.tasks("orders", run)["plan"] == "failed"
+    assert "until: 4 is not after from (5)" in airflow.log("orders", run, "plan")
+
+
+def test_a_backfill_of_one_partition_and_an_offset_range(airflow: Standalone, topic: str) -> None:
+    """By the form; the records are the same, and replaced in one commit."""
+    before = records(airflow)
+    run = airflow.trigger("orders", action="backfill", partitions=[f"{topic}/0"], **{"from": "0", "until": "2"})
+    assert airflow.run("orders", run) == "success"
+    assert records(airflow) == before
+
+
+def die(airflow: Standalone, way: str) -> str:
+    """A run that dies in this way."""
+    airflow.wait(f"die_{way} is there", lambda: airflow.has(f"die_{way}"))
+    run = airflow.trigger(f"die_{way}")
+    if way == "marked":
+        path = f"dags/die_{way}/dagRuns/{run}/taskInstances/work"
+        airflow.wait("it runs", lambda: airflow.tasks(f"die_{way}", run)["work"] == "running")
+        airflow.api(path, {"new_state": "failed"}, "PATCH")
+    assert airflow.run(f"die_{way}", run) == "failed"
+    return run
+
+
+@pytest.mark.parametrize("way", [way if way in SAMPLE else pytest.param(way, marks=pytest.mark.full) for way in WAYS])
+def test_however_a_run_dies_one_mail_comes(airflow: Standalone, way: str) -> None:
+    """With the stream, the run, a link to it, and what to type next."""
+    run = die(airflow, way)
+    airflow.wait("a mail comes", lambda: airflow.mails(f"s_{way}"))
+    text = airflow.text(f"s_{way}")
+    assert run in text
+    assert f"seriatim status s_{way}" in text
+    assert f"http://127.0.0.1:{airflow.port}/dags/die_{way}/runs/" in text
+    time.sleep(5)
+    assert len(airflow.mails(f"s_{way}")) == 1
+
+
+@pytest.mark.full
+def test_a_mail_server_that_is_down_loses_nothing(airflow: Standalone) -> None:
+    """The mail waits in the outbox, and the watch DAG sends it when the server is back."""
+    airflow.mail.stop()
+    try:
+        write_stream(airflow.folder / "streams", "s_again", BY_HAND)
+        (airflow.dags / "again.py").write_text(DAGS + dying(str(airflow.folder), "exception", "again"))
+        die(airflow, "again")
+        desks = airflow.folder / "home" / "outbox"
+        airflow.wait(
+            "a mail waits", lambda: [p for p in desks.glob("s_again-*/desk.json") if "subject" in p.read_text()]
+        )
+    finally:
+        airflow.mail.start()
+    airflow.run("seriatim_watch", airflow.trigger("seriatim_watch"))
+    airflow.wait("the mail comes", lambda: airflow.mails("s_again"))
+    assert len(airflow.mails("s_again")) == 1
+
+
+@pytest.mark.full
+def test_a_fold_that_is_marked_failed_takes_its_driver_along(airflow: Standalone, topic: str) -> None:
+    """The driver and spark-submit's JVM end; nobody goes on folding behind a red task."""
+    (airflow.folder / "streams" / "slowly.py").write_text(SLOW)
+    (airflow.folder / "streams" / "slow.toml").write_text(
+        f"topics = '{topic}'\nmachine = 'slowly:Slow'\noutput = {{path = 'lake/slow'}}\nschedule = {{cron = ''}}\n"
+    )
+    airflow.wait("slow is there", lambda: airflow.has("slow"))
+    run = airflow.trigger("slow")
+
+    def drivers() -> list[psutil.Process]:
+        mark = str(airflow.folder)
+        words = [(process, " ".join(process.info["cmdline"] or [])) for process in psutil.process_iter(["cmdline"])]
+        return [one for one, line in words if "spark_apps/fold.py" in line and "run slow" in line and mark]
+
+    airflow.wait("it folds", lambda: airflow.tasks("slow", run)["fold"] == "running" and drivers())
+    airflow.api(f"dags/slow/dagRuns/{run}/taskInstances/fold", {"new_state": "failed"}, "PATCH")
+    airflow.wait("the driver is gone", lambda: not drivers(), 120)
+    assert airflow.run("slow", run) == "failed"
