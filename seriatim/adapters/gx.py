@@ -138,9 +138,7 @@ class GreatExpectations:
 
     @cached_property
     def _library(self) -> Any:
-        logger = logging.getLogger("great_expectations")
-        logger.addHandler(logging.NullHandler())
-        logger.propagate = False  # its rooms have levels of their own
+        _silence()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -150,6 +148,7 @@ class GreatExpectations:
                 f"great-expectations cannot be imported: {error}",
                 next="install it: `make setup`, or the extra seriatim[airflow]",
             ) from None
+        _silence()  # its rooms set levels of their own as they are imported
         return great_expectations
 
     @cached_property
@@ -159,6 +158,12 @@ class GreatExpectations:
         context.enable_analytics(enable=False)
         asset = context.data_sources.add_pandas("seriatim").add_dataframe_asset("frame")
         return asset.add_batch_definition_whole_dataframe("whole")
+
+
+def _silence() -> None:
+    for name in ("great_expectations", *logging.root.manager.loggerDict):
+        if name.partition(".")[0] == "great_expectations":
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _columns(suite: Suite, there: Sequence[str]) -> list[str]:
