@@ -1,0 +1,44 @@
+"""The runbook knows every finding, every alert and every exit code, and what it says can be typed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from seriatim.core.alert import PATIENCE_SECONDS
+from seriatim.core.errors import ConfigError, FencedError, IntegrityError, PlatformError, SeriatimError
+from seriatim.core.integrity import TITLES
+from tests.test_readme import _unknown_options
+
+PAGES = {name: (Path(__file__).parent.parent / "docs" / name).read_text() for name in ("RUNBOOK.md", "ALERTS.md")}
+CONCERNS = ("halted", "quarantine", "circuit", "late", "time left", "held", "buffer", "blind", "trouble", "run")
+
+
+@pytest.mark.parametrize("finding", sorted(TITLES))
+def test_every_finding_is_there(finding: str) -> None:
+    """Whoever reads a finding in a mail finds it here."""
+    assert f"| `{finding}` |" in PAGES["RUNBOOK.md"]
+
+
+@pytest.mark.parametrize("concern", CONCERNS)
+def test_every_alert_is_there(concern: str) -> None:
+    """On both pages."""
+    assert re.search(rf"^\| `{concern}", PAGES["RUNBOOK.md"], re.MULTILINE)
+    assert f"`{concern}`" in PAGES["ALERTS.md"]
+    assert set(PATIENCE_SECONDS) <= set(CONCERNS)
+
+
+@pytest.mark.parametrize("error", [SeriatimError, ConfigError, IntegrityError, PlatformError, FencedError])
+def test_every_exit_code_is_there(error: type[SeriatimError]) -> None:
+    """With whether a retry can help."""
+    assert re.search(rf"^\| {error.exit_code} \|", PAGES["RUNBOOK.md"], re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_what_it_says_can_be_typed(page: str) -> None:
+    """No command and no option that does not exist."""
+    lines = re.findall(r"(?:`|\$ )(seriatim [^`\n#]+)", PAGES[page])
+    assert len(lines) >= 2
+    assert {line: _unknown_options(line) for line in lines if _unknown_options(line)} == {}
