@@ -166,9 +166,12 @@ def _show_done(mending: Mending, made: Plan, done: Refolded, *, json: bool) -> N
         for place, (start, end) in ranges.items():
             typer.echo(f"{name} {place}: made again [{start}, {end})")
         typer.echo(f"{name}: done by entry {done.sequence}: {done.messages} messages → {done.records} records")
+    still = [finding for finding in done.still if finding.level == "error"]
+    for finding in still:
+        say(f"{name} {finding.place}: {finding.finding} at offset {finding.offset} is still so: {finding.cause}")
     errors = [finding for finding in findings if finding.level == "error"]
-    if errors:
-        raise failure(name, errors)
+    if errors or still:
+        raise failure(name, [*errors, *still])
 
 
 def _fail_by_notes(made: Plan) -> None:

@@ -40,6 +40,8 @@ class Past(Struct):
 
     points: list[Point] = field(default_factory=list)
     files: dict[str, Made] = field(default_factory=dict)
+    told: set[tuple[str, int, str | None]] = field(default_factory=set)
+    """Findings that entries carry: what, at which offset, of which session."""
     others: dict[str, Made] = field(default_factory=dict)
     """Those of the machine's other tables that are in them now."""
 
@@ -55,6 +57,8 @@ class Past(Struct):
         self.others = {path: made for path, made in self.others.items() if path not in entry.removed}
         beside = [file for files in change.others.values() for file in files]
         self.others |= {file.path: Made(file, life, file.first, file.last + 1) for file in beside}
+        found = [finding for finding in entry.findings if finding.place == str(change.partition)]
+        self.told |= {(finding.finding, finding.offset, finding.session) for finding in found}
         self.points.append(Point(entry.sequence, entry.kind, account, change))
 
     def life(self) -> list[Point]:

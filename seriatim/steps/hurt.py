@@ -46,13 +46,14 @@ class Search:
 
     def parts(self, request: Request, chooser: Chooser) -> tuple[list[Part], list[str]]:
         """What is to be done, and what cannot be."""
+        found = request.start is None and request.session is None and not request.ranges
         parts: list[Part] = []
         notes: list[str] = []
         for wanted, rebuild in self._wanted(request):
             try:
-                parts.append(Refold(chooser.rewind(wanted, rebuild=rebuild)))
+                parts.append(Refold(chooser.rewind(wanted, rebuild=rebuild, back=found)))
             except IntegrityError as error:
-                if request.start is not None or request.ranges or request.session is not None:
+                if not found:
                     raise
                 notes.append(error.render())
         refolded = {part.partition for part in parts}

@@ -23,30 +23,29 @@ from msgspec.structs import replace
 from seriatim import __version__
 from seriatim.core.code import refuse_code
 from seriatim.core.crash import crash_point
-from seriatim.core.errors import IntegrityError, broken, ensure
+from seriatim.core.errors import IntegrityError, PlatformError, broken, ensure
 from seriatim.core.gaps import Gap
 from seriatim.core.history import Past
 from seriatim.core.integrity import Finding, Mark
 from seriatim.core.ledger import Account, Change, Entry, File
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.outputs import table_in
-from seriatim.core.refold import Progress, Rewind, Stage, regions, same, stages
+from seriatim.core.refold import Progress, Rewind, Stage, same, stages
 from seriatim.core.repair_forward import CLOSED as FORWARD
 from seriatim.core.session import Session
 from seriatim.core.state import merge_count
 from seriatim.core.stream import Stream
-from seriatim.ports import Head, Wish
+from seriatim.ports import Head, SourceFailed, Wish
 from seriatim.steps.changes import nothing_came
 from seriatim.steps.commit import commit
 from seriatim.steps.derive import gaps_now, keep_up
 from seriatim.steps.fold import World
+from seriatim.steps.joining import Joining
 from seriatim.steps.moved import Moved, moved
 from seriatim.steps.sweep import sweep_dead
 from seriatim.steps.task import Result, Work, stem_prefix
 from seriatim.steps.tries import Results, Works, fold_works
 
-REGION_ROWS_MAX = 1_000_000
 Told = Callable[[int, int], None]
 
 
@@ -64,6 +63,9 @@ class Refolded(Struct, kw_only=True):
     ranges: dict[Partition, OffsetRange] = field(default_factory=dict)
     """What was made again, widened to where the last session was as committed."""
     findings: list[Finding] = field(default_factory=list)
+    """New: what the first fold did not find."""
+    still: list[Finding] = field(default_factory=list)
+    """What the first fold found as well."""
     behind: str = ""
 
 
@@ -186,7 +188,14 @@ class Refolding:
             return moved(head.ledger, works, results, state, has_snapshots=has_snapshots)
 
         world = self.world
-        results = fold_works(self.stream.name, works, source, world.reader, world.task, siblings)
+        try:
+            results = fold_works(self.stream.name, works, source, world.reader, world.task, siblings)
+        except SourceFailed as failure:
+            raise PlatformError(
+                f"{self.stream.name}: reading from Kafka broke",
+                cause=str(failure)[:600],
+                next="check the broker and Spark, then give the same command again; nothing was changed",
+            ) from failure
         for partition, making in makings.items():
             rewind, whole = making.progress.rewind, ranges[partition]
             result = results.get(partition) or nothing_came(
@@ -228,11 +237,17 @@ class Refolding:
             making.others.setdefault(table, []).extend(files)
         making.kept += result.kept
         making.marks += result.marks
-        self.done.findings += result.findings
+        self._tell(making.past, result.findings)
         self.done.records += certificate.counts.records
         self.done.messages += certificate.counts.messages
         if stage.border:
             self._settle(making)
+
+    def _tell(self, past: Past, findings: Iterable[Finding]) -> None:
+        """Findings are told once: those of the first fold that come again are only said to be still so."""
+        for finding in findings:
+            known = (finding.finding, finding.offset, finding.session) in past.told
+            (self.done.still if known else self.done.findings).append(finding)
 
     def _settle(self, making: Making) -> None:
         """Who is as committed at this border is left alone from here on."""
@@ -267,8 +282,9 @@ class Refolding:
             for file in active
             if file.path in making.past.files and making.past.files[file.path].topic_id == account.topic_id
         ]
-        joined, olds = self._joined(making, files, making.records)
-        others, removed = self._beside(making)
+        joining = Joining(self.world.joiner, progress, self.done.hold)
+        joined, olds = joining.joined(files, making.records)
+        others, removed = joining.beside(making.past.others.values(), making.others)
         state = self._state(progress)
         final = account.state if state is None else state
         closed = mended(gaps, partition, account.topic_id, progress)
@@ -282,7 +298,7 @@ class Refolding:
                 records=tuple(joined),
                 others=others,
                 kept=tuple(making.kept),
-                halt=account.halt if rewind.wanted.sessions is not None else None,
+                halt=None if rewind.frontier < account.frontier else account.halt,
                 marks=(*closed, *making.marks),
                 rewound=rewind.start,
                 removed_rows=sum(old.rows for old in olds),
@@ -290,38 +306,6 @@ class Refolding:
             ),
             [old.path for old in olds] + removed,
         )
-
-    def _beside(self, making: Making) -> tuple[dict[str, tuple[File, ...]], list[str]]:
-        """The same for the machine's other tables: their files put together anew, and paths that leave them."""
-        there: dict[str, list[File]] = {table: [] for table in making.others}
-        for made in making.past.others.values():
-            if made.topic_id == making.progress.rewind.account.topic_id:
-                there.setdefault(table_in(made.file.path), []).append(made.file)
-        joined = {t: self._joined(making, files, making.others.get(t, [])) for t, files in sorted(there.items())}
-        removed = [old.path for _, olds in joined.values() for old in olds]
-        return {table: tuple(news) for table, (news, _) in joined.items() if news}, removed
-
-    def _joined(self, making: Making, files: Sequence[File], records: Sequence[File]) -> tuple[list[File], list[File]]:
-        """Step 4: files of one table put together anew of those that are there, and those that leave it."""
-        progress, joiner = making.progress, self.world.joiner
-        rewind, replaced = progress.rewind, progress.replaced()
-        near = [file for file in files if file.last >= replaced.start and file.first < max(replaced.last, 1)]
-        damaged = joiner.damaged(near, thorough=False)
-
-        def is_hurt(file: File) -> bool:
-            span = OffsetRange(file.first, file.last + 1)
-            if file.path in damaged or replaced.covers(file.first, file.last):
-                return True
-            return joiner.any_within(records, span) or joiner.touches(file, replaced)
-
-        stem = f"{stem_prefix(rewind.account.epoch, rewind.account.frontier)}{self.done.hold}j"
-        joined, olds = list[File](), list[File]()
-        for number, region in enumerate(regions(near, is_hurt, REGION_ROWS_MAX)):
-            readable = [old for old in region.olds if not replaced.covers(old.first, old.last)]
-            made = joiner.join(rewind.partition, f"{stem}{number}", readable, replaced, records, region.within)
-            joined += [made] if made is not None else []
-            olds += region.olds
-        return joined, olds
 
     def _state(self, progress: Progress) -> tuple[File, ...] | None:
         """The state files afterwards: those of the refold, or those of now under the sessions that differ."""

@@ -125,9 +125,20 @@ class Repairing:
             return self._under_hold(head, made, messages_max)
         except FencedError:
             raise
-        except (SeriatimError, OSError, KeyboardInterrupt):
+        except (SeriatimError, OSError, KeyboardInterrupt) as trouble:
+            if self._overtaken(made.partitions):  # whoever took over has swept our files: that is all it was
+                raise FencedError(
+                    f"{stream}: another repair took over",
+                    found=str(trouble)[:400],
+                    next=f"nothing was changed by this one; `seriatim status {stream}` shows how it is",
+                ) from trouble
             self.refolding.release()
             raise
+
+    def _overtaken(self, partitions: Sequence[Partition]) -> bool:
+        """Whether the hold is not ours any more."""
+        ledger = known_head(self.mending.world.ledger, self.mending.stream.name).ledger
+        return any(ledger.partitions[str(p)].hold != self.refolding.done.hold for p in partitions)
 
     def _refuse_stale(self, made: Plan, approved: str) -> None:
         if approved and approved != made.approval:

@@ -34,11 +34,16 @@ class Chooser:
     def __init__(self, head: Head, bounds: Mapping[Partition, Bounds], pasts: dict[Partition, Past], joiner: Joiner):
         self.ledger, self.bounds, self.pasts, self.joiner = head.ledger, bounds, pasts, joiner
 
-    def rewind(self, wanted: Wanted, *, rebuild: bool = False) -> Rewind:
-        """A partition's refold. Raises `IntegrityError` where what it needs is gone."""
+    def rewind(self, wanted: Wanted, *, rebuild: bool = False, back: bool = False) -> Rewind:
+        """A partition's refold. Raises `IntegrityError` where what it needs is gone.
+
+        `rebuild`: all state is made again. `back`: a log that was cut is followed back to its end.
+        """
         account = self.ledger.account(wanted.partition) or broken("a refold is of a known partition")
         seen = self._seen(wanted.partition, account)
         frontier = min(account.frontier, seen.log_end)
+        if frontier < account.frontier and not back:
+            raise self._cut(wanted.partition, account, seen)
         rebuild |= frontier < account.frontier
         start = min(wanted.start, frontier)
         until = min(max(wanted.until, start), frontier)
@@ -73,6 +78,14 @@ class Chooser:
                 next=f'seriatim accept {stream} {partition.topic} --because "…" begins its new life',
             )
         return seen
+
+    def _cut(self, partition: Partition, account: Account, seen: Bounds) -> IntegrityError:
+        stream = self.ledger.stream
+        return IntegrityError(
+            f"{stream}: {partition} cannot be folded again: its log was cut at offset {seen.log_end},"
+            f" and it was folded up to {account.frontier}",
+            next=f"first follow the log back to where it ends: seriatim repair {stream} --partition {partition}",
+        )
 
     def _base(self, partition: Partition, start: int, log_start: int) -> tuple[int, Account]:
         """The nearest state at or before `start` that is as committed, and its entry."""

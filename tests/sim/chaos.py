@@ -13,14 +13,16 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 from seriatim.core.crash import arm
-from seriatim.core.errors import ConfigError, FencedError, PlatformError
+from seriatim.core.errors import ConfigError, FencedError, IntegrityError, PlatformError
 from seriatim.core.machine import Runner, UserMachine
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Ranges
 from seriatim.steps.compact import compact
+from seriatim.steps.repair import abandon
 from seriatim.testing import MemoryStream
 from tests.sim.producer import Producer, Sent, TallyMachine, draw_stream
 from tests.steps.compacts import DAY, means
+from tests.steps.mending import mending, repair
 
 
 class SimCrash(BaseException):
@@ -72,8 +74,10 @@ class Chaos:
         self.calm = True
         self.world.ledger.answers_lost = self.world.ledger.refusals = 0
         self.world.reader.failures.clear()
+        self._release()
         for _ in range(3):
             self.run()
+        self.refold()
         self.compact()
 
     def run(self) -> None:
@@ -89,9 +93,28 @@ class Chaos:
                 self.world.clock.sleep(40 * DAY)
             compact(means(self.world, bytes_target=self.random.choice((400, 4_000, 1 << 20))))
 
+    def refold(self) -> None:
+        """One process that folds a range again: with the same code nothing changes, unless Kafka lost something."""
+        accounts = self.world.accounts()
+        folded = [p for p, account in accounts.items() if account.frontier > account.born and not account.retired]
+        if not folded:
+            return
+        chosen = self.random.choice(folded)
+        edges = sorted(self.random.sample(range(accounts[chosen].born, accounts[chosen].frontier + 1), 2))
+        try:
+            repair(self.world, self.random.choice((3, 20, 1000)), ranges={str(chosen): tuple(edges)})
+        except (IntegrityError, ConfigError):
+            assert self.topic_faults or self.loses, "nothing was lost"
+
     def _go(self) -> None:
         """A process: mostly a run."""
-        self.compact() if self.random.random() < 0.3 else self.run()
+        drawn = self.random.random()
+        self.compact() if drawn < 0.25 else self.refold() if drawn < 0.5 else self.run()
+
+    def _release(self) -> None:
+        """Somebody sees the holds that refolds left when they were killed, and gives them up."""
+        for hold in {account.hold for account in self.world.accounts().values()} - {None}:
+            abandon(mending(self.world), str(hold))
 
     def _try(self) -> None:
         """Run under disturbances, as a scheduler would: again after a crash, a few times."""

@@ -72,7 +72,8 @@ def check_partition(chaos: Chaos, entries: list[Entry], partition: Partition, ac
     check_sessions(chaos, account, straight)
     check_counts(entries, partition, account, straight)
     kept = [row for e in entries for c in e.changes if c.partition == partition for row in _rows(chaos, c.kept)]
-    assert [(row["offset"], row["session"]) for row in kept] == straight.kept, "other messages are kept"
+    places = sorted({(row["offset"], row["session"]) for row in kept})  # a refold keeps them once more
+    assert places == sorted(straight.kept), "other messages are kept"
 
 
 def _end(chaos: Chaos, entries: list[Entry], partition: Partition, account: Account) -> int:

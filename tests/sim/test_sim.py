@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from seriatim.core.crash import COMPACT_POINTS, CRASH_POINTS, arm
+from seriatim.core.crash import COMPACT_POINTS, CRASH_POINTS, REPAIR_POINTS, arm
 from tests.sim.chaos import Chaos
 from tests.sim.compare import check_digests, compare
 
@@ -40,4 +40,4 @@ def test_the_simulation_passes_every_crash_point() -> None:
     passed: set[str] = set()
     for seed in range(20):
         passed |= simulate(seed).points
-    assert passed >= {*CRASH_POINTS, *COMPACT_POINTS}
+    assert passed >= {*CRASH_POINTS, *COMPACT_POINTS, *REPAIR_POINTS}
