@@ -101,7 +101,8 @@ def runner(file: StreamFile) -> Runner:
             f"{stream.name}: machine {stream.machine!r} cannot be made: {type(error).__name__}: {error}",
             next=f"fix {kind.__name__}: its __init__ takes nothing, its types are what msgspec can hold",
         ) from error
-    taken = sorted(set(machine.columns) & set(OWN_COLUMNS))
+    named = {*machine.columns, *(column for columns in machine.others.values() for column in columns)}
+    taken = sorted(named & set(OWN_COLUMNS))
     if taken:
         raise ConfigError(
             f"machine {stream.machine}: the record's field {taken[0]!r} is taken by the record's own column",

@@ -29,6 +29,12 @@ def derived(file: StreamFile) -> DeltaDerived:
     return DeltaDerived(root, output.compression, beside)
 
 
+def refuse_other_columns(follow: DeltaDerived) -> None:
+    """Refuse a machine whose further records have other columns than their tables: before anything is written."""
+    for table in follow.beside.tables if follow.beside else ():
+        follow.beside.reached(table)  # type: ignore[union-attr]  # there are tables
+
+
 def current(file: StreamFile) -> DeltaCurrent:
     """The stream's table `current`, for machines whose records name a key."""
     from seriatim.adapters.current import DeltaCurrent

@@ -199,6 +199,7 @@ def world(file: StreamFile, settings: Settings, reader: LazySpark) -> World:
 
     stream, runner = file.stream, streams.runner(file)
     root, kafka = Path(stream.output.path), kafka_client(settings)
+    tables.refuse_other_columns(derived(file))
     return World(
         log=log(file, settings),
         reader=reader,

@@ -20,11 +20,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from seriatim.core.chain import Added, Commit, Sign
+from seriatim.core.outputs import ROOM
 from seriatim.core.verify import Outline
-from seriatim.disk import file_digest, write_file
+from seriatim.disk import file_digest, file_names, write_file
 from seriatim.ports import Unreadable
 
 KEY = "seriatim"
@@ -58,6 +59,21 @@ class FileAudit:
             raise Unreadable(_line(error)) from None
         return {f"records/{unquote(path)}" for path in adds.column("path").to_pylist()}
 
+    def others(self) -> dict[str, tuple[int, set[str]]]:
+        """The tables of further kinds of records: the entry that each has reached (-1: unreadable), and its files."""
+        found = {}
+        for name in (name for name in file_names(self.root) if name.startswith(ROOM)):
+            try:
+                table = DeltaTable(self.root / name)
+                adds = pa.table(table.get_add_actions()).column("path").to_pylist()
+                marks = [int(commit[KEY]["sequence"]) for commit in table.history() if KEY in commit]
+            except TableNotFoundError:
+                continue
+            except (DeltaError, *BROKEN, KeyError, TypeError):
+                adds, marks = [], []
+            found[name.removeprefix(ROOM)] = max(marks, default=-1), {f"{name}/{unquote(path)}" for path in adds}
+        return found
+
     def witness(self) -> bytes | None:
         """head.json, as it is."""
         return self._content("head.json")
@@ -90,7 +106,8 @@ class FileAudit:
 
     def paths(self) -> list[str]:
         """Every file of the four folders but the Delta log's own."""
-        found = [path.relative_to(self.root) for room in ROOMS for path in (self.root / room).rglob("*")]
+        rooms = (*ROOMS, *(name for name in file_names(self.root) if name.startswith(ROOM)))
+        found = [path.relative_to(self.root) for room in rooms for path in (self.root / room).rglob("*")]
         return [str(path) for path in found if "_delta_log" not in path.parts and (self.root / path).is_file()]
 
     def size(self, path: str) -> int | None:

@@ -8,7 +8,7 @@ Next room: chain.py has the rules about the ledger; steps/verify.py reads and as
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from seriatim.core.chain import Commit, Sign
 from seriatim.core.compact import NAME as COMPACTED
 from seriatim.core.difference import REPAIR, RESTORE, RESTORE_LOG, Difference
-from seriatim.core.ledger import Change, File, Ledger
+from seriatim.core.ledger import Change, File, Ledger, Manifest
+from seriatim.core.outputs import room, table_in
 
 OURS = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-(.+?)\.parquet")
 """Epoch, start and attempt: the names that Seriatim gives."""
@@ -29,6 +30,7 @@ DEAD = "left by a run that crashed or was fenced; no damage, the next run that c
 AT_WORK = "of a run that is at work now, or crashed at the frontier; no damage, a later run sweeps it"
 COMPACTING = "of a compaction that is at work now, or crashed; no damage, a later run or compaction sweeps it"
 STRANGE = "not of a name that Seriatim gives: ask who put it there, and delete it if nobody needs it"
+REBUILD = "`seriatim rebuild {stream}` makes it again from the ledger"
 Row = tuple[Any, ...]
 
 
@@ -262,6 +264,35 @@ def overlaps(outlines: Iterable[tuple[Known, Outline]]) -> Iterator[Difference]:
                 next=RESTORE_LOG,
             )
         last = (place, ids, until, path)
+
+
+def beside(manifests: Iterable[Manifest], until: int) -> set[str]:
+    """The files of a machine's further tables, by the entries up to one of them."""
+    files: set[str] = set()
+    for manifest in manifests:
+        if manifest.entry.sequence > until:
+            break
+        added = {file.path for change in manifest.entry.changes for some in change.others.values() for file in some}
+        files = (files - set(manifest.entry.removed)) | added
+    return files
+
+
+def same_outputs(tables: Mapping[str, tuple[int, set[str]]], manifests: Sequence[Manifest]) -> Iterator[Difference]:
+    """Each further table has the files of the entry that it says to have reached. One that is behind is no damage."""
+    last = manifests[-1].entry.sequence
+    for table, (reached, seen) in tables.items():
+        wanted = {path for path in beside(manifests, reached) if table_in(path) == table}
+        where: dict[str, Any] = {"file": room(table), "sequence": reached, "next": REBUILD}
+        if not 0 <= reached <= last:
+            found = f"entry {reached}" if reached >= 0 else "no entry, or it cannot be read"
+            yield Difference(what="a table names no entry of the ledger", found=found, **where)
+        elif seen != wanted:
+            one = min(seen ^ wanted)
+            what = "a table lacks a file" if one in wanted else "a table has a file that no entry added to it"
+            yield Difference(what=what, **{**where, "file": one})
+        if reached < last:
+            told = {**where, "next": "the next run brings it up", "level": "warning"}
+            yield Difference(what=f"a table is as of entry {reached}, the ledger is at {last}", **told)
 
 
 class Rows:

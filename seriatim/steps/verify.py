@@ -37,16 +37,19 @@ from seriatim.core.difference import REPAIR, RESTORE, RESTORE_LOG, Difference, D
 from seriatim.core.errors import ConfigError, SeriatimError
 from seriatim.core.ledger import Change, File, Ledger, Manifest, decode
 from seriatim.core.offsets import Partition
+from seriatim.core.outputs import table_in
 from seriatim.core.verify import (
     Known,
     Outline,
     Rows,
     SignOff,
+    beside,
     content_differs,
     counts_differ,
     file_differs,
     orphans,
     overlaps,
+    same_outputs,
     signed_off,
     state_differs,
 )
@@ -140,7 +143,7 @@ class Verifying:
 
     def open_log(self) -> None:
         """Step 1. The log comes last: a run that commits meanwhile only moves it ahead, which is fine."""
-        witness, content = self.audit.witness(), self.audit.signed()
+        witness, content, self.others = self.audit.witness(), self.audit.signed(), self.audit.others()
         self.commits = self.audit.commits()
         self.signs = {commit.sign.sequence: commit.sign for commit in self.commits if commit.sign}
         if not self.commits and witness is None:
@@ -239,12 +242,17 @@ class Verifying:
                 wanted.setdefault(file.path, Known(file, self.head.sequence, _nothing(place, file)))
         twins = {known.file.digest: path for path, known in wanted.items()}
         total, kinds = sum(known.file.bytes for known in wanted.values()), self._kinds()
+        current |= beside(self.entries, self.head.sequence)
         for path, known in wanted.items():
             needed = path in self.active or path in current or path.startswith("kept/")
             self._file(known, twins, kinds.get(known.sequence, ""), needed=needed)
             self.progress(self.done.bytes, total)
-        active = [(self.known[path], outline) for path, outline in self.outlines.items() if path in self.active]
-        self.take(overlaps(active))
+        current |= self.active
+        active = [(self.known[path], one) for path, one in self.outlines.items() if path in current]
+        for table in {table_in(known.file.path) for known, _ in active}:
+            self.take(overlaps((known, one) for known, one in active if table_in(known.file.path) == table))
+        if self.kept.sequence < 0:
+            self.take(same_outputs(self.others, self.entries))
 
     def _kinds(self) -> dict[int, str]:
         return {manifest.entry.sequence: manifest.entry.kind for manifest in self.entries}
@@ -267,7 +275,7 @@ class Verifying:
             where: dict[str, Any] = {"file": path, "sequence": known.sequence, "next": RESTORE}
             raise Differs(Difference(what="a file cannot be read", found=str(trouble), **where)) from None
         self.take(content_differs(known, outline, in_slice=in_slice, compacted=kind == "compact"))
-        if path.startswith("records/"):
+        if path.startswith("records"):
             if in_slice:
                 self.take(counts_differ(known, outline))
             self.outlines[path] = outline

@@ -1,0 +1,187 @@
+"""Tables of further kinds of records on disk: real files, real Delta tables, verify and sweep over all of them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from msgspec.structs import replace
+
+from seriatim.adapters.audit import FileAudit
+from seriatim.adapters.delta import DeltaLedger
+from seriatim.adapters.derived import DeltaDerived
+from seriatim.adapters.join import ParquetJoiner
+from seriatim.adapters.outputs import DeltaOutputs
+from seriatim.adapters.parquet import ParquetRecords, record_schema
+from seriatim.adapters.state import ParquetState
+from seriatim.core.crash import arm
+from seriatim.core.errors import ConfigError
+from seriatim.core.machine import Runner
+from seriatim.core.repair import Request
+from seriatim.steps.derive import catch_up
+from seriatim.steps.fold import Folding
+from seriatim.steps.repair import Repairing, plan
+from seriatim.steps.verify import Verified, Verifying
+from seriatim.testing import MemoryStream
+from tests.steps.markets import busy, machine, order, stream_of
+from tests.steps.mending import mending
+from tests.steps.test_crashes import Killed, killer
+from tests.steps.test_outputs import head, straight, tables
+from tests.steps.worlds import A0, A1
+
+
+class MarketFiles(ParquetRecords, ParquetState):
+    """Record and state files in one, as the fake has them."""
+
+    def __init__(self, root: Path, runner: Runner, parts: tuple[str, ...]) -> None:
+        ParquetRecords.__init__(self, root, runner.columns, "zstd", parts, others=runner.others)
+        ParquetState.__init__(self, root)
+
+
+class DiskMarket(MemoryStream):
+    """Markets whose output lies below `root`."""
+
+    def __init__(self, root: Path, parts: tuple[str, ...] = ()) -> None:
+        stream = stream_of(str(root))
+        super().__init__(replace(stream, output=replace(stream.output, partition_by=parts)), machine)
+        self.root, self.parts = root, parts
+        self.kafka.create("in-a", 2)
+        self._open()
+
+    def _open(self) -> None:
+        runner = machine()
+        schemas = {table: record_schema(columns) for table, columns in runner.others.items()}
+        self.files: Any = MarketFiles(self.root, runner, self.parts)
+        self.ledger: Any = DeltaLedger(self.root, record_schema(runner.columns), self.parts)
+        self.derived: Any = DeltaDerived(self.root, "zstd", DeltaOutputs(self.root, schemas, self.parts))
+
+    def folding(self, runner: Runner | None = None) -> Folding:
+        """One run, as a process of its own."""
+        self._open()
+        return super().folding(runner)
+
+    def rows(self, _: Any = None) -> list[dict[str, Any]]:
+        """What any Delta reader sees."""
+        return self._read("records")
+
+    def other_rows(self, table: str) -> list[dict[str, Any]]:
+        """The same of another table."""
+        return self._read(f"records-{table}")
+
+    def _read(self, room: str) -> list[dict[str, Any]]:
+        rows = DeltaTable(self.root / room).to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
+        return [{**row, "timestamp": row["timestamp"].timestamp() * 1000} for row in rows]
+
+
+def verified(made: DiskMarket, *, everything: bool = True) -> Verified:
+    """What verify says."""
+    return Verifying("s", FileAudit(made.root), everything=everything).run()
+
+
+def expected(made: DiskMarket) -> dict[str, Any]:
+    """The same messages folded in memory, as the disk has times."""
+    found = straight(made, 2)
+    return {table: [{**row, "timestamp": float(row["timestamp"])} for row in rows] for table, rows in found.items()}
+
+
+@pytest.fixture
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> DiskMarket:
+    """Two partitions of books and trades, in several slices."""
+    stream = DiskMarket(tmp_path, getattr(request, "param", ()))
+    for _ in range(2):
+        busy(stream, A0)
+        busy(stream, A1, 2)
+        stream.run(messages_max=8)
+    return stream
+
+
+@pytest.mark.parametrize("made", [(), ("topic", "partition")], indirect=True, ids=["plain", "partitioned"])
+def test_readers_open_each_table(made: DiskMarket) -> None:
+    """All kinds are there, each record once, and each table says as of which entry it is."""
+    assert tables(made) == expected(made)
+    for table in ("trade", "note"):
+        commit = DeltaTable(made.root / f"records-{table}").history(1)[0]["seriatim"]
+        assert commit["sequence"] == head(made).sequence
+    assert verified(made).difference is None
+
+
+@pytest.mark.parametrize("point", ["committed", "derived", "output-half"])
+def test_a_crash_is_caught_up_with(made: DiskMarket, point: str) -> None:
+    """The next run does it, even one with nothing else to do; verify calls it behind, not damaged."""
+    busy(made, A0)
+    arm(killer(point, 1))
+    try:
+        with pytest.raises(Killed):
+            made.run(messages_max=4)
+    finally:
+        arm(None)
+    seen = verified(made)
+    assert seen.difference is None
+    assert any("the ledger is at" in warning.what for warning in seen.warnings)
+    made.run()
+    assert tables(made) == expected(made)
+    assert verified(made).difference is None
+
+
+@pytest.mark.parametrize("made", [(), ("topic",)], indirect=True, ids=["plain", "partitioned"])
+def test_a_repair_replaces_files_in_all_tables(made: DiskMarket) -> None:
+    """And verify is content with what came of it."""
+    tools = mending(made)
+    tools = replace(tools, world=replace(tools.world, joiner=ParquetJoiner(made.root)))
+    before = {file for uri in DeltaTable(made.root / "records-trade").file_uris() for file in [uri.split("trade/")[1]]}
+    done = Repairing(tools).apply(plan(tools, Request(partition=str(A0), start=5)), 6)
+    assert done.sequence == head(made).sequence
+    assert tables(made) == expected(made)
+    after = {file for uri in DeltaTable(made.root / "records-trade").file_uris() for file in [uri.split("trade/")[1]]}
+    assert {path for path in before if path.startswith("in-a/1")} <= after
+    assert not before <= after
+    assert verified(made).difference is None
+    order(made, A0, "trade", "1", 1)
+    made.run()
+    assert tables(made) == expected(made)
+
+
+def test_a_lost_table_is_made_again(made: DiskMarket) -> None:
+    """From the ledger and the files that are there."""
+    before = tables(made)
+    shutil.rmtree(made.root / "records-trade" / "_delta_log")
+    made._open()
+    catch_up(made.ledger, made.derived, head(made))
+    assert tables(made) == before
+    assert verified(made).difference is None
+
+
+def test_verify_knows_these_rooms(made: DiskMarket) -> None:
+    """A damaged, a lost and a stray file of another table are found, and a table that is not what entries made it."""
+    path = next((made.root / "records-note").rglob("*.parquet"))
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    assert verified(made).difference is not None
+    path.unlink()
+    lost = verified(made).difference
+    assert lost is not None
+    assert (lost.what, lost.file) == ("a file is missing", str(path.relative_to(made.root)))
+    path.write_bytes(content)
+    stray = path.with_name("0-0-stray.parquet")
+    stray.write_bytes(content)
+    seen = verified(made)
+    assert (seen.difference, seen.orphans) == (None, 1)
+    order(made, A0, "quote")
+    order(made, A1, "quote")
+    made.run()
+    assert not stray.exists(), "what no entry named is swept"
+    DeltaTable(made.root / "records-trade").delete("number = 1")
+    found = verified(made).difference
+    assert found is not None
+    assert found.file.startswith("records-trade/")
+    assert "rebuild" in found.next
+
+
+def test_other_columns_are_refused(made: DiskMarket) -> None:
+    """Before anything of them is written."""
+    outputs = DeltaOutputs(made.root, {"trade": record_schema({"number": "int64", "price": "string"})}, made.parts)
+    with pytest.raises(ConfigError, match="records-trade"):
+        outputs.reached("trade")
