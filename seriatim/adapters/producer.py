@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from seriatim.core.ask import SnapshotRequest
 from seriatim.core.errors import PlatformError
@@ -88,6 +88,7 @@ class Asked:
 
     def __init__(self, client: Mapping[str, str], topic: str) -> None:
         own = {"group.id": "seriatim-demo", "enable.auto.commit": False, "enable.auto.offset.store": False}
+        self._admin = AdminClient({**client, "log_level": 0})
         self._consumer = Consumer({**client, **own, "log_level": 0})
         try:
             parts = self._consumer.list_topics(topic, timeout=READY_SECONDS).topics[topic].partitions
@@ -102,7 +103,8 @@ class Asked:
         until = time.monotonic() + READY_SECONDS
         while True:
             try:
-                return int(self._consumer.get_watermark_offsets(TopicPartition(topic, number), READY_SECONDS)[1])
+                asked = self._admin.list_offsets({TopicPartition(topic, number): OffsetSpec.latest()})
+                return int(next(iter(asked.values())).result(READY_SECONDS).offset)
             except KafkaException:
                 if time.monotonic() > until:
                     raise

@@ -20,7 +20,7 @@ from seriatim.core.offsets import Partition
 from seriatim.steps.commit import commit
 from tests.adapters.on_disk import DiskStream, filled
 from tests.adapters.test_compact import files, head_of, records
-from tests.adapters.test_verify import verify
+from tests.adapters.verifying import verify
 from tests.cli.test_verify import STREAM
 
 Run = Callable[..., tuple[int, str, str]]

@@ -11,10 +11,8 @@ from tests.integration.lab import Lab, silent
 
 
 def test_a_lost_message_a_request_a_snapshot(lab: Lab, topic_name: Callable[[], str]) -> None:
-    """One run finds the gap and asks; the producer, which never stopped, answers; the next run makes it right.
-
-    With this seed the session would send no snapshot by itself.
-    """
+    """One run finds the gap and asks; the producer, which never stopped, answers; the next run makes it right."""
+    # with this seed the session would send no snapshot by itself
     name, requests, client = topic_name(), topic_name(), {"bootstrap.servers": lab.servers}
     make_topics(client, {name: 2, requests: 1})
     lab.stream("asking", name, snapshot_requests=requests)

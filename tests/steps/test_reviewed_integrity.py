@@ -20,7 +20,7 @@ from seriatim.steps.restored import restored
 from seriatim.steps.status import status
 from seriatim.testing import MemoryStream
 from tests.adapters.on_disk import DiskStream
-from tests.adapters.test_verify import verify
+from tests.adapters.verifying import verify
 from tests.steps.angry import Adder
 from tests.steps.deciding import means
 from tests.steps.test_tiers import found, made, marks, quarantined, tell

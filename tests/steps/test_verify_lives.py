@@ -15,7 +15,7 @@ from seriatim.core.verify import AT_WORK
 from seriatim.steps.release import release
 from seriatim.steps.verify import Verified
 from tests.adapters.on_disk import DiskStream, filled
-from tests.adapters.test_verify import verify
+from tests.adapters.verifying import verify
 from tests.steps.deciding import accepted, means, retired
 from tests.steps.test_crashes import Killed, killer
 
