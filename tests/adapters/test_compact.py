@@ -112,7 +112,7 @@ def test_lives_of_a_topic_stay_apart(tmp_path: Path) -> None:
     )
     accept(deciding, "in-a", "moved")
     made._sequences.clear()
-    made.send("in-a/0", "x", ["a", "z"], 5, 6, None)
+    made.send("in-a/0", "x", ["a", "z"], 5, 6)
     made.run()  # one file, by an entry before the one that compacts the old life
     before = records(tmp_path)
     compacted(made)

@@ -379,10 +379,12 @@ def test_a_slice_that_was_folded_on_files_merged_meanwhile_goes_on_top_of_them(f
     """It names none of the files that the compaction replaced: those may be swept one day."""
     made, number = sliced(), 0
     while at_point(made, number + 1, compacted, lambda made=made: made.run(messages_max=2)):  # type: ignore[misc]
-        entries = [commit.entry for commit in made.ledger.commits if commit.entry is not None]
-        merged = {path for entry in entries for change in entry.changes for path in change.merged}
+        merged: set[str] = set()
+        for manifest in made.ledger.entries("s", -1):
+            merged |= {path for change in manifest.entry.changes for path in change.merged}
+            state = {file.path for account in manifest.ledger.partitions.values() for file in account.state}
+            assert not merged & state, number
         assert merged or number > 50
-        assert not merged & {file.path for file in made.accounts()[A0].state}
         made.clock.sleep(100 * DAY)
         compacted(made)
         assert made.sessions(A0)
