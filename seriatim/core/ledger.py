@@ -228,7 +228,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     reason: str = ""
     peak_memory_bytes: int = 0
     at_seconds: float = 0.0
-    """The clock when it was made. It informs and never decides."""
+    """The clock when it was made. It informs, and decides nothing but how long replaced files are kept."""
     took_seconds: float = 0.0
     """Slice: how long reading and folding took."""
 
@@ -370,9 +370,9 @@ def _folded(entry: Entry, change: Change, account: Account) -> Account:
 
 
 def _pace(entry: Entry, pace: Pace) -> Pace:
-    """A check folds nothing: with it alone a run is late all the same."""
+    """A check or a compaction folds nothing: with them alone a run is late all the same."""
     folded = sum(change.certificate.counts.messages for change in entry.changes if change.certificate)
-    return pace if entry.kind == "verdict" else pace.then(entry.at_seconds, folded, entry.took_seconds)
+    return pace if entry.kind in ("verdict", "compact") else pace.then(entry.at_seconds, folded, entry.took_seconds)
 
 
 def encode(manifest: Manifest) -> bytes:

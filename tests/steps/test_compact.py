@@ -439,3 +439,12 @@ def test_who_would_remove_a_file_that_is_gone_is_fenced_at_once() -> None:
         by_hand(made, entry)
     assert "was replaced by another run" in fenced.value.render()
     assert made.clock.now == before
+
+
+def test_a_compaction_is_no_run() -> None:
+    """Messages that wait are late all the same, however often files are compacted."""
+    made = sliced()
+    before = head_of(made).ledger.pace
+    made.clock.sleep(DAY)
+    compacted(made)
+    assert head_of(made).ledger.pace == before
