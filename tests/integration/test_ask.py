@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import time
+from collections.abc import Callable, Iterator
 from itertools import islice
 
+from confluent_kafka import Consumer, TopicPartition
+
+from seriatim.adapters.ask import KafkaRequests
 from seriatim.adapters.producer import Asked, make_topics, send
+from seriatim.core.ask import SnapshotRequest
 from seriatim.demo import CollectionPoints, Fault, hurt
 from tests.integration.lab import Lab, silent
+
+WAIT_SECONDS = 90
 
 
 def test_a_lost_message_a_request_a_snapshot(lab: Lab, topic_name: Callable[[], str]) -> None:
@@ -35,3 +43,37 @@ def test_a_lost_message_a_request_a_snapshot(lab: Lab, topic_name: Callable[[], 
     }
     assert found == truth
     assert len(lab.kafka(requests, 1)) == 1
+
+
+def test_the_demo_answers_while_it_sends(lab: Lab, topic_name: Callable[[], str]) -> None:
+    """`seriatim produce demo --answer TOPIC` makes the topic, and sends a snapshot of whoever is asked for."""
+    name, prefix, client = topic_name(), topic_name(), {"bootstrap.servers": lab.servers}
+    sending = lab.start("produce", "demo", "--messages", "0", "--rate", "40", "--prefix", prefix, "--topics", "1",
+                        "--partitions", "1", "--sessions", "1", "--answer", name)  # fmt: skip
+    try:
+        snapshots = read_snapshots(lab, f"{prefix}-a")
+        next(snapshots)
+        request = SnapshotRequest(
+            stream="s", topic=f"{prefix}-a", partition=0, session="session-00000", reason="gap", offset=1
+        )
+        KafkaRequests(client, name, lab.folder).send([request])
+        next(snapshots)
+    finally:
+        sending.send_signal(signal.SIGINT)
+        _, told = sending.communicate(timeout=60)
+    assert sending.returncode == 0, told
+
+
+def read_snapshots(lab: Lab, topic: str) -> Iterator[bytes]:
+    """The snapshots in a topic, one by one, as they come."""
+    until = time.monotonic() + WAIT_SECONDS
+    while topic not in lab.admin.list_topics(timeout=20).topics:
+        assert time.monotonic() < until
+        time.sleep(0.3)
+    consumer = Consumer({"bootstrap.servers": lab.servers, "group.id": "look", "auto.offset.reset": "earliest"})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    while time.monotonic() < until:
+        for message in consumer.consume(100, 0.3):
+            if message.error() is None and b'"snapshot"' in message.value():
+                yield message.value()
+    consumer.close()
