@@ -6,7 +6,7 @@ Next room: adapters/derived.py, outputs.py and current.py have the tables.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from seriatim import streams
 from seriatim.core.errors import ConfigError
@@ -33,6 +33,16 @@ def refuse_other_columns(follow: DeltaDerived) -> None:
     """Refuse a machine whose further records have other columns than their tables: before anything is written."""
     for table in follow.beside.tables if follow.beside else ():
         follow.beside.reached(table)  # type: ignore[union-attr]  # there are tables
+
+
+def reach(file: StreamFile) -> dict[str, Any]:
+    """As of which entry the tables that people read are, without asking the machine."""
+    from seriatim.adapters.audit import FileAudit
+    from seriatim.adapters.current import published
+
+    root = Path(file.stream.output.path)
+    others = {table: sequence for table, (sequence, _) in FileAudit(root).others().items()}
+    return {"published": published(root), "outputs": others}
 
 
 def current(file: StreamFile) -> DeltaCurrent:

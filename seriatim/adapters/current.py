@@ -204,6 +204,16 @@ class DeltaCurrent:
             )
 
 
+def published(root: Path) -> int | None:
+    """The entry as of which the table is; None: it is not there, or not to be relied on."""
+    path = root / "current"
+    try:
+        mark = _mark(DeltaTable(path)) if DeltaTable.is_deltatable(str(path)) else None
+    except (*TROUBLE, msgspec.MsgspecError) as error:
+        raise _unreadable(path, error) from error
+    return mark.sequence if mark else None
+
+
 def _mark(table: DeltaTable) -> Mark | None:
     """What our last commit says; None if somebody else's came after it."""
     for commit in _history(table):

@@ -34,7 +34,7 @@ def status(
 
     Example: seriatim status demo --json
     """
-    from seriatim import streams, wiring
+    from seriatim import streams, tables, wiring
     from seriatim.adapters.clock import WallClock
     from seriatim.steps.status import status as gather
 
@@ -48,6 +48,7 @@ def status(
             file = streams.load(name, settings.streams)
             now = WallClock().now_seconds()
             found = gather(file.stream, wiring.log(file, settings), wiring.ledger(file), wiring.state(file), now)
+            found |= tables.reach(file)
         except (ConfigError, IntegrityError) as error:
             tell(error)
             failed.add(error.exit_code)
@@ -136,6 +137,9 @@ def _show_status(found: dict[str, Any]) -> None:
     typer.secho(f"{headline}, checked up to entry {found['checked']}", bold=True)
     rows = [{**part, "waits": _waits(part), **_time_left(part)} for part in found["partitions"]]
     show.table(PARTITION_COLUMNS, rows)
+    followers = {"current": found["published"], **{f"records-{name}": at for name, at in found["outputs"].items()}}
+    if told := [f"{name} is as of entry {at}" for name, at in followers.items() if at is not None]:
+        typer.echo(", ".join(told))
     if found["buffers"]:
         typer.echo("Messages that wait in the window for those before them:")
         show.table(["session", "topic", "partition", "offset", "messages", "expects"], found["buffers"])

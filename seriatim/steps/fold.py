@@ -277,6 +277,8 @@ class Folding:
             took = max(0.0, self.world.clock.now_seconds() - began)
             done = self._commit(replace(entry, took_seconds=took), findings)
             self._sweep(done)
+            if self.runner.others:  # a long run's further tables follow it slice by slice
+                keep_up(self.world.ledger, self.world.derived, self.head.ledger)
             self._count(done)
 
     def _overtaken(self, ranges: Ranges) -> bool:

@@ -173,7 +173,7 @@ class Search:
     def _damaged_records(self, partition: Partition) -> Iterable[tuple[int, int, str]]:
         """Record files in the table that are not as committed: the ranges that they were made of."""
         past, account = self.pasts[partition], self.ledger.partitions[str(partition)]
-        made = [past.files[path] for path in self._active() if path in past.files]
+        made = [*(past.files[path] for path in self._active() if path in past.files), *past.others.values()]
         mine = {one.file.path: one for one in made if one.topic_id == account.topic_id}
         doubtful = self.world.joiner.damaged([one.file for one in mine.values()], thorough=False)
         doubtful |= self.world.joiner.damaged([mine[path].file for path in self._suspects() if path in mine])

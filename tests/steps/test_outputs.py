@@ -177,6 +177,20 @@ def test_a_repair_from_some_offset(start: int, messages_max: int) -> None:
         assert [file for file in now if file in files] == stay
 
 
+def test_a_lost_file_of_another_table_is_found_and_made_again() -> None:
+    """By a plain repair, which looks at all tables."""
+    made = market(2)
+    for _ in range(3):
+        busy(made, A0)
+        busy(made, A1)
+        made.run(messages_max=8)
+    lost = made.derived.outputs.files("trade")[1]
+    del made.files.files[lost.path]
+    done = repair(made)
+    assert [str(partition) for partition in done.ranges] == [lost.path.partition("/")[2].rpartition("/")[0]]
+    assert tables(made) == straight(made, 2)
+
+
 def test_a_new_life_ends_all_tables_of_the_old_one() -> None:
     """What `end` gives goes to its tables too."""
     made = market()
