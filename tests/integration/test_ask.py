@@ -49,8 +49,9 @@ def test_the_demo_answers_while_it_sends(lab: Lab, topic_name: Callable[[], str]
     """`seriatim produce demo --answer TOPIC` makes the topic, and sends a snapshot of whoever is asked for."""
     # with this seed and rate it would send its second snapshot by itself after two and a half minutes
     name, prefix, client = topic_name(), topic_name(), {"bootstrap.servers": lab.servers}
-    one_table = "--topics 1 --partitions 1 --sessions 1 --messages 0 --rate 20 --seed 112".split()
-    sending = lab.start("produce", "demo", *one_table, "--prefix", prefix, "--answer", name)
+    one_table, slowly = ["--topics", "1", "--partitions", "1", "--sessions", "1"], ["--messages", "0", "--rate", "20"]
+    given = [*one_table, *slowly, "--seed", "112", "--prefix", prefix, "--answer", name]
+    sending = lab.start("produce", "demo", *given)
     try:
         snapshots = read_snapshots(lab, f"{prefix}-a")
         next(snapshots)
