@@ -50,7 +50,7 @@ class Intent(Struct, frozen=True, kw_only=True):
     epoch: int = -1
     """-1: of no compaction, but a note of files that were found to be replaced."""
     sequence: int = -1
-    """The last entry when it was made: whatever names its files comes later."""
+    """The last entry when it was made: what it replaces was there by then, and whatever names its files comes later."""
     records: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
 
@@ -59,9 +59,12 @@ class Intent(Struct, frozen=True, kw_only=True):
         """All that it would replace."""
         return {*self.records, *self.state}
 
-    def is_open(self, account: Account, active: set[str]) -> bool:
-        """Whether its commit may still come: nothing of what it would replace has been replaced."""
-        if not self.inputs:
+    def is_open(self, account: Account, active: set[str], last: int) -> bool:
+        """Whether its commit may still come: nothing of what it would replace has been replaced, up to entry `last`.
+
+        One that was made later than that may replace what is not known yet.
+        """
+        if not self.inputs or self.sequence > last:
             return True
         oldest = tuple(file.path for file in account.state[: len(self.state)])
         return account.epoch == self.epoch and active.issuperset(self.records) and oldest == self.state

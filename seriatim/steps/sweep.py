@@ -103,7 +103,7 @@ class _Sweeping:
         """A compaction's files that nobody vouches for, and the entry after which they may have been named."""
         attempts = {path: match[1] for path in paths if (match := COMPACT_NAME.fullmatch(path.rpartition("/")[2]))}
         by_attempt = {intent.attempt: intent for intent in intents}
-        alive = {attempt for attempt, one in by_attempt.items() if one.is_open(account, self.active)}
+        alive = {attempt for attempt, one in by_attempt.items() if one.is_open(account, self.active, self.last)}
         unclear = {path for path, attempt in attempts.items() if path not in settled and attempt not in alive}
         known = [by_attempt.get(attempts[path]) for path in unclear]
         return unclear, min((intent.sequence if intent else -1 for intent in known), default=-1)
@@ -124,7 +124,7 @@ class _Sweeping:
         """Drop intents that are settled either way, and of whose inputs none lies around as replaced."""
         replaced = there - self.active - {file.path for file in account.state}
         for intent in intents:
-            if not intent.is_open(account, self.active) and not intent.inputs & replaced:
+            if not intent.is_open(account, self.active, self.last) and not intent.inputs & replaced:
                 self.records.drop_intent(intent)
 
 

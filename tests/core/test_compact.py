@@ -119,13 +119,15 @@ def test_an_intent_is_open_until_something_of_it_is_replaced() -> None:
     """A record file that left the table, state that was merged otherwise, a new epoch; one that cannot be read is."""
     state = (file(0), file(1))
     account = Account(topic_id="id", frontier=9, born=0, epoch=2, state=(*state, file(2)))
-    intent = Intent(partition=P, attempt="a", epoch=2, records=("r1", "r2"), state=tuple(one.path for one in state))
-    assert intent.is_open(account, {"r1", "r2", "r3"})
-    assert not intent.is_open(account, {"r1", "r3"})
-    assert not intent.is_open(replace(account, epoch=3), {"r1", "r2"})
-    assert not intent.is_open(replace(account, state=state[1:]), {"r1", "r2"})
-    assert not Intent(partition=P, attempt="found-3", records=("r1",)).is_open(account, {"r1"})
-    assert Intent(partition=P, attempt="a").is_open(account, set())
+    merged = tuple(one.path for one in state)
+    intent = Intent(partition=P, attempt="a", epoch=2, sequence=7, records=("r1", "r2"), state=merged)
+    assert intent.is_open(account, {"r1", "r2", "r3"}, 7)
+    assert not intent.is_open(account, {"r1", "r3"}, 7)
+    assert intent.is_open(account, {"r1", "r3"}, 6)
+    assert not intent.is_open(replace(account, epoch=3), {"r1", "r2"}, 7)
+    assert not intent.is_open(replace(account, state=state[1:]), {"r1", "r2"}, 7)
+    assert not Intent(partition=P, attempt="found-3", records=("r1",)).is_open(account, {"r1"}, 7)
+    assert Intent(partition=P, attempt="a").is_open(account, set(), 7)
 
 
 def walked(*entries: tuple[float, tuple[str, ...], tuple[str, ...]], until: float) -> Outdated:

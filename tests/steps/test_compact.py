@@ -169,6 +169,22 @@ def test_two_compactions_are_one(full: bool) -> None:
     assert interleaved(compacted, compacted, finish, 1 if full else 5) >= 50
 
 
+def test_a_sweep_by_an_old_ledger_harms_nothing(full: bool) -> None:
+    """Whoever read the ledger, and was slow to sweep, meets a compaction of files that it has never heard of."""
+    wanted, number, done = straight(), 0, True
+    while done:
+        made = sliced()
+        old = head_of(made)
+        made.run(messages_max=2)
+        swept: list[str] = []
+        sweep = lambda made, old=old, swept=swept: swept.extend(sweep_dead(made.ledger, made.files, old))  # noqa: E731
+        done = at_point(made, number + 1, sweep, lambda made=made: compacted(made))  # type: ignore[misc]
+        assert (swept, truth(made)) == ([], wanted), number
+        assert len(active(made)) < 3
+        number += 1 if full else 3
+    assert number >= 30
+
+
 def by_hand(made: MemoryStream, entry: Entry) -> Head:
     """Commit an entry."""
     return commit(made.ledger, made.clock, head_of(made), entry)[0]
