@@ -69,12 +69,10 @@ def bring(
     from seriatim.cli import show
     from seriatim.steps.publish import publish as publishing
 
-    name = file.stream.name
-    store, current, progress = (
-        wiring.ledger(file, with_schema=True),
-        wiring.current(file),
-        show.Progress(name, "records"),
-    )
+    name, store = file.stream.name, wiring.ledger(file, with_schema=True)
+    if not dry_run:
+        _follow(file, store)
+    current, progress = wiring.current(file), show.Progress(name, "records")
     wanted = sequence if unchecked or sequence is not None else _checked(store, name)
     try:
         done = publishing(name, store, current, sequence=wanted, rebuild=rebuild, dry_run=dry_run, progress=progress)
@@ -89,6 +87,17 @@ def bring(
         typer.echo(msgspec.json.encode(_values(name, done, dry_run=dry_run)).decode())
     else:
         _tell(name, done, dry_run=dry_run)
+
+
+def _follow(file: StreamFile, store: LedgerStore) -> None:
+    """Bring the tables of further kinds of records up to the ledger, where a crash left them behind."""
+    from seriatim import wiring
+    from seriatim.steps.commit import read_head
+    from seriatim.steps.outputs import catch_up_outputs
+
+    beside, head = wiring.derived(file).beside, read_head(store, file.stream.name)
+    if beside is not None and head is not None:
+        catch_up_outputs(store, beside, head.ledger)
 
 
 def _checked(store: LedgerStore, stream: str) -> int | None:

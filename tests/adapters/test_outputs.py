@@ -10,6 +10,7 @@ import pytest
 from deltalake import DeltaTable
 from msgspec.structs import replace
 
+from seriatim import cli
 from seriatim.adapters.audit import FileAudit
 from seriatim.adapters.delta import DeltaLedger
 from seriatim.adapters.derived import DeltaDerived
@@ -26,6 +27,7 @@ from seriatim.steps.fold import Folding
 from seriatim.steps.repair import Repairing, plan
 from seriatim.steps.verify import Verified, Verifying
 from seriatim.testing import MemoryStream
+from tests.integration.lab import _toml as toml
 from tests.steps.markets import busy, machine, order, stream_of
 from tests.steps.mending import mending
 from tests.steps.test_crashes import Killed, killer
@@ -124,6 +126,27 @@ def test_a_crash_is_caught_up_with(made: DiskMarket, point: str) -> None:
     made.run()
     assert tables(made) == expected(made)
     assert verified(made).difference is None
+
+
+def test_publish_brings_them_up_too(made: DiskMarket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a run died right after its commit, and no other came."""
+    busy(made, A0)
+    arm(killer("committed", 1))
+    try:
+        with pytest.raises(Killed):
+            made.run()
+    finally:
+        arm(None)
+    streams = made.root / "streams"
+    streams.mkdir()
+    given = {"topics": "in-.*", "machine": "tests.steps.markets:Market", "output": {"path": str(made.root)}}
+    lines = [f"{key} = {toml(value)}" for key, value in given.items()]
+    (streams / "s.toml").write_text("\n".join(lines))
+    monkeypatch.setenv("SERIATIM_STREAMS", str(streams))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["publish", "s", "--unchecked"])
+    assert not ended.value.code
+    assert tables(made) == expected(made)
 
 
 @pytest.mark.parametrize("made", [(), ("topic",)], indirect=True, ids=["plain", "partitioned"])
