@@ -50,6 +50,7 @@ with DAG(
             task_id=_name,
             words=["compact", _name],
             stream=_name,
+            after_run=True,
             do_xcom_push=False,
             execution_timeout=timedelta(hours=6),
             **common(FOLDER),

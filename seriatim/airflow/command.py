@@ -8,11 +8,14 @@ Next room: airflow/fold.py does the same through spark-submit; airflow/outcome.p
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
@@ -61,9 +64,11 @@ class Command(BaseOperator):
         folder: str,
         stream: str = "",
         fine: Sequence[int] = (0,),
+        after_run: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.after_run = after_run
         self.words, self.folder, self.stream, self.fine = list(words), folder, stream, tuple(fine)
         self._process: subprocess.Popen[str] | None = None
 
@@ -72,8 +77,11 @@ class Command(BaseOperator):
         return self.words
 
     def execute(self, context: Any) -> Any:
-        """Run it; what it printed, if that is asked for."""
+        """Run it; what it printed, if that is asked for. Nothing, where it needs a first run that never was."""
         words = self.words_for(context)
+        if self.after_run and not place.has_ledger(self.folder, self.stream):
+            self.log.info("%s: it was never run, so there is nothing to do yet", self.stream)
+            return None
         self.log.info("seriatim %s", " ".join(words))
         with tempfile.TemporaryFile("w+") as output:
             code, said = self._run(words, output)
@@ -100,7 +108,7 @@ class Command(BaseOperator):
         for line in self._process.stderr or ():
             said.append(line.rstrip("\n"))
             self.log.info("%s", said[-1])
-        return self._process.wait(), said
+        return self._process.wait(), list(said)
 
     def _ended(self, context: Any, verb: str, code: int, said: Sequence[str]) -> SeriatimError:
         error = error_of(f"seriatim {verb}", code, said)
@@ -116,20 +124,27 @@ class Command(BaseOperator):
 
 
 def end_all(pid: int) -> None:
-    """Ask a process and its children to end; kill those that do not."""
+    """Ask a process and its children to end; kill those that do not. Whoever started it waits for it, not we."""
     try:
         whole = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     except psutil.NoSuchProcess:
         return
     for process in whole:
-        _signal(process.terminate)
-    _, alive = psutil.wait_procs(whole, timeout=GRACE_SECONDS)
-    for process in alive:
-        _signal(process.kill)
+        _tell(process, signal.SIGTERM)
+    until = time.monotonic() + GRACE_SECONDS
+    while any(map(_lives, whole)) and time.monotonic() < until:
+        time.sleep(0.1)
+    for process in filter(_lives, whole):
+        _tell(process, signal.SIGKILL)
 
 
-def _signal(send: Any) -> None:
+def _lives(process: psutil.Process) -> bool:
     try:
-        send()
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
-        return
+        return False
+
+
+def _tell(process: psutil.Process, number: int) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)

@@ -16,10 +16,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from airflow.exceptions import AirflowException, AirflowNotFoundException
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import Connection
+from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 
 from seriatim import config, streams
 from seriatim.airflow import place

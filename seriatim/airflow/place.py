@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from airflow.exceptions import AirflowNotFoundException
 from airflow.sdk import BaseHook
 from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowNotFoundException
 
-from seriatim import config, wiring
+from seriatim import config, streams, wiring
 from seriatim.core.alert import Note
 from seriatim.steps.alert import Outbox
 
@@ -25,6 +25,12 @@ SMTP_CONNECTION = "smtp_default"
 def outbox(folder: str, stream: str) -> Outbox:
     """The stream's desk."""
     return wiring.outbox(stream, config.load(folder=Path(folder)))
+
+
+def has_ledger(folder: str, stream: str) -> bool:
+    """Whether a stream was ever run: a look at the disk, without reading it."""
+    file = streams.load(stream, config.load(folder=Path(folder)).streams)
+    return (Path(file.stream.output.path) / "records" / "_delta_log").exists()
 
 
 def environment(folder: str) -> dict[str, str]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from airflow.exceptions import AirflowFailException
 from airflow.sdk import Asset
+from airflow.sdk.exceptions import AirflowFailException
 
 from seriatim.airflow import place
 from seriatim.airflow.command import Command
@@ -47,19 +47,20 @@ class Check(Command):
     """Judges what was committed and not judged yet."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
-        super().__init__(words=["check", stream], stream=stream, do_xcom_push=False, **kwargs)
+        super().__init__(words=["check", stream], stream=stream, after_run=True, do_xcom_push=False, **kwargs)
 
 
 class Publish(Command):
     """Publishes what is checked, and then raises what failed before it."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
-        super().__init__(words=["publish", stream, "--json"], stream=stream, outlets=[asset(stream)], **kwargs)
+        words, outlets = ["publish", stream, "--json"], [asset(stream)]
+        super().__init__(words=words, stream=stream, after_run=True, outlets=outlets, **kwargs)
 
     def execute(self, context: Any) -> None:
         """Publish; the asset says what of it is new."""
-        printed = super().execute(context)
-        context["outlet_events"][asset(self.stream)].extra = msgspec.json.decode(printed)
+        if printed := super().execute(context):
+            context["outlet_events"][asset(self.stream)].extra = msgspec.json.decode(printed)
         states = context["ti"].get_task_states(dag_id=self.dag_id, task_ids=list(EARLIER), run_ids=[context["run_id"]])
         failed = [task for task in EARLIER if states.get(context["run_id"], {}).get(task) in FAILED]
         if failed:

@@ -157,7 +157,8 @@ def _failure(notes: Sequence[Note]) -> Note | None:
     said = [note for note in notes if note.kind == "task" and note.run == run.run]
     if not said:
         return run
-    task = max(said, key=lambda note: note.at_seconds)
+    first = min(said, key=lambda note: note.at_seconds)  # what fails later fails because of it
+    task = max((note for note in said if note.task == first.task), key=lambda note: note.at_seconds)
     links = {**run.links, **task.links}
     return replace(run, task=task.task, exit_code=task.exit_code, text=task.text or run.text, links=links)
 

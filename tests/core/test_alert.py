@@ -90,6 +90,19 @@ def test_a_failed_run_and_its_findings_are_one_alert() -> None:
     assert not post.look(HALTED, after=60, sequence=4)
 
 
+def test_the_first_task_that_failed_speaks_for_its_run() -> None:
+    """In the words of its last attempt; what came after it failed because of it."""
+    post = Post()
+    notes = [*post.note("task", task="plan", exit_code=4, text="first attempt")]
+    post.now += 60
+    notes += post.note("task", task="plan", exit_code=4, text="second attempt")
+    post.now += 60
+    notes += [*post.note("task", task="check", exit_code=2, text="never run"), *post.note()]
+    alert = post.look(notes=notes)
+    assert alert.failed is not None
+    assert (alert.failed.task, alert.failed.text) == ("plan", "second attempt")
+
+
 def test_findings_that_an_earlier_look_told_are_not_told_by_their_run_again() -> None:
     """Watch saw the entry before the run had ended; exit 3 says that the run has nothing else to tell."""
     post = Post()

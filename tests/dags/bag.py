@@ -46,7 +46,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def ask(tmp_path: Path, code: str) -> Any:
+def ask(tmp_path: Path, code: str, **settings: str) -> Any:
     """What a piece of Python says (as JSON on its last line) that sees the DAGs as `bag`."""
     begin = (
         "import json, sys, time\n"
@@ -58,7 +58,7 @@ def ask(tmp_path: Path, code: str) -> Any:
     )
     run = subprocess.run(
         [sys.executable, "-c", begin + code],
-        env=environment(tmp_path),
+        env={**environment(tmp_path), **settings},
         cwd=tmp_path,
         capture_output=True,
         text=True,

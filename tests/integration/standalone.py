@@ -42,7 +42,7 @@ class Standalone:
         self.environment = {
             **environment(folder),
             "AIRFLOW__CORE__DAGS_FOLDER": str(self.dags),
-            "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+            "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "True",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
             "AIRFLOW__CORE__PARALLELISM": "8",
             "AIRFLOW__API__HOST": "127.0.0.1",
@@ -138,9 +138,10 @@ class Standalone:
             time.sleep(1)
         raise AssertionError(f"in vain for {seconds} s: {what}")
 
-    def has(self, dag: str) -> bool:
-        """Whether a DAG is there."""
-        return dag in {one["dag_id"] for one in self.api("dags?limit=200")["dags"]}
+    def begin(self, dag: str) -> None:
+        """Wait until a DAG is there, and let it run."""
+        self.wait(f"{dag} is there", lambda: dag in {one["dag_id"] for one in self.api("dags?limit=100")["dags"]})
+        self.api(f"dags/{dag}", {"is_paused": False}, "PATCH")
 
     def trigger(self, dag: str, **conf: Any) -> str:
         """Start a run by hand; its id."""

@@ -139,6 +139,7 @@ def ended(airflow: Standalone, state: str, after: int) -> dict[str, Any]:
 
 def test_a_stream_file_is_all_it_takes(airflow: Standalone) -> None:
     """Its DAG appears and a scheduled run folds, checks and publishes; the log has our lines and no Spark noise."""
+    airflow.begin("orders")
     run = ended(airflow, "success", 0)["dag_run_id"]
     assert run.startswith("scheduled__")
     assert set(airflow.tasks("orders", run).values()) == {"success"}
@@ -195,7 +196,7 @@ def test_a_backfill_of_one_partition_and_an_offset_range(airflow: Standalone, to
 
 def die(airflow: Standalone, way: str) -> str:
     """A run that dies in this way."""
-    airflow.wait(f"die_{way} is there", lambda: airflow.has(f"die_{way}"))
+    airflow.begin(f"die_{way}")
     run = airflow.trigger(f"die_{way}")
     if way == "marked":
         path = f"dags/die_{way}/dagRuns/{run}/taskInstances/work"
@@ -232,6 +233,7 @@ def test_a_mail_server_that_is_down_loses_nothing(airflow: Standalone) -> None:
         )
     finally:
         airflow.mail.start()
+    airflow.begin("seriatim_watch")
     airflow.run("seriatim_watch", airflow.trigger("seriatim_watch"))
     airflow.wait("the mail comes", lambda: airflow.mails("s_again"))
     assert len(airflow.mails("s_again")) == 1
@@ -244,7 +246,7 @@ def test_a_fold_that_is_marked_failed_takes_its_driver_along(airflow: Standalone
     (airflow.folder / "streams" / "slow.toml").write_text(
         f"topics = '{topic}'\nmachine = 'slowly:Slow'\noutput = {{path = 'lake/slow'}}\nschedule = {{cron = ''}}\n"
     )
-    airflow.wait("slow is there", lambda: airflow.has("slow"))
+    airflow.begin("slow")
     run = airflow.trigger("slow")
 
     def drivers() -> list[psutil.Process]:

@@ -1,0 +1,149 @@
+"""The tasks themselves, executed in a process of their own: words, errors, notes, kills, connections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.dags.bag import ask, write_stream
+
+BEGIN = """
+import os, threading
+from pathlib import Path
+from types import SimpleNamespace as Made
+from seriatim import config
+from seriatim.airflow import place
+from seriatim.airflow.command import Command
+from seriatim.airflow.fold import Fold, Submit
+from seriatim.airflow.tasks import Plan
+from seriatim.core.errors import SeriatimError
+said, answers = [], {}
+class Keep:
+    def info(self, text, *words): said.append(text % words if words else text)
+    def warning(self, *_): pass  # Airflow's word that a test calls it
+def context(**params):
+    form = {name: bag.dags["orders"].params.get_param(name).value for name in bag.dags["orders"].params}
+    run = Made(run_type="manual", run_id="r1")
+    return {"dag": bag.dags["orders"], "run_id": "r1", "params": {**form, **params}, "dag_run": run}
+Command.log = Keep()
+def tried(task, given):
+    try:
+        return task.execute(given)
+    except SeriatimError as error:
+        return [type(error).__name__, error.message]
+def notes():
+    outbox = place.outbox(FOLDER, "orders")
+    left = outbox.notes()
+    outbox.drop(list(left))
+    return [[note.kind, note.task, note.exit_code, note.text] for note in left.values()]
+"""
+
+
+CODE = """
+one = Command(task_id="version", words=["--version"], folder=FOLDER)
+answers['a_command_says_what_it_says'] = [one.execute(context()), said]
+one = Command(task_id="plan", words=["plan", "none-such"], folder=FOLDER, stream="orders")
+answers['a_command_that_fails_is_a_typed_error_and_leaves_a_note'] = [tried(one, context()), notes()]
+one = Command(task_id="watch", words=["watch", "--no-mail", "--every", "1000"], folder=FOLDER)
+answer = []
+thread = threading.Thread(target=lambda: answer.append(tried(one, context())))
+thread.start()
+while one._process is None:
+    time.sleep(0.05)
+began = time.monotonic()
+one.on_kill()
+thread.join(30)
+answers['a_kill_ends_the_command_and_what_it_started'] = [answer[0], time.monotonic() - began]
+one = Plan(task_id="plan", stream="orders", folder=FOLDER)
+given = context(**{"action": "backfill", "partitions": ["a/0"], "from": "5", "until": "4"})
+answers['plan_refuses_what_a_schema_cannot'] = [tried(one, given), notes()]
+one = Fold(task_id="fold", stream="orders", folder=FOLDER)
+asked = [{}, {"messages_max": 5}, {"action": "backfill", "topics": ["a"]}, {"dry_run": True}]
+answers['fold_takes_its_words_from_the_form'] = [one.words_for(context(**given)) for given in asked]
+from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+def nothing(self, conn_id): raise AirflowNotFoundException(conn_id)
+os.environ["AIRFLOW_CONN_SERIATIM_SPARK"] = '{"conn_type": "spark", "host": "spark://there:7077"}'
+found = [Submit(folder=FOLDER, without_connection="local[2]", conn_id="seriatim_spark")._connection["master"]]
+SparkSubmitHook.get_connection = nothing
+found.append(Submit(folder=FOLDER, without_connection="local[2]", conn_id="seriatim_spark")._connection["master"])
+try:
+    Submit(folder=FOLDER, without_connection="", conn_id="elsewhere")
+except SeriatimError as error:
+    found.append(error.message)
+answers['an_unknown_connection_is_refused_and_ours_may_be_missing'] = found
+from seriatim.embedded import jars
+jars.ensure = lambda *_: []
+for name in ("SERIATIM_SMTP_PASSWORD", "SERIATIM_KAFKA_CONFIG", "KAFKA_SASL_PASSWORD"):
+    os.environ[name] = f"canary-{name}"
+os.environ["AIRFLOW_CONN_SERIATIM_SPARK"] = '{"conn_type": "spark", "host": "local[1]", "password": "canary-conn"}'
+one = Fold(task_id="fold", stream="orders", folder=FOLDER)
+one.application_args = one.words_for(context())
+hook = one._prepared(config.load(folder=Path(FOLDER)))
+answers['no_setting_of_ours_is_in_the_arguments_of_spark_submit'] = hook._build_spark_submit_command(one.application)
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All of it in one process: Airflow takes long to be imported."""
+    folder = tmp_path_factory.mktemp("tasks")
+    write_stream(folder / "streams", "orders")
+    return dict(ask(folder, f"FOLDER = {str(folder)!r}\n{BEGIN}\n{CODE}", SERIATIM_SMTP="127.0.0.1:1"))
+
+
+def test_a_command_says_what_it_says(answers: dict[str, Any]) -> None:
+    """Its output is what it printed; its words are in the log."""
+    printed, lines = answers["a_command_says_what_it_says"]
+    assert printed.startswith("seriatim ")
+    assert lines[0] == "seriatim --version"
+
+
+def test_a_command_that_fails_is_a_typed_error_and_leaves_a_note(answers: dict[str, Any]) -> None:
+    """The screen it ended with, for the mail."""
+    error, left = answers["a_command_that_fails_is_a_typed_error_and_leaves_a_note"]
+    assert error[0] == "ConfigError"
+    ((kind, name, code, text),) = left
+    assert (kind, name, code) == ("task", "plan", 2)
+    assert text.startswith("ConfigError: no stream 'none-such'")
+
+
+def test_a_kill_ends_the_command_and_what_it_started(answers: dict[str, Any]) -> None:
+    """Within the time that Airflow gives."""
+    error, seconds = answers["a_kill_ends_the_command_and_what_it_started"]
+    assert error[0] == "PlatformError"
+    assert seconds < 20
+
+
+def test_plan_refuses_what_a_schema_cannot(answers: dict[str, Any]) -> None:
+    """A range that goes backward; with a note, so that the mail says why."""
+    error, left = answers["plan_refuses_what_a_schema_cannot"]
+    assert error == ["ConfigError", "until: 4 is not after from (5)"]
+    assert left[0][:3] == ["task", "plan", 2]
+
+
+def test_fold_takes_its_words_from_the_form(answers: dict[str, Any]) -> None:
+    """A plain run, a bounded one, a backfill; a dry run folds nothing."""
+    words = answers["fold_takes_its_words_from_the_form"]
+    assert words == [
+        ["run", "orders"],
+        ["run", "orders", "--messages-max", "5"],
+        ["backfill", "orders", "--topic", "a"],
+        [],
+    ]
+
+
+def test_an_unknown_connection_is_refused_and_ours_may_be_missing(answers: dict[str, Any]) -> None:
+    """Airflow would take YARN for it."""
+    masters = answers["an_unknown_connection_is_refused_and_ours_may_be_missing"]
+    assert masters == ["spark://there:7077", "local[2]", "there is no Airflow connection 'elsewhere'"]
+
+
+def test_no_setting_of_ours_is_in_the_arguments_of_spark_submit(answers: dict[str, Any]) -> None:
+    """Planted secrets reach the driver by the environment it inherits, and nothing else."""
+    command = answers["no_setting_of_ours_is_in_the_arguments_of_spark_submit"]
+    assert "canary" not in " ".join(command)
+    assert command[-3:][1:] == ["run", "orders"]
+    assert "log4j2.properties" in " ".join(command)
