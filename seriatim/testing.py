@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from seriatim.adapters.memory import (
     MemoryBatches,
+    MemoryChecker,
     MemoryClock,
     MemoryCurrent,
     MemoryDerived,
@@ -37,6 +38,7 @@ from seriatim.adapters.memory import (
     MemoryMessage,
     MemoryReader,
     MemoryRequests,
+    MemorySight,
 )
 from seriatim.core.integrity import Finding, Tier
 from seriatim.core.judge import OnPoison
@@ -55,6 +57,7 @@ __all__ = [
     "Crash",
     "Folded",
     "MemoryBatches",
+    "MemoryChecker",
     "MemoryClock",
     "MemoryCurrent",
     "MemoryDerived",
@@ -65,6 +68,7 @@ __all__ = [
     "MemoryMessage",
     "MemoryReader",
     "MemoryRequests",
+    "MemorySight",
     "MemoryStream",
     "fold",
     "fold_table",

@@ -8,6 +8,7 @@ Next room: ports.py says what each must do; tests/sim drives the real steps over
 """
 
 from seriatim.adapters.memory.ask import MemoryRequests  # noqa: TID251  # its own rooms
+from seriatim.adapters.memory.check import MemoryChecker, MemorySight  # noqa: TID251  # its own rooms
 from seriatim.adapters.memory.current import MemoryCurrent  # noqa: TID251  # its own rooms
 from seriatim.adapters.memory.derived import MemoryDerived  # noqa: TID251  # its own rooms
 from seriatim.adapters.memory.files import MemoryDigests, MemoryFiles  # noqa: TID251  # its own rooms
@@ -16,6 +17,7 @@ from seriatim.adapters.memory.ledger import MemoryClock, MemoryLedger  # noqa: T
 
 __all__ = [
     "MemoryBatches",
+    "MemoryChecker",
     "MemoryClock",
     "MemoryCurrent",
     "MemoryDerived",
@@ -26,4 +28,5 @@ __all__ = [
     "MemoryMessage",
     "MemoryReader",
     "MemoryRequests",
+    "MemorySight",
 ]
