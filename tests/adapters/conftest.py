@@ -1,13 +1,15 @@
-"""What contract tests share: a ledger of either kind, and a stream's output to be hurt."""
+"""What contract tests share: ledgers and brokers of either kind, and a stream's output to be hurt."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.adapters.ledgers import MemorySide, RealSide, Side
+from tests.adapters.logs import Broker, MemoryBroker, RealBroker
 from tests.adapters.on_disk import filled
 
 
@@ -30,3 +32,17 @@ def root(original: Path, tmp_path: Path) -> Path:
     """A copy of it, to be hurt."""
     shutil.copytree(original, tmp_path / "lake")
     return tmp_path / "lake"
+
+
+@pytest.fixture(params=["memory", "real"])
+def kafka(request: pytest.FixtureRequest) -> Broker:
+    """A broker of either kind."""
+    if request.param == "memory":
+        return MemoryBroker()
+    return RealBroker(request.getfixturevalue("broker").bootstrap_servers)
+
+
+@pytest.fixture
+def name(topic_name: Callable[[], str]) -> str:
+    """A name that no other topic begins with."""
+    return topic_name()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -195,12 +195,6 @@ def side(request: pytest.FixtureRequest) -> Side:
 def real(request: pytest.FixtureRequest) -> RealSide:
     """The real kind alone."""
     return RealSide(request.getfixturevalue("broker").bootstrap_servers)
-
-
-@pytest.fixture
-def name(topic_name: Callable[[], str]) -> str:
-    """A topic of this test's own."""
-    return topic_name()
 
 
 def causes(explain: Explain, topic: str, start: int, end: int) -> str:
