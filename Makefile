@@ -26,8 +26,9 @@ help: ## Tell what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 .PHONY: setup
-setup: $(STAMP) ## .venv with the locked packages, and the JARs; does only what is not done yet
+setup: $(STAMP) ## .venv with the locked packages, the JARs, the bulk fold compiled; does only what is not done yet
 	@.venv/bin/seriatim jars fetch --group spark --group kafka
+	@$(RUN) seriatim.bulk
 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on PATH: install one, or make setup PYTHON=/path/to/python"; exit 2; }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sys
+import subprocess
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,8 +33,6 @@ from seriatim.streams import StreamFile
 Say = Callable[[str], None]
 current, derived = tables.current, tables.derived
 """The tables that follow the ledger; they have a room of their own."""
-BULK_MIN, BULK_LOADED_MIN = 50_000, 1_000
-"""Messages of a task from which on folding in bulk is faster: loading what it takes costs half a second, once."""
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,10 +46,8 @@ if TYPE_CHECKING:
     from seriatim.adapters.parquet import ParquetRecords
     from seriatim.adapters.spark import SparkReader
     from seriatim.adapters.state import ParquetState
-    from seriatim.core.fold import Fold
     from seriatim.core.holes import Piece
     from seriatim.core.ledger import Ledger
-    from seriatim.core.machine import Runner
     from seriatim.core.offsets import OffsetRange
     from seriatim.core.slice import Ranges
     from seriatim.ports import Explain, OnSlice, Source
@@ -97,9 +93,10 @@ def kit(file: StreamFile, kafka: dict[str, str], messages: int = 0) -> Kit:
     from seriatim.adapters.arrow import ArrowDigests
     from seriatim.adapters.parquet import ParquetRecords
     from seriatim.adapters.state import ParquetState
+    from seriatim.bulk.choose import machine
     from seriatim.steps.task import Kit
 
-    stream, (runner, fold) = file.stream, _machine(file, messages)
+    stream, (runner, fold) = file.stream, machine(file.stream, lambda: streams.runner(file), messages)
     root = Path(stream.output.path)
     return Kit(
         runner=runner,
@@ -123,20 +120,6 @@ def kit(file: StreamFile, kafka: dict[str, str], messages: int = 0) -> Kit:
     )
 
 
-def _machine(file: StreamFile, messages: int) -> tuple[Runner, type[Fold]]:
-    """The stream's machine and its fold: in bulk, where that can be and is worth loading what it takes."""
-    from seriatim.core.fold import Fold
-
-    loaded = "numba" in sys.modules
-    if messages >= (BULK_LOADED_MIN if loaded else BULK_MIN) and file.stream.machine == "table":
-        from seriatim.bulk.fold import BulkFold
-        from seriatim.bulk.table import BulkTable, can_fold
-
-        if can_fold(file.stream):
-            return file.stream.table_machine(BulkTable), BulkFold
-    return streams.runner(file), Fold
-
-
 def explain(file: StreamFile, kafka: dict[str, str]) -> Explain:
     """Why offsets are missing. What it takes is loaded with the first hole: without one it costs nothing."""
 
@@ -158,6 +141,7 @@ class LazySpark:
     def __init__(self, file: StreamFile, settings: Settings, say: Say) -> None:
         self.file, self.settings, self.say = file, settings, say
         self.spark: Any = None
+        self.compiling: subprocess.Popen[bytes] | None = None
 
     def _reader(self) -> SparkReader:
         from seriatim.adapters.spark import SparkReader
@@ -185,10 +169,21 @@ class LazySpark:
 
     def stop(self) -> None:
         """End Spark, if it was started."""
+        if self.compiling is not None:
+            self.compiling.terminate()
+            self.compiling.wait()
         if self.spark is not None:
             from seriatim.adapters.spark import stop
 
             stop(self.spark)
+
+    def task(self, works: dict[Partition, Any], kafka: dict[str, str]) -> FoldTask:
+        """Step 4 of a slice. What would make it faster, and is not compiled yet, is compiled aside, for the next."""
+        from seriatim.bulk.choose import for_later
+
+        if self.compiling is None:
+            self.compiling = for_later(self.file.stream, [work.end - work.start for work in works.values()])
+        return FoldTask(self.file, works, kafka, self.settings.crash_point, os.getpid())
 
 
 def world(file: StreamFile, settings: Settings, reader: LazySpark) -> World:
@@ -210,7 +205,7 @@ def world(file: StreamFile, settings: Settings, reader: LazySpark) -> World:
         derived=derived(file),
         joiner=joiner(file),
         clock=WallClock(),
-        task=lambda works: FoldTask(file, works, kafka, settings.crash_point, os.getpid()),
+        task=lambda works: reader.task(works, kafka),
         requests=requests(file, settings),
         new_attempt=new_attempt,
     )

@@ -3,6 +3,6 @@
 It takes what is usual and hands everything else, message by message, to the plain machine, so that both give
 the same records, state and findings on every input. numba compiles it from a wheel and keeps what it compiled.
 
-Next room: parse.py (JSON), rows.py (the sessions' rows), packed.py (state bytes), table.py (the machine),
-fold.py (what wiring.py takes).
+Next room: ready.py (is it compiled?), parse.py (JSON), rows.py (the sessions' rows), packed.py (state bytes),
+table.py (the machine), fold.py (what wiring.py takes).
 """

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seriatim.bulk.compiled import BOOL, FLOAT, MISSING, TEXT, Array, compiled
+from seriatim.bulk.compiled import MISSING, Array, compiled
+from seriatim.bulk.kinds import BOOL, FLOAT, TEXT
 from seriatim.bulk.parse import UNSURE, Parsed, Wanted, parse
 from seriatim.bulk.rows import Made
 from seriatim.core.session import Gathered

@@ -5,7 +5,8 @@ Next room: table.py.
 
 from __future__ import annotations
 
-from seriatim.bulk.compiled import BOOL, FLOAT, NULL, TEXT, Array, compiled, inside, int64, uint8
+from seriatim.bulk.compiled import NULL, Array, compiled, inside, int64, uint8
+from seriatim.bulk.kinds import BOOL, FLOAT, TEXT
 from seriatim.bulk.rows import NONE, Arena, add, put_cell, seek
 
 CELL_BYTES_MAX = 9

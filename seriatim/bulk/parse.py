@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seriatim.bulk.compiled import BOOL, FLOAT, MISSING, NULL, TEXT, Array, compiled, inside, int64, uint64
+from seriatim.bulk.compiled import MISSING, NULL, Array, compiled, inside, int64, uint64
+from seriatim.bulk.kinds import BOOL, FLOAT, TEXT
 
 UNSURE, SNAPSHOT, INSERT, UPDATE, DELETE = -1, 0, 1, 2, 3
 TYPE, SEQUENCE, ROWS, COLUMNS = 0, 1, 2, 3

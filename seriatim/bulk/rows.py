@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seriatim.bulk.compiled import MISSING, NULL, TEXT, Array, compiled, inside, int64, uint64
+from seriatim.bulk.compiled import MISSING, NULL, Array, compiled, inside, int64, uint64
+from seriatim.bulk.kinds import TEXT
 from seriatim.bulk.parse import INSERT, SNAPSHOT, UPDATE, Parsed
 
 HEAP_USED, ROWS_USED, FREE, LIVE = 0, 1, 2, 3
@@ -135,7 +136,8 @@ def tidy(a: Arena, heap: Array) -> None:
         for c in range(len(a.kinds)):
             if a.kinds[c] == TEXT and a.sizes[r, c] > 0:
                 start, size = a.cells[r, c], a.sizes[r, c]
-                heap[top : top + size] = a.heap[start : start + size]
+                for j in range(size):
+                    heap[top + j] = a.heap[start + j]
                 a.cells[r, c] = top
                 top += size
     a.used[HEAP_USED] = top

@@ -13,12 +13,11 @@ import numpy as np
 from msgspec.structs import astuple
 
 from seriatim.bulk import packed
-from seriatim.bulk.compiled import KINDS
+from seriatim.bulk.kinds import KINDS
 from seriatim.bulk.parse import COLUMNS, Wanted
 from seriatim.bulk.rows import HEAP_USED, Arena, arena, clear, reserve, reserve_session, take_out, text_bytes, tidy
 from seriatim.core.errors import ensure
 from seriatim.core.session import Folded, Session
-from seriatim.core.stream import Stream
 from seriatim.core.table import Row, TableMachine
 
 HEAP_TIDY_BYTES = 8 << 20
@@ -151,10 +150,11 @@ class BulkTable(TableMachine):
         """Room for what these messages may add."""
         self.arena = reserve(self.arena, messages, text)
 
-    def tidy(self) -> None:
+    def tidy(self, *, always: bool = False) -> None:
         """Drop text that no row has any more. Only between stretches: records point into the heap."""
         used = int(self.arena.used[HEAP_USED])
-        if used > max(HEAP_TIDY_BYTES, 2 * (live := text_bytes(self.arena))):
+        if always or (used > HEAP_TIDY_BYTES and used > 2 * text_bytes(self.arena)):
+            live = text_bytes(self.arena)
             heap = np.empty(max(live, 1024), np.uint8)
             tidy(self.arena, heap)
             self.arena = self.arena._replace(heap=heap)
@@ -196,13 +196,3 @@ def _wanted(machine: TableMachine, settings: Mapping[str, Any]) -> Wanted:
         required=required,
         sequenced=bool(settings.get("sequence")),
     )
-
-
-def can_fold(stream: Stream) -> bool:
-    """Whether a stream's table can be folded in bulk: plain columns, sessions by key, and no field wanted twice."""
-    table = stream.table
-    fields = [table.type_field, table.rows_field, *([stream.sequence] if stream.sequence else []), *table.columns]
-    plain = all(kind in KINDS for kind in table.columns.values())
-    exact = all(table.columns[name] != "float64" for name in table.key)  # 0.0 and -0.0 are one key, and two numbers
-    in_order = stream.limits.window is None and not stream.limits.timeout_ms
-    return plain and exact and in_order and stream.session_field is None and len(set(fields)) == len(fields)

@@ -1,0 +1,73 @@
+"""Compiled once, then only loaded; and what is not compiled is not waited for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seriatim.bulk import __main__ as main
+from seriatim.bulk import choose, columns, fold, packed, parse, ready, rows
+from seriatim.bulk.fold import BulkFold
+from seriatim.core.fold import Fold
+from seriatim.core.stream import Output, Stream, Table
+from tests.bulk.test_twins import _world
+
+TABLE = Table(key=("id",), columns={"id": "string", "v": "int64"})
+
+
+def _stream(**fields: object) -> Stream:
+    given = {"name": "s", "topics": "t", "machine": "table", "table": TABLE, "output": Output(path="memory")}
+    return Stream(**{**given, **fields})  # type: ignore[arg-type]
+
+
+def test_everything_is_compiled_before_tasks_need_it() -> None:
+    """After `python -m seriatim.bulk` no fold compiles anything: each function has one signature, and keeps it."""
+    main.compile_all()
+    _world(3, 0.3, eager=True, tier="none", on_poison="skip")
+    entries = [
+        value
+        for module in (columns, fold, packed, parse, rows)
+        for value in vars(module).values()
+        if hasattr(value, "signatures") and not value.targetoptions.get("no_cpython_wrapper")
+    ]
+    assert len(entries) >= 12
+    assert {entry.__name__: len(entry.signatures) for entry in entries if len(entry.signatures) != 1} == {}
+
+
+def test_what_is_not_compiled_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it is ready, and for few messages, the plain machine folds."""
+    stream = _stream()
+    for is_ready, messages, kind in ((False, 10**6, Fold), (True, 10, Fold), (True, 10**6, BulkFold)):
+        monkeypatch.setattr(choose, "is_ready", lambda ready=is_ready: ready)
+        assert choose.machine(stream, stream.table_machine, messages)[1] is kind
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        _stream(machine="m:M"),
+        _stream(table=Table(key=("id",), columns={"id": "string", "d": "decimal(9,2)"})),
+        _stream(table=Table(key=("x",), columns={"x": "float64"})),
+        _stream(session="field:who"),
+        _stream(tier="window", sequence="seq"),
+    ],
+)
+def test_what_the_bulk_fold_cannot_take_is_folded_the_plain_way(stream: Stream) -> None:
+    """Other machines, columns, keys, sessions and tiers."""
+    assert choose.machine(stream, stream.table_machine, 10**6)[1] is Fold
+
+
+def test_another_processor_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Code compiled for one processor is never run on another."""
+    ready.folder.cache_clear()
+    here = ready.folder()
+    (tmp_path / "cpuinfo").write_text("model name : other\nflags : few\n")
+    monkeypatch.setattr(ready, "PROCESSOR", tmp_path / "cpuinfo")
+    ready.folder.cache_clear()
+    there = ready.folder()
+    ready.folder.cache_clear()
+    assert here is not None
+    assert there is not None
+    assert here != there
+    there.rmdir()
