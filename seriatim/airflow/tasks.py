@@ -54,7 +54,7 @@ class Publish(Command):
     """Publishes what is checked, and then raises what failed before it."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
-        words, outlets = ["publish", stream, "--json"], [asset(stream)]
+        words, outlets = ["publish", stream, "--if-keyed", "--json"], [asset(stream)]
         super().__init__(words=words, stream=stream, after_run=True, outlets=outlets, **kwargs)
 
     def execute(self, context: Any) -> None:

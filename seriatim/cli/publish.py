@@ -33,6 +33,9 @@ def publish(
         bool, typer.Option("--unchecked", help="The last ledger entry, whether it was checked or not.")
     ] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Make the table again, from all records.")] = False,
+    if_keyed: Annotated[
+        bool, typer.Option("--if-keyed", help="Nothing to do, not an error, where records name no key.")
+    ] = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
@@ -52,6 +55,9 @@ def publish(
     if unchecked and sequence is not None:
         raise ConfigError("--unchecked and --sequence are two answers", next="give one of them")
     file = streams.load(stream, settings.streams)
+    if if_keyed and streams.runner(file).keyed is None:
+        say(f"{file.stream.name}: its records name no key, so there is no table `current` to bring up", changed=False)
+        return
     bring(file, sequence=sequence, unchecked=unchecked, rebuild=rebuild, dry_run=dry_run, json=json)
 
 

@@ -121,3 +121,28 @@ def test_killed_anywhere_the_next_publish_ends_right(made: DiskStream, point: st
     assert typed("publish", "s", "--unchecked", "--rebuild") == 0
     assert rows(made) == after
     assert {(row["topic"], row["partition"]) for row in after} == {("in-a", 0), ("in-a", 1), ("in-b", 0)}
+
+
+PLAIN = """
+from msgspec import Struct
+from seriatim import Machine
+
+class Plain(Machine[Struct, Struct, Struct]):
+    def start(self, session):
+        return Struct()
+    def apply(self, state, message):
+        return []
+"""
+
+
+def test_records_without_a_key_have_no_table_and_a_scheduler_may_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error for whoever types it; nothing to do for a DAG that publishes all streams."""
+    (tmp_path / "plain_machine.py").write_text(PLAIN)
+    (tmp_path / "p.toml").write_text('topics = "x"\nmachine = "plain_machine:Plain"\noutput = {path = "lake"}\n')
+    monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path))
+    assert typed("publish", "p", "--if-keyed", "--json") == 0
+    shown = capsys.readouterr()
+    assert "name no key" in shown.err
+    assert shown.out == ""

@@ -24,8 +24,8 @@ from aiosmtpd.controller import Controller
 from tests.catcher import Catcher, free_port
 from tests.dags.bag import ROOT, environment
 
-START_SECONDS = 300
-RUN_SECONDS = 400
+START_SECONDS = 600
+RUN_SECONDS = 900
 
 
 class Standalone:
