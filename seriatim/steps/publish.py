@@ -11,7 +11,9 @@ Next room: core/current.py says what is read; adapters/current.py has the table.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
+from itertools import takewhile
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -120,6 +122,7 @@ def _to_read(store: LedgerStore, at: Standing, target: Ledger) -> tuple[list[Cat
     return catches(before, target, replaced, lives, files), lives
 
 
-def _between(store: LedgerStore, at: Standing, target: Ledger) -> list[Manifest]:
+def _between(store: LedgerStore, at: Standing, target: Ledger) -> Iterator[Manifest]:
+    """Entries past the one that is published, up to the target; one at a time: each carries a whole ledger."""
     later = store.entries(target.stream, at.sequence)
-    return [manifest for manifest in later if manifest.ledger.sequence <= target.sequence]
+    return takewhile(lambda manifest: manifest.ledger.sequence <= target.sequence, later)
