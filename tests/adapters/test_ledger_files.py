@@ -63,11 +63,15 @@ def test_manifests_that_lost_are_swept(side: Side) -> None:
 
 
 def test_the_table_tells_its_files(side: Side) -> None:
-    """As of the head, by the paths that entries name."""
+    """As of the head that was read, by the paths that entries name; later ones are not in it."""
     head = begun(side)
     assert side.store.active_paths(head) == set()
     file = record_file(side, "0-0-a")
     head, _ = commit(side.store, MemoryClock(), head, moved(0, 5, file))
+    assert side.store.active_paths(head) == {one.path for one in side.store.active_files(head)} == {file.path}
+    another = side.again().head("s")
+    assert another is not None
+    commit(side.again(), MemoryClock(), another, moved(5, 9, record_file(side, "0-5-a")))
     assert side.store.active_paths(head) == {file.path}
 
 

@@ -85,13 +85,13 @@ class MemoryLedger:
             raise ConfigError(f"{stream}: its output path holds stream {ledger.stream!r}")
         return replace(manifest, ledger=replace(ledger, sha256=commit.sha256))
 
-    def active_paths(self, _: Head) -> set[str]:
-        """The record files of the table."""
-        return {file.path for file in self.active()}
+    def active_paths(self, head: Head) -> set[str]:
+        """The record files of the table as of `head`."""
+        return {file.path for file in self._active(head.ledger.sequence)}
 
-    def active_files(self, _: Head) -> list[File]:
+    def active_files(self, head: Head) -> list[File]:
         """The same, whole."""
-        return [replace(file, digest="") for file in self.active()]
+        return [replace(file, digest="") for file in self._active(head.ledger.sequence)]
 
     def sweep(self, head: Head) -> list[str]:
         """Delete manifests of entries up to `head` that never came to be."""
