@@ -253,3 +253,13 @@ def test_old_files_go_and_what_a_crash_left_as_well(tmp_path: Path) -> None:
     done = publish("s", made.ledger, current_of(made))
     assert done.before >= 0, "a vacuum is no change by others"
     assert len(rows(made)) == len(expected)
+
+
+def test_records_are_reduced_as_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory holds the rows that changed, not the records: however often that is done, the last word wins."""
+    made = filled(tmp_path)
+    publish("s", made.ledger, current_of(made))
+    expected = rows(made)
+    monkeypatch.setattr("seriatim.rows.GATHERED_MAX", 2)
+    publish("s", made.ledger, current_of(made), rebuild=True)
+    assert rows(made) == expected
