@@ -90,7 +90,7 @@ class GreatExpectations:
                     table = parquet.read_row_group(group, there, use_threads=False)
                     table = table.filter(_is_new(table, since))
                     if not file.path.startswith(f"records/{partition}/"):
-                        table = table.filter(_of(table, partition))
+                        table = table.filter(_of(table, partition, file.path))
                     if table.num_rows:
                         yield _placed(table, partition).select(wanted)
         except BROKEN as error:
@@ -189,11 +189,14 @@ def _is_new(table: pa.Table, since: Mapping[str, int]) -> Any:
     return pa.array(offsets >= np.array(least, dtype=np.int64)[lives.indices.to_numpy(zero_copy_only=False)])
 
 
-def _of(table: pa.Table, partition: Partition) -> Any:
-    """Records of this partition, where somebody else's OPTIMIZE has put several into one file."""
+def _of(table: pa.Table, partition: Partition, path: str) -> Any:
+    """Records of this partition, where somebody else's OPTIMIZE has put several into one file, or into folders."""
     mine = pa.array(np.ones(table.num_rows, dtype=bool))
     for name, value in (("topic", partition.topic), ("partition", partition.number)):
-        mine = pc.and_(mine, pc.equal(table.column(name), value)) if name in table.column_names else mine
+        if name in table.column_names:
+            mine = pc.and_(mine, pc.equal(table.column(name), value))
+        elif f"{name}={value}" not in path.split("/"):
+            mine = pa.array(np.zeros(table.num_rows, dtype=bool))
     return mine
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from seriatim.adapters.gx import GreatExpectations
 from seriatim.adapters.memory.check import MemoryChecker, MemorySight
@@ -210,6 +211,7 @@ def test_old_records_are_not_judged_again(looking: Any) -> None:
     [
         expects("column_values_to_not_be_null", column="nowhere"),
         expects("the_moon", column="v"),
+        expects("column_values_to_match_regex", column="session", regex="("),
         expects("column_values_to_be_between", column="v", min_value=0, row_condition={"column": {"name": "no"}}),
     ],
 )
@@ -340,3 +342,19 @@ def test_a_suite_of_ones_own_opens_the_circuit(tmp_path: Path, library: Any) -> 
     assert [(finding.place, finding.offset, finding.found) for finding in done.findings] == [
         ("in-a/0", 13, "1 of 17 records: 5")
     ]
+
+
+@pytest.mark.parametrize("parts", [(), ("topic", "partition")])
+def test_what_somebody_else_rewrote_is_judged_by_suites_and_not_folded(
+    tmp_path: Path, library: Any, parts: tuple[str, ...]
+) -> None:
+    """An OPTIMIZE changes no data: no alarm, no crash, and what it hides from us is said."""
+    made = filled(tmp_path, output_partitions=parts)
+    DeltaTable(tmp_path / "records").optimize.compact()
+    done = on_disk(made, library, between("v", 0, 4, "warning", name="v is small"))
+    assert set(done.verdict.values()) == {"good"}
+    assert len(done.notes) >= 1
+    assert [(finding.place, finding.offset) for finding in done.findings] == [("in-a/0", 13)]
+    made.send("in-b/0", "x", 1)
+    made.run()
+    assert on_disk(made, library).verdict == {"in-b/0": "good"}
