@@ -302,7 +302,6 @@ def _repaired(change: Change, account: Account) -> Account:
         state=account.state if change.state is None else change.state,
         halt=change.halt,
         hold=None,
-        retired=False,
         headless_since=max(account.headless_since, change.headless_since),
         log_end=change.log_end or account.log_end,
         records=account.records + sum(file.rows for file in change.records) - change.removed_rows,

@@ -154,6 +154,9 @@ class Folding:
                 plan = self._look_again(failure)
                 continue
             except FencedError:
+                if self._is_repaired(ranges):
+                    plan = self._discover()
+                    continue
                 self._fenced(ranges)
                 break
             if not self.begin_again:
@@ -280,6 +283,13 @@ class Folding:
             if self.runner.others:  # a long run's further tables follow it slice by slice
                 keep_up(self.world.ledger, self.world.derived, self.head.ledger)
             self._count(done)
+            self.begin_again |= len(done.changes) < len(entry.changes)  # a repair holds some of them by now
+
+    def _is_repaired(self, ranges: Ranges) -> bool:
+        """Whether a repair has come between: its partitions wait, or went on in a new epoch; the others go on."""
+        before, self.head = [self._account(p) for p in ranges], self._head()
+        now = [self._account(p) for p in ranges]
+        return [(one.epoch, one.hold) for one in before] != [(one.epoch, one.hold) for one in now]
 
     def _overtaken(self, ranges: Ranges) -> bool:
         """Whether another run moved the frontier of a partition of this slice."""

@@ -153,3 +153,37 @@ def crashing(point: str, passing: int) -> Iterator[list[str]]:
         deaths.append(str(killed))
     finally:
         arm(None)
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_run_goes_on_when_a_repair_comes_between(finished: bool) -> None:
+    """Its other partitions are folded to the end; the repaired one by itself afterwards, without a word of trouble."""
+    made = sliced(partitions=2)
+    before = made.accounts()[A1].frontier
+    updates(made, 40, A0, seed=3)
+    updates(made, 40, A1, seed=3)
+
+    def meanwhile(name: str) -> None:
+        if name == "slice-folded":
+            arm(None)
+            if finished:
+                repair(made, partition=str(A0), start=3)
+            else:
+                tools = mending(made)
+                Repairing(tools).refolding.hold(
+                    made.ledger.head("s"), [A0], Request(partition=str(A0), start=3).encoded()
+                )
+
+    arm(meanwhile)
+    try:
+        outcome = made.run(10)
+    finally:
+        arm(None)
+    assert outcome.findings == []
+    assert made.accounts()[A1].frontier == before + 40
+    if not finished:
+        assert made.accounts()[A0].frontier == 60
+        repair(made, partition=str(A0), start=3)
+        made.run()
+    assert_straight(made)
+    assert_straight(made, A1)
