@@ -79,6 +79,14 @@ sim: setup ## Simulated worlds with crashes: make sim SEEDS=10000
 bench: setup ## CPU per message, ours beside its peers: make bench SCALE=0.25 ROUNDS=2 ONLY=floor,table
 	$(RUN) bench.run --scale $(SCALE) --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY))
 
+.PHONY: demo
+demo: setup ## A living system: Kafka, Airflow, a producer, mails; Ctrl-C ends it, the next one goes on
+	@$(RUN) seriatim.stage
+
+.PHONY: demo-break
+demo-break: $(STAMP) ## Hurt messages of the running demo on their way in
+	@$(RUN) seriatim.stage break
+
 .PHONY: clean
 clean: ## Remove .venv and what tools left; caches under SERIATIM_HOME stay
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -51,6 +51,7 @@ class Standalone:
             "AIRFLOW__API__WORKERS": "1",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
+            "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
             "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
             "SERIATIM_SMTP": f"127.0.0.1:{self.mail.port}",
@@ -135,7 +136,7 @@ class Standalone:
         while time.monotonic() < until:
             if found := ready():
                 return found
-            time.sleep(1)
+            time.sleep(2)
         raise AssertionError(f"in vain for {seconds} s: {what}")
 
     def begin(self, dag: str) -> None:

@@ -1,0 +1,94 @@
+"""The demo's stage: what it writes, what it breaks, and the page with mails. The whole of it is `make demo`."""
+
+from __future__ import annotations
+
+import smtplib
+import tomllib
+import urllib.request
+from email.message import EmailMessage
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from seriatim import config, stage, streams
+from seriatim.catcher import MailCatcher
+from seriatim.demo import CollectionPoints, Sent
+from tests.catcher import free_port
+
+
+def sequences(messages: list[Sent]) -> dict[str, list[int]]:
+    """The producer's counters by session, as sent."""
+    found: dict[str, list[int]] = {}
+    for message in messages:
+        found.setdefault(message.key, []).append(msgspec.json.decode(message.value)["seq"])
+    return found
+
+
+def test_its_stream_runs_every_minute_and_tells_somebody(tmp_path: Path) -> None:
+    """The repository's own demo stream, with three more keys."""
+    stage.prepare(tmp_path)
+    made = streams.load("demo", tmp_path / "streams").stream
+    assert (made.schedule.cron, made.alerts.to) == ("* * * * *", ("on-call@localhost",))
+    assert made.snapshot_requests == stage.ASKS
+    stock = tomllib.loads((stage.ROOT / "streams" / "demo.toml").read_text())
+    assert made.topics == stock["topics"]
+    assert made.output.path == str(tmp_path / "lake" / "demo")
+
+
+def test_what_is_asked_of_the_producer_is_done_once() -> None:
+    """One message is missing, two neighbours of another session are swapped, all else is as it was."""
+    asked = iter([False] * 200 + [True])
+    points = CollectionPoints(["demo-a"], sessions=5, seed=3)
+    sent = list(islice(stage.breakable(points.messages(), lambda: next(asked, False)), 600))
+    plain = list(islice(CollectionPoints(["demo-a"], sessions=5, seed=3).messages(), 601))
+    hurt = {key for key, numbers in sequences(sent).items() if numbers != list(range(1, len(numbers) + 1))}
+    assert len(hurt) == 2
+    assert len(set(plain) - set(sent)) == 1
+    assert set(sent) < set(plain)
+
+
+def test_nothing_is_broken_unasked() -> None:
+    """Message by message the same."""
+    points = (CollectionPoints(["demo-a"], sessions=5, seed=3).messages() for _ in range(2))
+    plain, through = next(points), stage.breakable(next(points), lambda: False)
+    assert list(islice(through, 500)) == list(islice(plain, 500))
+
+
+def test_break_without_a_demo_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what to do; with one, the producer finds a flag."""
+    assert stage.ask_to_break(tmp_path / "none") == 2
+    assert "make demo" in capsys.readouterr().out
+    assert stage.ask_to_break(tmp_path) == 0
+    assert (tmp_path / stage.BREAK).exists()
+
+
+def test_airflow_listens_here_alone_and_finds_our_dags(tmp_path: Path) -> None:
+    """Everybody is an admin in the demo: so nobody else may reach it."""
+    environ = stage.environment(tmp_path, config.load(), "127.0.0.1:9092")
+    assert environ["AIRFLOW__API__HOST"] == "127.0.0.1"
+    assert (Path(environ["AIRFLOW__CORE__DAGS_FOLDER"]) / "streams.py").exists()
+    assert environ["SERIATIM_STREAMS"] == str(tmp_path / "streams")
+
+
+def test_mails_are_on_the_page() -> None:
+    """Newest first, as text: nothing in a mail becomes HTML of ours."""
+    ports = free_port(), free_port()
+    catcher = MailCatcher(*ports)
+    catcher.start()
+    try:
+        for number in range(2):
+            mail = EmailMessage()
+            mail["Subject"], mail["From"], mail["To"] = f"mail {number} <b>", "a@localhost", "b@localhost"
+            mail.set_content("<script>x</script>")
+            with smtplib.SMTP("127.0.0.1", ports[0]) as server:
+                server.send_message(mail)
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/", timeout=10) as answer:
+            page = answer.read().decode()
+    finally:
+        catcher.stop()
+    assert "2 mails" in page
+    assert page.index("mail 1") < page.index("mail 0")
+    assert "<script>" not in page
+    assert "&lt;b&gt;" in page
