@@ -16,7 +16,7 @@ STOCK = ("records", "ledger", "state")
 
 
 def load(stream: Stream, streams: Path) -> Suites:
-    """The stock suites, your own where there are any, and `expectations/NAME.json`. `streams`: the folder of its file."""
+    """The stock suites, or your own of that name, and `expectations/NAME.json`. `streams`: the folder of its file."""
     folder = streams.parent / "expectations"
     stock = {name: _read(folder, name) for name in STOCK}
     own = _parsed(path) if (path := folder / f"{stream.name}.json").is_file() and stream.name not in STOCK else []
