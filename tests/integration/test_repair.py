@@ -1,0 +1,203 @@
+"""Repair on a real broker: one command each, and the output is a straight fold of what Kafka holds."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from seriatim import streams, wiring
+from seriatim.cli.repair import mending
+from seriatim.core.crash import CRASH_POINTS, REPAIR_POINTS
+from seriatim.core.repair import Request
+from seriatim.steps.refold import Refolded
+from seriatim.steps.repair import Repairing, plan
+from tests.integration.lab import Lab
+from tests.integration.test_slices import tables
+
+ADDER = """
+from seriatim import Machine
+from msgspec import Struct
+
+class Total(Struct):
+    value: int = 0
+
+class Add(Struct):
+    v: int
+    start: bool = False
+
+class Sum(Struct):
+    value: int
+    was: int
+
+class Adder(Machine[Total, Add, Sum]):
+    \"\"\"Adds up.\"\"\"
+
+    def start(self, session: str) -> Total:
+        return Total()
+
+    def apply(self, state: Total, message: Add):
+        %(bug)s
+        was = state.value
+        state.value = message.v if message.start else was + message.v
+        return [Sum(state.value, was)]
+
+    def is_snapshot(self, message: Add) -> bool:
+        return message.start
+"""
+BUG = """if message.v == 99:
+            raise ValueError("ninety-nine")
+        if message.v % 13 == 0:
+            message = Add(message.v + 1, message.start)"""
+
+
+def repaired(lab: Lab, name: str, messages_max: int = 100_000, **request: Any) -> Refolded:
+    """One command, in this process."""
+    file = streams.load(name, lab.settings.streams)
+    reader = wiring.LazySpark(file, lab.settings, lambda _: None)
+    reader.spark = lab.spark()
+    tools = mending(file, lab.settings, reader)
+    return Repairing(tools).apply(plan(tools, Request(**request)), messages_max)
+
+
+def active(lab: Lab, name: str) -> set[str]:
+    """The record files of the table."""
+    return set(DeltaTable(lab.root(name) / "records").get_add_actions(flatten=True)["path"].to_pylist())
+
+
+def flip(path: Path) -> None:
+    """One bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def assert_verified(lab: Lab, name: str) -> None:
+    """`seriatim verify` finds nothing."""
+    ended = lab.command("verify", name)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_lost_record_file_and_a_flipped_bit_in_state(lab: Lab, topic: Callable[..., str]) -> None:
+    """Found by the same command; other partitions' files stay under their names; slices go on beside it."""
+    name = topic(3)
+    lab.send(tables({name: 3}, 30, 9000))
+    one, hurt = lab.stream("one", name), lab.stream("hurt", name)
+    lab.fold(one)
+    lab.fold(hurt, 2500)
+    before, accounts = active(lab, hurt), lab.ledger(hurt).partitions
+    (lab.root(hurt) / "records" / sorted(p for p in before if p.startswith(f"{name}/0/"))[1]).unlink()
+    flip(lab.root(hurt) / accounts[f"{name}/1"].state[-1].path)
+
+    done = repaired(lab, hurt)
+
+    assert {str(partition) for partition in done.ranges} == {f"{name}/0", f"{name}/1"}
+    assert {path for path in before if "/2/" in path} == {path for path in active(lab, hurt) if "/2/" in path}
+    assert lab.digest(hurt) == lab.digest(one)
+    assert_verified(lab, hurt)
+
+
+def test_a_bug_fixed_later(lab: Lab, topic: Callable[..., str]) -> None:
+    """Sessions that it set aside are found by repair itself; what it got wrong silently is named by an offset."""
+    name = topic(2)
+    chance, count = random.Random(5), 4000
+    values = [99 if chance.random() < 0.002 else chance.randrange(90) for _ in range(count)]
+    sent = [(i % 2, f"s{i % 20}", {"v": value, "start": i < 40}) for i, value in enumerate(values)]
+    lab.send([(name, partition, key, value) for partition, key, value in sent])
+    module = lab.folder / "streams" / "adder.py"
+    given = {"machine": "adder:Adder"}
+    module.write_text(ADDER % {"bug": BUG})
+    hurt = lab.stream("hurt", name, given)
+    assert lab.command("run", hurt, "--messages-max", "900").returncode == 3
+    module.write_text(ADDER % {"bug": "pass"})
+    right = lab.stream("right", name, given)
+    assert lab.command("run", right).returncode == 0
+
+    shown = lab.command("repair", hurt)
+    assert shown.returncode == 0
+    assert "in quarantine" in shown.stdout
+    ended = lab.command("repair", hurt, "--apply")
+    assert ended.returncode == 0, ended.stderr
+    assert lab.command("status", hurt, "--json").stdout.count('"quarantined":[]') == 1
+    for number in (0, 1):
+        ended = lab.command("repair", hurt, "--partition", f"{name}/{number}", "--from", "0", "--apply")
+        assert ended.returncode == 0, ended.stderr
+
+    assert lab.digest(hurt) == lab.digest(right)
+    assert_verified(lab, hurt)
+    gaps = json.loads(lab.command("gaps", hurt, "--json").stdout)["gaps"]
+    assert gaps
+    assert {gap["closed_how"] for gap in gaps} == {"repair"}
+
+
+def test_messages_gone_before_they_were_read(lab: Lab, topic: Callable[..., str]) -> None:
+    """Repair says what is lost; forward goes on, publishes the gap, and each session resumes by snapshot or proof."""
+    name = topic(1)
+    update = {"type": "update", "id": "a", "price": 2.0}
+
+    def snapshot(sequence: int) -> dict[str, Any]:
+        return {"type": "snapshot", "seq": sequence, "rows": [{"id": "a", "price": 1.0, "size": 1}]}
+
+    lab.send([(name, 0, "lost", snapshot(1)), (name, 0, "whole", snapshot(1)), (name, 0, "lost", {**update, "seq": 2})])
+    stream = lab.stream("gone", name)
+    lab.fold(stream)
+    lab.send([(name, 0, "lost", {**update, "seq": 3})] * 3)
+    lab.delete_records(name, {0: 6})
+    lab.send([(name, 0, "whole", {**update, "seq": 2}), (name, 0, "lost", {**update, "seq": 6})])
+    assert lab.command("run", stream).returncode == 3
+
+    told = lab.command("repair", stream)
+    assert told.returncode == 3
+    assert "[3, 6)" in told.stdout
+    assert "--forward" in told.stdout + told.stderr
+    assert lab.command("repair", stream, "--forward", "--apply").returncode == 0
+    ended = lab.command("run", stream, "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["headless"] == 1
+    lab.send([(name, 0, "lost", snapshot(7))])
+    assert lab.fold(stream).findings == []
+
+    offsets = [(row["session"], row["offset"]) for row in lab.records(stream)]
+    assert offsets == [("lost", 0), ("whole", 1), ("lost", 2), ("whole", 6), ("lost", 8)]
+    gaps = json.loads(lab.command("gaps", stream, "--json").stdout)["gaps"]
+    assert [(gap["session"], gap["from"], gap["until"]) for gap in gaps] == [(None, 3, 6), ("lost", 7, 8)]
+    assert_verified(lab, stream)
+
+
+POINTS = (
+    *REPAIR_POINTS,
+    *(p for p in CRASH_POINTS if p not in ("ledger-read", "table-created", "plan-made", "slice-folded")),
+)
+
+
+@pytest.mark.parametrize(
+    "point", [pytest.param(p, marks=() if p == "stage-folded" else pytest.mark.full) for p in POINTS]
+)
+def test_killed_at_a_stage_and_again(lab: Lab, topic: Callable[..., str], point: str) -> None:
+    """Kill -9 leaves a hold that status shows; the same command finishes the repair."""
+    name = topic(2)
+    lab.send(tables({name: 2}, 20, 4000))
+    one, hurt = lab.stream("one", name), lab.stream("hurt", name)
+    lab.fold(one)
+    lab.fold(hurt, 1000)
+    path = lab.root(hurt) / lab.ledger(hurt).partitions[f"{name}/0"].state[-1].path
+    path.unlink()
+    words = ("repair", hurt, "--partition", f"{name}/0", "--apply", "--messages-max", "300")
+
+    ended = lab.command(*words, SERIATIM_CRASH_POINT=point)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    held = lab.ledger(hurt).partitions[f"{name}/0"].hold
+    assert (held is None) == (point in ("committed", "witness-written", "swept", "derived-half", "derived"))
+    if held is not None:
+        assert held in lab.command("status", hurt).stdout
+    ended = lab.command(*words)
+
+    assert ended.returncode == 0, ended.stderr
+    assert lab.ledger(hurt).partitions[f"{name}/0"].hold is None
+    assert lab.digest(hurt) == lab.digest(one)
