@@ -1,0 +1,106 @@
+"""docker-compose.yaml, validated without Docker: structure, names, paths, ports, users, secrets."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from seriatim.config import PREFIX, Settings
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "docker-compose.yaml").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+KEYS = {
+    "build", "image", "user", "restart", "environment", "volumes", "depends_on", "command", "ports", "healthcheck",
+    "profiles", "entrypoint", "read_only", "tmpfs",
+}  # fmt: skip
+SECRETS = ("PASSWORD", "SECRET", "KEY", "TOKEN")
+ONE_SHOT = {"init"}
+ROOTS = {None, "root", "0", "0:0"}
+
+
+@pytest.fixture(scope="module")
+def airflow_settings() -> set[str]:
+    """Every setting that this Airflow knows, as an environment variable."""
+    known = yaml.safe_load((Path(str(files("airflow"))) / "config_templates" / "config.yml").read_text())
+    return {
+        f"AIRFLOW__{section.upper()}__{name.upper()}" for section, told in known.items() for name in told["options"]
+    }
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_a_service_is_whole(name: str) -> None:
+    """Only keys that compose knows; an image with a tag; not root; a health check; dependencies that are there."""
+    service = SERVICES[name]
+    assert set(service) <= KEYS
+    assert re.fullmatch(r"[a-z0-9][a-z0-9./-]*:[A-Za-z0-9._-]+", service["image"])
+    assert not service["image"].endswith(":latest")
+    assert service.get("user") not in ROOTS
+    assert name in ONE_SHOT or service["healthcheck"]["test"][0] == "CMD"
+    assert set(service.get("depends_on", {})) <= set(SERVICES)
+    for needed, how in service.get("depends_on", {}).items():
+        wanted = "service_completed_successfully" if needed in ONE_SHOT else "service_healthy"
+        assert how == {"condition": wanted}
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_it_listens_here_alone(name: str) -> None:
+    """Every published port is of 127.0.0.1, and none is published twice."""
+    ports = SERVICES[name].get("ports", [])
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in ports)
+    others = [port for other, service in SERVICES.items() if other != name for port in service.get("ports", [])]
+    assert not {port.split(":")[1] for port in ports} & {port.split(":")[1] for port in others}
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_what_is_mounted_is_there(name: str) -> None:
+    """Folders of the repository exist, volumes are declared."""
+    for mount in SERVICES[name].get("volumes", []):
+        source = mount.split(":")[0]
+        assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
+
+
+def test_every_volume_is_used() -> None:
+    """None is left over."""
+    used = {mount.split(":")[0] for service in SERVICES.values() for mount in service.get("volumes", [])}
+    assert set(COMPOSE["volumes"]) == {source for source in used if not source.startswith(".")}
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_settings_have_names_that_somebody_reads(name: str, airflow_settings: set[str]) -> None:
+    """A setting with a typo would be ignored without a word."""
+    ours = {f"{PREFIX}{field.upper()}" for field in Settings.__struct_fields__}
+    for key in SERVICES[name].get("environment", {}):
+        assert not key.startswith(PREFIX) or key in ours
+        assert not key.startswith("AIRFLOW__") or key in airflow_settings
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_no_secret_has_a_default(name: str) -> None:
+    """Each comes from outside, and its absence is said."""
+    for key, value in SERVICES[name].get("environment", {}).items():
+        if any(part in key.rpartition("__")[2].split("_") for part in SECRETS) and not key.endswith("_FILE"):
+            assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", str(value)), key
+    assert not re.search(r"\$\{\w+(:-[^}]*)?\}", TEXT), "a value that may be left out"
+
+
+def test_the_image_is_made_of_what_is_there() -> None:
+    """Everything that is copied exists, and the last user is not root."""
+    lines = (ROOT / "docker" / "Dockerfile").read_text().splitlines()
+    copied = [word for line in lines if line.startswith("COPY") for word in line.split()[2:-1]]
+    assert copied
+    assert [word for word in copied if not (ROOT / word).exists()] == []
+    assert [line.split()[1] for line in lines if line.startswith("USER")][-1] == "airflow"
+
+
+def test_versions_are_those_that_were_tried() -> None:
+    """Airflow in the image and in the lock are the same."""
+    wanted = re.search(r"^apache-airflow==(\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    assert wanted
+    assert f"apache/airflow:{wanted[1]}-python3.11" in (ROOT / "docker" / "Dockerfile").read_text()
