@@ -31,7 +31,7 @@ def parsed_values(values: pa.Array, wanted: Wanted) -> tuple[Array, Array, Parse
     wide = pa.types.is_large_binary(values.type)
     _, starts, content = values.buffers()
     edges = np.frombuffer(starts, np.int64 if wide else np.int32)[values.offset : values.offset + count + 1]
-    data = np.frombuffer(content if content is not None else b"", np.uint8)
+    data = read_only(np.frombuffer(content if content is not None else b"", np.uint8))
     cells = np.zeros((width, count), np.int64)
     parsed = Parsed(
         kinds=np.empty(count, np.int8),
@@ -110,10 +110,15 @@ def texts(data: Array, starts: Array, sizes: Array, validity: Any = None) -> pa.
     edges[0] = 0
     np.cumsum(np.maximum(sizes, 0), out=edges[1:])
     out = np.empty(int(edges[-1]), np.uint8)
-    data = data.view()
-    data.flags.writeable = False  # as the other bytes are: one kind of array, compiled once
-    copy_texts(data, starts, edges, out)
+    copy_texts(read_only(data), starts, edges, out)
     return pa.StringArray.from_buffers(len(sizes), pa.py_buffer(edges), pa.py_buffer(out), validity)
+
+
+def read_only(data: Array) -> Array:
+    """The same bytes, not to be written to: whoever made them, they are one kind of array, compiled once."""
+    data = data.view()
+    data.flags.writeable = False
+    return data
 
 
 @compiled

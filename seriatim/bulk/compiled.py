@@ -10,6 +10,9 @@ from typing import Any, TypeVar
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
 
 from seriatim.bulk import ready
 
@@ -39,3 +42,15 @@ def compiled(function: F) -> F:
 def inside(function: F) -> F:
     """A function that only compiled ones call. Without a way in from Python it compiles in half the time."""
     return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def eight(context: Any, data: Any, place: Any) -> Any:  # noqa: ARG001  # numba wants all three
+    """Eight bytes from a place on, as one number. Whoever calls it knows that they are there."""
+
+    def load(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, values[0])
+        first = builder.gep(array.data, [values[1]])
+        return builder.load(builder.bitcast(first, ir.IntType(64).as_pointer()), align=1)
+
+    return types.uint64(data, types.int64), load

@@ -113,9 +113,14 @@ def batch(sent: Sequence[Sent], start: int) -> pa.RecordBatch:
     keys, values, times = zip(*sent, strict=True)
     offsets = range(start, start + len(sent))
     columns = [pa.array(offsets, pa.int64()), [time * 1000 for time in times], list(keys), list(values)]
-    return pa.RecordBatch.from_arrays(
+    made = pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
     )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        writer.write_batch(made)
+    copied = bytearray(sink.getvalue())  # what Spark sends lies in memory that could be written to
+    return next(iter(pa.ipc.open_stream(pa.py_buffer(copied))))
 
 
 def agree(twins: tuple[Twin, Twin], tasks: Iterable[Sequence[Sequence[Sent]]]) -> Twin:
