@@ -8,6 +8,7 @@ Next room: airflow/fold.py does the same through spark-submit; airflow/outcome.p
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from seriatim.airflow.outcome import LINES_KEPT, error_of, screen_of
 from seriatim.core.errors import BrokenPromiseError, ConfigError, IntegrityError, PlatformError, SeriatimError
 
 GRACE_SECONDS = 5.0
+PR_SET_PDEATHSIG = 1
 FINDINGS = "nothing that a retry could mend: a person decides"
 
 
@@ -104,6 +106,7 @@ class Command(BaseOperator):
             stdout=output,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509  # a task has one thread
         )
         for line in self._process.stderr or ():
             said.append(line.rstrip("\n"))
@@ -121,6 +124,12 @@ class Command(BaseOperator):
         """End the process and all that it started."""
         if self._process is not None:
             end_all(self._process.pid)
+
+
+def die_with_parent() -> None:
+    """In a new process: end when the task that started it is killed, also by a signal that nobody can catch."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end_all(pid: int) -> None:

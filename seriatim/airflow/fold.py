@@ -23,7 +23,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 
 from seriatim import config, streams
 from seriatim.airflow import place
-from seriatim.airflow.command import end_all
+from seriatim.airflow.command import die_with_parent, end_all
 from seriatim.airflow.outcome import LINES_KEPT, error_of, screen_of
 from seriatim.config import Settings
 from seriatim.core.errors import ConfigError, SeriatimError
@@ -80,7 +80,7 @@ class Submit(SparkSubmitHook):
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
         """In the project's folder: relative paths and seriatim.toml are those of the command line."""
-        return super().submit(application, **{"cwd": self.folder, **kwargs})
+        return super().submit(application, **{"cwd": self.folder, "preexec_fn": die_with_parent, **kwargs})
 
 
 class Fold(SparkSubmitOperator):

@@ -9,7 +9,7 @@ Next room: core/mail.py makes a mail of an alert; steps/alert.py keeps and sends
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct, field
@@ -22,6 +22,8 @@ RUN, TROUBLE = "run", "trouble"
 PATIENCE_SECONDS = {TROUBLE: 600.0, "held": 3600.0}
 """What may pass by itself is mailed only when it lasts: a broker that restarts, a repair at work."""
 HOUR_SECONDS = 3600.0
+NOTE_KEPT_SECONDS = 48 * HOUR_SECONDS
+"""A run that is over leaves a note; after so long nobody waits for it any more."""
 
 
 class Concern(Struct, frozen=True, kw_only=True):
@@ -134,6 +136,16 @@ def judge(desk: Desk, seen: Seen, remind_hours: float) -> tuple[Desk, Alert]:
     opened |= {one.concern.key: replace(one, mailed_seconds=now) for one in alert.reminded}
     told = desk.told if seen.sequence is None else max(seen.sequence, -1 if desk.told is None else desk.told)
     return replace(desk, told=told, open=opened), alert
+
+
+def settled(notes: Mapping[str, Note], now_seconds: float) -> list[str]:
+    """Notes that a look has used up. What a task said waits for the end of its run, which tells it."""
+    over = {note.run for note in notes.values() if note.kind != "task"}
+    return [
+        name
+        for name, note in notes.items()
+        if note.kind != "task" or note.run in over or now_seconds - note.at_seconds > NOTE_KEPT_SECONDS
+    ]
 
 
 def _ended(known: dict[str, Incident], seen: Seen) -> tuple[dict[str, Incident], list[Incident]]:

@@ -15,7 +15,7 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.core.alert import Concern, Desk, Mail, Note, Seen, judge
+from seriatim.core.alert import Concern, Desk, Mail, Note, Seen, judge, settled
 from seriatim.core.crash import crash_point
 from seriatim.core.errors import PlatformError, SeriatimError
 from seriatim.core.integrity import Finding
@@ -84,7 +84,7 @@ def alert(
     if (after := replace(after, to=to)) != desk:
         outbox.put_desk(after)
     crash_point("alert-kept")
-    outbox.drop(list(notes))
+    outbox.drop(settled(notes, seen.at_seconds))
     return send_waiting(outbox, notifier)
 
 

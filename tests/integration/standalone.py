@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,9 @@ class Standalone:
         """Until something is so."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            if found := ready():
-                return found
+            with suppress(OSError):  # a busy server that does not answer in time is asked again
+                if found := ready():
+                    return found
             time.sleep(2)
         raise AssertionError(f"in vain for {seconds} s: {what}")
 

@@ -100,6 +100,28 @@ def test_a_finding_seen_before_its_run_ended_is_not_mailed_again(hurt: Watcher) 
     assert len(hurt.post.mails) == 1
 
 
+def test_a_look_between_a_task_and_the_end_of_its_run_spoils_nothing(hurt: Watcher) -> None:
+    """The finding is told by that look; the run's end, later, knows by its task's note that it adds nothing."""
+    now = hurt.made.clock.now_seconds()
+    hurt.outbox.leave(Note(kind="task", at_seconds=now, run="r1", task="fold", exit_code=3, text="Error: why"))
+    hurt.look()
+    hurt.outbox.leave(Note(kind="failed", at_seconds=now, run="r1"))
+    hurt.look()
+    assert len(hurt.post.mails) == 1
+    assert hurt.outbox.notes() == {}
+
+
+def test_what_a_task_said_is_dropped_when_its_run_never_ends(hurt: Watcher) -> None:
+    """After two days."""
+    hurt.outbox.leave(Note(kind="task", at_seconds=hurt.made.clock.now_seconds(), run="r1", task="fold"))
+    hurt.made.clock.sleep(47 * HOUR)
+    hurt.look()
+    assert len(hurt.outbox.notes()) == 1
+    hurt.made.clock.sleep(2 * HOUR)
+    hurt.look()
+    assert hurt.outbox.notes() == {}
+
+
 def test_a_reminder_and_an_end(hurt: Watcher) -> None:
     """After twelve hours, and when a person has decided."""
     hurt.look()
