@@ -1,0 +1,42 @@
+"""Settings: environment over file over defaults; relative folders are the project's; no secret in a shared file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seriatim import config
+from seriatim.core.errors import ConfigError
+
+
+def test_folders_are_taken_from_the_project(tmp_path: Path) -> None:
+    """Airflow's processes have another working folder: what they are told counts."""
+    (tmp_path / "seriatim.toml").write_text('streams = "ours"\nsmtp = "mail:25"\n')
+    made = config.load({"SERIATIM_HOME": str(tmp_path / "home")}, tmp_path)
+    assert (made.streams, made.smtp) == (tmp_path / "ours", "mail:25")
+    assert made.outbox == tmp_path / "home" / "outbox"
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
+    """One setting, two places."""
+    (tmp_path / "seriatim.toml").write_text('smtp = "mail:25"\noutbox = "box"\n')
+    made = config.load({"SERIATIM_SMTP": "other:26", "SERIATIM_STREAMS": "/elsewhere"}, tmp_path)
+    assert (made.smtp, made.streams, made.outbox) == ("other:26", Path("/elsewhere"), tmp_path / "box")
+
+
+def test_a_password_in_the_file_is_refused(tmp_path: Path) -> None:
+    """It is in nobody's error text; the environment and a file of its own may have it."""
+    (tmp_path / "seriatim.toml").write_text('smtp_password = "canary"\n')
+    with pytest.raises(ConfigError) as refused:
+        config.load({}, tmp_path)
+    assert "canary" not in refused.value.render()
+    assert "smtp_password_file" in refused.value.next
+    (tmp_path / "seriatim.toml").write_text('smtp_password_file = "secret"\n')
+    assert config.load({"SERIATIM_SMTP_PASSWORD": "canary"}, tmp_path).smtp_password == "canary"
+
+
+def test_a_wrong_choice_is_refused(tmp_path: Path) -> None:
+    """With the setting named."""
+    with pytest.raises(ConfigError, match="smtp_tls"):
+        config.load({"SERIATIM_SMTP_TLS": "maybe"}, tmp_path)
