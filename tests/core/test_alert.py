@@ -111,6 +111,16 @@ def test_findings_that_an_earlier_look_told_are_not_told_by_their_run_again() ->
     assert not post.look(HALTED, after=60, sequence=4, notes=notes)
 
 
+def test_a_new_finding_beside_an_old_one_comes_with_its_run() -> None:
+    """The run, its links and its task are in the mail that tells the finding."""
+    post = Post()
+    post.look(HALTED, findings=[GAP], sequence=4)
+    notes = [*post.note(), *post.note("task", task="fold", exit_code=3)]
+    alert = post.look(HALTED, findings=[GAP], sequence=5, notes=notes)
+    assert alert.findings
+    assert alert.failed is not None
+
+
 def test_a_failure_of_another_kind_is_told_all_the_same() -> None:
     """A halted partition explains no run that was killed; neither does exit 3 where nothing is open."""
     post = Post()

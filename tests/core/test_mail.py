@@ -63,7 +63,7 @@ def test_a_run_that_died_without_a_word_still_has_a_next_command() -> None:
     """Whatever killed it."""
     mail = compose(Alert(failed=replace(FAILED, text="")), PLACE, 0.0)
     assert "run failed: the scheduler gave no reason" in mail.subject
-    assert "seriatim status orders" in mail.text
+    assert "\n  next       read the task's log, then: seriatim status orders" in mail.text
 
 
 def test_an_end_asks_for_nothing() -> None:
