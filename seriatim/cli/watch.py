@@ -6,6 +6,7 @@ Next room: steps/watch.py looks.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -118,7 +119,12 @@ def _tell(name: str, file: StreamFile | None, found: Seen, outbox: Outbox, setti
     from seriatim.steps.alert import alert
 
     alerts = file.stream.alerts if file else Alerts()
-    place = Place(stream=file.stream.name if file else name, to=alerts.to, airflow_url=settings.airflow_url)
+    place = Place(
+        stream=file.stream.name if file else name,
+        to=alerts.to,
+        airflow_url=settings.airflow_url,
+        report=_last_report(file.stream.output.path) if file else "",
+    )
     told = alert(place, alerts.remind_hours, found, outbox, wiring.notifier(settings))
     for one in told.sent:
         say(f"{name}: mailed to {', '.join(one.to)}: {one.subject}", mailed=one.subject)
@@ -126,6 +132,12 @@ def _tell(name: str, file: StreamFile | None, found: Seen, outbox: Outbox, setti
         what = f"{len(told.waiting)} mails wait in the outbox" if told.waiting else "not all were told"
         say(f"{name}: {what}: {told.trouble}; the next look tries again", waiting=len(told.waiting))
     return len(told.waiting)
+
+
+def _last_report(output: str) -> str:
+    """The report of the last run, as an address that a browser on this machine opens."""
+    found = sorted((Path(output) / "reports").glob("*.html"))
+    return found[-1].absolute().as_uri() if found else ""
 
 
 def _say(seen: Look, *, json: bool) -> None:

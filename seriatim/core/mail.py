@@ -39,6 +39,8 @@ class Place(Struct, frozen=True, kw_only=True):
     stream: str
     to: tuple[str, ...]
     airflow_url: str = ""
+    report: str = ""
+    """The last report of the stream, if there is one."""
 
     def link(self, path: str) -> str:
         """A page of Airflow's; empty without one."""
@@ -165,7 +167,8 @@ def _open(incident: Incident, word: str, at_seconds: float) -> Section:
 
 def _links(alert: Alert, place: Place) -> dict[str, str]:
     links = dict(alert.failed.links) if alert.failed else {}
-    return {**links, "stream": place.link(f"dags/{quote(place.stream)}")}
+    report = place.report if alert.failed or alert.findings else ""
+    return {**links, "stream": place.link(f"dags/{quote(place.stream)}"), "report": report}
 
 
 def when(seconds: float) -> str:

@@ -59,6 +59,14 @@ def test_a_failed_run_says_what_its_task_said() -> None:
     assert "check the broker" in mail.text
 
 
+def test_a_report_is_linked_where_something_happened() -> None:
+    """Not in reminders: it is of another run."""
+    place = replace(PLACE, report="file:///lake/orders/reports/0000000004.html")
+    assert place.report in compose(Alert(findings=[GAP]), place, 0.0).text
+    concern = Concern(concern="late", text="x", next="y")
+    assert place.report not in compose(Alert(new=[concern]), place, 0.0).text
+
+
 def test_a_run_that_died_without_a_word_still_has_a_next_command() -> None:
     """Whatever killed it."""
     mail = compose(Alert(failed=replace(FAILED, text="")), PLACE, 0.0)
