@@ -88,7 +88,7 @@ def test_a_machine_whose_records_name_no_key(made: DiskStream, capsys: pytest.Ca
         "class Record(Struct):\n    v: int\n"
         "class Keyless(Machine[Record, Record, Record]):\n    pass\n"
     )
-    (folder / "k.toml").write_text('topics = "in-.*"\nmachine = "keyless:Keyless"\noutput = {path = "lake"}\n')
+    (folder / "k.toml").write_text('topics = "in-.*"\nmachine = "keyless:Keyless"\noutput = {path = "other"}\n')
     assert typed("publish", "k") == 2
     told = capsys.readouterr().err
     assert "name no key" in told
