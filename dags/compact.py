@@ -51,7 +51,6 @@ with DAG(
             words=["compact", _name],
             stream=_name,
             after_run=True,
-            do_xcom_push=False,
             execution_timeout=timedelta(hours=6),
             **common(FOLDER),
         )

@@ -79,11 +79,15 @@ class Command(BaseOperator):
         return self.words
 
     def execute(self, context: Any) -> Any:
-        """Run it; what it printed, if that is asked for. Nothing, where it needs a first run that never was."""
+        """Run it. What it printed is in the log, and in no XCom."""
+        self.printed(context)
+
+    def printed(self, context: Any) -> str:
+        """Run it; what it printed. Nothing, where it needs a first run that never was."""
         words = self.words_for(context)
         if self.after_run and not place.has_ledger(self.folder, self.stream):
             self.log.info("%s: it was never run, so there is nothing to do yet", self.stream)
-            return None
+            return ""
         self.log.info("seriatim %s", " ".join(words))
         with tempfile.TemporaryFile("w+") as output:
             code, said = self._run(words, output)
@@ -93,7 +97,7 @@ class Command(BaseOperator):
             self.log.info("%s", line)
         if code not in self.fine:
             raise self._ended(context, words[0], code, said)
-        return printed if self.do_xcom_push else None
+        return printed
 
     def _run(self, words: list[str], output: IO[str]) -> tuple[int, Sequence[str]]:
         """The process to its end: what it prints goes to `output`, what it says to the log as it comes."""

@@ -30,7 +30,7 @@ class RepairPlan(Command):
 
     def execute(self, context: Any) -> dict[str, str]:
         """The plan as a text, and its token."""
-        plan = msgspec.json.decode(super().execute(context))
+        plan = msgspec.json.decode(self.printed(context))
         if not plan["parts"] and not plan["drops"]:
             raise AirflowSkipException(f"{plan['stream']}: nothing is hurt, so there is nothing to approve")
         return {"approval": plan["approval"], "text": shown(plan)}

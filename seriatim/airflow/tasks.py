@@ -28,7 +28,7 @@ class Plan(Command):
     """Says what fold is about to do, and refuses what the form may not ask."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
-        super().__init__(words=["plan", stream], stream=stream, do_xcom_push=False, **kwargs)
+        super().__init__(words=["plan", stream], stream=stream, **kwargs)
 
     def words_for(self, context: Any) -> list[str]:
         """A plan; of a backfill, its dry run, which says all that it would replace."""
@@ -47,7 +47,7 @@ class Check(Command):
     """Judges what was committed and not judged yet."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
-        super().__init__(words=["check", stream], stream=stream, after_run=True, do_xcom_push=False, **kwargs)
+        super().__init__(words=["check", stream], stream=stream, after_run=True, **kwargs)
 
 
 class Publish(Command):
@@ -59,7 +59,7 @@ class Publish(Command):
 
     def execute(self, context: Any) -> None:
         """Publish; the asset says what of it is new."""
-        if printed := super().execute(context):
+        if printed := self.printed(context):
             context["outlet_events"][asset(self.stream)].extra = msgspec.json.decode(printed)
         states = context["ti"].get_task_states(dag_id=self.dag_id, task_ids=list(EARLIER), run_ids=[context["run_id"]])
         failed = [task for task in EARLIER if states.get(context["run_id"], {}).get(task) in FAILED]

@@ -42,7 +42,7 @@ def notes():
 
 CODE = """
 one = Command(task_id="version", words=["--version"], folder=FOLDER)
-answers['a_command_says_what_it_says'] = [one.execute(context()), said]
+answers['a_command_says_what_it_says'] = [one.printed(context()), said]
 one = Command(task_id="plan", words=["plan", "none-such"], folder=FOLDER, stream="orders")
 answers['a_command_that_fails_is_a_typed_error_and_leaves_a_note'] = [tried(one, context()), notes()]
 one = Command(task_id="watch", words=["watch", "--no-mail", "--every", "1000"], folder=FOLDER)
