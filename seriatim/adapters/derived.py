@@ -49,6 +49,7 @@ GAPS_SCHEMA = pa.schema(
         pa.field("opened", pa.int64()),
         pa.field("closed", pa.int64()),
         pa.field("closed_how", pa.string()),
+        pa.field("mended", pa.int64()),
         pa.field("quarantined", pa.bool_()),
     ]
 )

@@ -41,6 +41,8 @@ class Gap(Struct, frozen=True, kw_only=True):
     """By snapshot, repair, forward, accept, skip, end or hand; None: nothing had to, as for missing offsets."""
     quarantined: bool = False
     """Whether the session's messages were set aside meanwhile."""
+    mended: int | None = None
+    """The repair that made this output again: nothing of it is wrong any more."""
 
     @property
     def place(self) -> Partition:
@@ -146,9 +148,9 @@ class GapsFold:
         for number, gap in enumerate(self.gaps):
             is_it = (gap.place, gap.topic_id) == (change.partition, change.topic_id)
             if is_it and (gap.session, gap.start) == (mark.session, mark.offset):
-                until = gap.until if gap.until is not None else change.until
-                self.gaps[number] = replace(gap, until=until, closed=entry.sequence, closed_how="repair")
-                self._open.get(gap.place, {}).pop(number, None)
+                if gap.closed is None:
+                    self._close(number, entry, change.until, "repair")
+                self.gaps[number] = replace(self.gaps[number], mended=entry.sequence)
 
     def _covers(self, partition: Partition, mark: Mark) -> bool:
         """Whether the session's output is known not to be right, and its messages are where they would be."""

@@ -287,7 +287,7 @@ class Refolding:
         others, removed = joining.beside(making.past.others.values(), making.others)
         state = self._state(progress)
         final = account.state if state is None else state
-        closed = mended(gaps, partition, account.topic_id, progress)
+        closed, opened, again = mended(gaps, partition, account.topic_id, progress, making.marks)
         self.done.ranges[partition] = progress.widened()
         self.done.removed += len(olds)
         return (
@@ -297,9 +297,9 @@ class Refolding:
                 state=state,
                 records=tuple(joined),
                 others=others,
-                kept=tuple(making.kept),
+                kept=() if again else tuple(making.kept),
                 halt=None if rewind.frontier < account.frontier else account.halt,
-                marks=(*closed, *making.marks),
+                marks=(*closed, *opened),
                 rewound=rewind.start,
                 removed_rows=sum(old.rows for old in olds),
                 quarantined=len(self.world.state().quarantined(final)),
@@ -333,22 +333,33 @@ def release(world: World, head: Head, hold: str, *, run: str = "") -> None:
     commit(world.ledger, world.clock, head, entry)
 
 
-def mended(gaps: Iterable[Gap], partition: Partition, topic_id: str, progress: Progress) -> list[Mark]:
-    """Marks that take back the gaps whose output was made again."""
+def mended(
+    gaps: Iterable[Gap], partition: Partition, topic_id: str, progress: Progress, marks: Iterable[Mark]
+) -> tuple[list[Mark], list[Mark], bool]:
+    """Marks that take back gaps whose output was made again, and the refold's own, but those of gaps that are so still.
+
+    And whether every message that it set aside was set aside before: then it is kept already.
+    """
     replaced = progress.replaced()
+    mine = [gap for gap in gaps if gap.place == partition and gap.topic_id == topic_id]
+    known = {(gap.session, gap.start, gap.finding) for gap in mine if gap.mended is None}
+    found = [mark for mark in marks if not mark.closed]
+    again = {(mark.session, mark.offset, mark.finding) for mark in found} & known
 
     def is_mended(gap: Gap) -> bool:
-        if gap.place != partition or gap.topic_id != topic_id or gap.closed_how == FORWARD:
+        if (gap.session, gap.start, gap.finding) in again or gap.closed_how == FORWARD or gap.mended is not None:
             return False
         if gap.session is None:
             return replaced.sessions is None and replaced.start <= gap.start < replaced.end
         return replaced.has(gap.session, gap.start)
 
-    return [
+    closed = [
         Mark(finding=gap.finding, offset=gap.start, session=gap.session, closed="repair")
-        for gap in gaps
+        for gap in mine
         if is_mended(gap)
     ]
+    opened = [mark for mark in marks if mark.closed or (mark.session, mark.offset, mark.finding) not in again]
+    return closed, opened, not any(mark.quarantined for mark in opened)
 
 
 def lost(stream: str, partition: Partition, what: str) -> IntegrityError:

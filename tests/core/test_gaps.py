@@ -186,7 +186,8 @@ def test_a_repair_mends_the_gaps_that_it_names_open_or_closed() -> None:
         manifest(1, change(closes(5, "snapshot", "t"))),
         manifest(2, change(closes(1, "repair"), closes(2, "repair", "t"), start=8, until=9), kind="repair"),
     )
-    assert [(gap.until, gap.closed_how) for gap in found] == [(9, "repair"), (5, "repair"), (None, None)]
+    assert [(gap.until, gap.closed_how) for gap in found] == [(9, "repair"), (5, "snapshot"), (None, None)]
+    assert [gap.mended for gap in found] == [2, 2, None]
 
 
 offsets = st.integers(0, 40)
