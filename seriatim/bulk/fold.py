@@ -109,6 +109,8 @@ class BulkFold(Fold):
         if self._bulk is not None:
             out.gathered = self._bulk.records()
             self.counts.records += 0 if out.gathered is None else len(out.gathered.positions)
+            if self._bulk.refused > self.unusual_max * len(stretch):
+                self._leave_arena()
             self._bulk = None
         self.runner.tidy()
         return out
@@ -152,6 +154,8 @@ class Messages:
         self._decoded: dict[int, Any] = {}
         self.data, self.edges, self.parsed = parsed_values(values, runner.wanted)
         self._records = 0
+        self.refused = 0
+        """Messages that looked usual, and were not: the rows or the sequence contradict them."""
         width, count = len(runner.columns) - 1, len(names)
         self._made = Made(
             np.empty(count, np.int64),
@@ -207,6 +211,7 @@ class Messages:
             if at == count:
                 return
             code = int(self.names.codes[at])
+            self.refused += code >= 0 and self._met.slots[code] >= 0 and self.parsed.kinds[at] > SNAPSHOT
             if code < 0:
                 yield at
             else:
