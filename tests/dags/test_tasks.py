@@ -82,6 +82,17 @@ one = Fold(task_id="fold", stream="orders", folder=FOLDER)
 one.application_args = one.words_for(context())
 hook = one._prepared(config.load(folder=Path(FOLDER)))
 answers['no_setting_of_ours_is_in_the_arguments_of_spark_submit'] = hook._build_spark_submit_command(one.application)
+from seriatim.airflow.alert import Alert
+from seriatim.core.alert import Note
+place.outbox(FOLDER, "b").leave(Note(kind="task", at_seconds=1.0, run="r1", task="b"))
+asked = [
+    (["one"], {"run_id": "r1"}),
+    (["a", "b", "c"], {"run_id": "r1"}),
+    (["a", "b", "c"], {"run_id": "r2", "ti": Made(task_id="c")}),
+    ([], {"run_id": "r1", "params": {"stream": "d"}}),
+    ([], {"run_id": "r1"}),
+]
+answers['a_run_concerns_the_stream_whose_task_failed'] = [Alert(names, FOLDER)._concerned(given) for names, given in asked]
 print(json.dumps(answers))
 """
 
@@ -147,3 +158,8 @@ def test_no_setting_of_ours_is_in_the_arguments_of_spark_submit(answers: dict[st
     assert "canary" not in " ".join(command)
     assert command[-3:][1:] == ["run", "orders"]
     assert "log4j2.properties" in " ".join(command)
+
+
+def test_a_run_concerns_the_stream_whose_task_failed(answers: dict[str, Any]) -> None:
+    """Of a DAG over many streams; of one that names none, the stream of its form."""
+    assert answers["a_run_concerns_the_stream_whose_task_failed"] == [["one"], ["b"], ["c"], ["d"], []]
