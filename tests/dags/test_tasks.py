@@ -92,7 +92,8 @@ asked = [
     ([], {"run_id": "r1", "params": {"stream": "d"}}),
     ([], {"run_id": "r1"}),
 ]
-answers['a_run_concerns_the_stream_whose_task_failed'] = [Alert(names, FOLDER)._concerned(given) for names, given in asked]
+whom = [Alert(names, FOLDER)._concerned(given) for names, given in asked]
+answers['a_run_concerns_the_stream_whose_task_failed'] = whom
 print(json.dumps(answers))
 """
 
