@@ -174,18 +174,24 @@ def test_a_finding_fails_one_run_and_is_mailed_once(airflow: Standalone, broker:
     assert tries == 1
 
 
-def test_what_may_not_be_asked_is_refused(airflow: Standalone, topic: str) -> None:
-    """At the trigger what a schema can say; by plan what it cannot."""
+def test_what_may_not_be_asked_is_refused_at_the_trigger(airflow: Standalone) -> None:
+    """With what is wrong in the answer."""
     for conf in ({"action": "rm"}, {"topics": ["$(id)"]}, {"from": "-1"}, {"messages_max": 0}):
         with pytest.raises(urllib.error.HTTPError) as refused:
             airflow.trigger("orders", **conf)
         assert refused.value.code in (400, 422)
+
+
+@pytest.mark.full
+def test_what_a_schema_cannot_say_is_refused_by_plan(airflow: Standalone, topic: str) -> None:
+    """A range that goes backward; the log says why."""
     run = airflow.trigger("orders", action="backfill", partitions=[f"{topic}/0"], **{"from": "5", "until": "4"})
     assert airflow.run("orders", run) == "failed"
     assert airflow.tasks("orders", run)["plan"] == "failed"
     assert "until: 4 is not after from (5)" in airflow.log("orders", run, "plan")
 
 
+@pytest.mark.full
 def test_a_backfill_of_one_partition_and_an_offset_range(airflow: Standalone, topic: str) -> None:
     """By the form; the records are the same, and replaced in one commit."""
     before = records(airflow)
