@@ -84,7 +84,7 @@ class Command(BaseOperator):
 
     def printed(self, context: Any) -> str:
         """Run it; what it printed. Nothing, where it needs a first run that never was."""
-        words = self.words_for(context)
+        words = self._words(context)
         if self.after_run and not place.has_ledger(self.folder, self.stream):
             self.log.info("%s: it was never run, so there is nothing to do yet", self.stream)
             return ""
@@ -98,6 +98,17 @@ class Command(BaseOperator):
         if code not in self.fine:
             raise self._ended(context, words[0], code, said)
         return printed
+
+    def _words(self, context: Any) -> list[str]:
+        """What the form asks, or why it may not, as any other error is told."""
+        try:
+            return self.words_for(context)
+        except ConfigError as error:
+            screen = error.render()
+            for line in screen.splitlines():
+                self.log.info("%s", line)
+            self._leave(context, error.exit_code, screen)
+            raise
 
     def _run(self, words: list[str], output: IO[str]) -> tuple[int, Sequence[str]]:
         """The process to its end: what it prints goes to `output`, what it says to the log as it comes."""
@@ -119,10 +130,14 @@ class Command(BaseOperator):
 
     def _ended(self, context: Any, verb: str, code: int, said: Sequence[str]) -> SeriatimError:
         error = error_of(f"seriatim {verb}", code, said)
-        if self.stream:
-            note = place.note_of_task(context, self.task_id, error.exit_code, screen_of(said) or error.render())
-            place.outbox(self.folder, self.stream).leave(note)
+        self._leave(context, error.exit_code, screen_of(said) or error.render())
         return error
+
+    def _leave(self, context: Any, code: int, screen: str) -> None:
+        """A note for the alert, where there is a stream that it concerns."""
+        if self.stream:
+            note = place.note_of_task(context, self.task_id, code, screen)
+            place.outbox(self.folder, self.stream).leave(note)
 
     def on_kill(self) -> None:
         """End the process and all that it started."""

@@ -15,9 +15,7 @@ import msgspec
 from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowFailException
 
-from seriatim.airflow import place
 from seriatim.airflow.command import Command
-from seriatim.core.errors import ConfigError
 from seriatim.core.request import arguments, parse
 
 FAILED = ("failed", "upstream_failed")
@@ -32,12 +30,7 @@ class Plan(Command):
 
     def words_for(self, context: Any) -> list[str]:
         """A plan; of a backfill, its dry run, which says all that it would replace."""
-        try:
-            request = parse(dict(context["params"]))
-        except ConfigError as error:
-            note = place.note_of_task(context, self.task_id, error.exit_code, error.render())
-            place.outbox(self.folder, self.stream).leave(note)
-            raise
+        request = parse(dict(context["params"]))
         if request.action == "run":
             return self.words
         return arguments(msgspec.structs.replace(request, dry_run=True), self.stream)
