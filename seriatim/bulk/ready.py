@@ -18,14 +18,14 @@ from hashlib import blake2b
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PROCESSOR = Path("/proc/cpuinfo")
+CPU_INFO = Path("/proc/cpuinfo")
 READY = "ready"
 
 
 @cache
 def folder() -> Path | None:
     """Where compiled code is kept; None: nowhere, so that it cannot be kept."""
-    digest = blake2b(_processor().encode(), digest_size=8)
+    digest = blake2b(_cpu().encode(), digest_size=8)
     for source in sorted(HERE.glob("*.py")):
         digest.update(source.read_bytes())
     name = f"compiled-{digest.hexdigest()}"
@@ -44,10 +44,10 @@ def _writable(places: list[Path]) -> Path | None:
     return None
 
 
-def _processor() -> str:
+def _cpu() -> str:
     """What compiled code depends on: the kind of processor, and what it can do."""
     try:
-        lines = PROCESSOR.read_text().splitlines()
+        lines = CPU_INFO.read_text().splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
     found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}

@@ -58,12 +58,12 @@ def test_what_the_bulk_fold_cannot_take_is_folded_the_plain_way(stream: Stream) 
     assert choose.machine(stream, stream.table_machine, 10**6)[1] is Fold
 
 
-def test_another_processor_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_cpu_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Code compiled for one processor is never run on another."""
     ready.folder.cache_clear()
     here = ready.folder()
     (tmp_path / "cpuinfo").write_text("model name : other\nflags : few\n")
-    monkeypatch.setattr(ready, "PROCESSOR", tmp_path / "cpuinfo")
+    monkeypatch.setattr(ready, "CPU_INFO", tmp_path / "cpuinfo")
     ready.folder.cache_clear()
     there = ready.folder()
     ready.folder.cache_clear()
