@@ -2,7 +2,7 @@
 
 `python -m seriatim.bulk` compiles it, in about half a minute, once per machine and version; `make setup` does so.
 What was compiled is kept beside the package, or in the user's cache where that cannot be written to, in a folder
-named by these sources and the processor: numba itself would not see that a function of another file changed.
+named by these sources and the CPU: numba itself would not see that a function of another file changed.
 
 Next room: compiled.py; __main__.py does the compiling.
 """
@@ -45,11 +45,11 @@ def _writable(places: list[Path]) -> Path | None:
 
 
 def _cpu() -> str:
-    """What compiled code depends on: the kind of processor, and what it can do."""
+    """What compiled code depends on: the kind of CPU, and what it can do."""
     try:
         lines = CPU_INFO.read_text().splitlines()
     except OSError:
-        return f"{platform.machine()} {platform.processor()}"
+        return f"{platform.machine()} {platform.version()}"
     found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
     return f"{platform.machine()} {found.get('model name', '')} {found.get('flags', '')}"
 
