@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from seriatim.core.ledger import Ledger
     from seriatim.ports import LedgerStore
 
-COLUMNS = ["topic", "partition", "session", "from", "until", "finding", "cause", "opened", "closed", "closed_how", "mended"]
+COLUMNS = ["topic", "partition", "session", "from", "until", "finding", "cause"]
+COLUMNS += ["opened", "closed", "closed_how", "mended"]
 Topic = Annotated[
     str | None, typer.Option(help="TOPIC or TOPIC/N, where a session of this name waits in several places.")
 ]

@@ -12,7 +12,7 @@ import typer
 
 from seriatim.cli import Options, say, show
 from seriatim.cli.stop import stoppable
-from seriatim.core.errors import IntegrityError
+from seriatim.core.errors import IntegrityError, SeriatimError
 from seriatim.core.integrity import failure, shortened
 from seriatim.core.repair import Forward, Lift, Part, Plan, Refold, Request
 from seriatim.steps.refold import Refolded
@@ -36,12 +36,14 @@ def mend(
     """Plan; then do it, where that is wanted."""
     name = file.stream.name
     made = plan(mending, request)
-    if not apply or not (made.parts or made.drops):
+    if not apply or not (made.parts or made.drops or made.resumes):
         _show(made, json=json)
         _fail_by_notes(made)
         return
     for part in made.parts:
         say(f"{name} {part.partition}: {_line(part)}", partition=str(part.partition))
+    for note in made.notes:
+        say(f"{name}: not mended by this:\n{note}", note=note)
     progress = show.Progress(name)
     repairing = Repairing(mending, progress=progress)
 
@@ -54,6 +56,9 @@ def mend(
     with stoppable(name, last):
         try:
             done = repairing.apply(made, messages_max or file.stream.slice.messages_max, approval)
+        except SeriatimError as error:
+            error.next = error.next.replace("STREAM", name)  # files do not know whose they are
+            raise
         finally:
             progress.close()
             spark.stop()
@@ -153,7 +158,10 @@ def _show_done(mending: Mending, made: Plan, done: Refolded, *, json: bool) -> N
     show.findings(name, findings, json=json)
     mark_told(store, done.sequence)
     if done.sequence < 0:
-        typer.echo(f"{name}: damaged files that nothing needs were deleted: {len(made.drops)}", err=json)
+        if made.drops:
+            typer.echo(f"{name}: damaged files that nothing needs were deleted: {len(made.drops)}", err=json)
+        if made.resumes:
+            typer.echo(f"{name}: nothing is hurt any more; hold {made.resumes} is released", err=json)
         return
     ranges = {str(partition): [whole.start, whole.end] for partition, whole in done.ranges.items()}
     if done.behind:
@@ -161,6 +169,7 @@ def _show_done(mending: Mending, made: Plan, done: Refolded, *, json: bool) -> N
     if json:
         values = {"stream": name, "sequence": done.sequence, "hold": done.hold, "messages": done.messages}
         values |= {"records": done.records, "removed": done.removed, "ranges": ranges, "findings": len(findings)}
+        values |= {"still": len(done.still), "notes": list(made.notes)}
         typer.echo(msgspec.json.encode(values).decode())
     else:
         for place, (start, end) in ranges.items():
@@ -170,8 +179,13 @@ def _show_done(mending: Mending, made: Plan, done: Refolded, *, json: bool) -> N
     for finding in still:
         say(f"{name} {finding.place}: {finding.finding} at offset {finding.offset} is still so: {finding.cause}")
     errors = [finding for finding in findings if finding.level == "error"]
-    if errors or still:
-        raise failure(name, [*errors, *still])
+    if errors:
+        raise failure(name, errors)
+    if still:
+        raise IntegrityError(
+            f"{name}: {len(still)} findings are still so after folding again",
+            next="what they name is in the data itself: fix the producer, or wait for the sessions' next snapshots",
+        )
 
 
 def _fail_by_notes(made: Plan) -> None:

@@ -64,6 +64,13 @@ def repair(
         given = give_up(mending, abandon)
         return _say_abandoned(name, abandon, list(map(str, given)), json=json)
     request = Request(partition=partition, session=session, start=start, forward=forward)
+    if session is not None and forward:
+        raise ConfigError(
+            "--forward is about a partition",
+            next="a session goes on by its next snapshot, or a release by hand",
+        )
+    if approval and not (apply or resume):
+        raise ConfigError("--approval is of a plan that is to be applied", next="add --apply")
     if resume:
         if request != Request():
             raise ConfigError("--resume knows what was asked", next="give --resume ID and nothing else")

@@ -35,7 +35,8 @@ class Expiry:
                 continue
             time = int(given)
             now = max(now, time)
-            if name not in last and sessions[name].saved is None and sessions[name].state is None:
+            session = sessions[name]
+            if name not in last and session.saved is None and session.state is None and not session.waiting:
                 last[name] = time
             if now - last.get(name, sessions[name].timestamp) > self.timeout_ms:
                 ended.add(i)

@@ -132,7 +132,8 @@ class GapsFold:
             self._mend(entry, change, mark)
         elif mark.closed:
             for number, gap in self._opened(change.partition):
-                if mark.session in (None, gap.session):
+                late = entry.kind == "repair" and gap.start >= mark.offset  # a refold tells of the past
+                if mark.session in (None, gap.session) and not late:
                     self._close(number, entry, max(gap.start, mark.offset), mark.closed)
         elif not self._covers(change.partition, mark):
             self._append(_gap(entry, change, mark))

@@ -61,6 +61,11 @@ class Past(Struct):
         self.told |= {(finding.finding, finding.offset, finding.session) for finding in found}
         self.points.append(Point(entry.sequence, entry.kind, account, change))
 
+    @property
+    def made(self) -> dict[str, Made]:
+        """All record files, of whichever table."""
+        return self.files | self.others
+
     def life(self) -> list[Point]:
         """The points of the topic's present life."""
         topic_id = self.points[-1].account.topic_id
@@ -68,31 +73,45 @@ class Past(Struct):
 
     def usable(self, offset: int) -> Iterator[Point]:
         """Points at or before `offset` whose state no later repair took back, newest first."""
-        rewound = None
+        remade: list[tuple[int, int]] = []
         for point in reversed(self.life()):
-            if point.account.frontier <= offset and (rewound is None or point.account.frontier <= rewound):
+            at, change = point.account.frontier, point.change
+            if at <= offset and not any(start < at < end for start, end in remade):
                 yield point
-            if point.change.rewound >= 0 and point.kind == "repair":
-                rewound = point.change.rewound if rewound is None else min(rewound, point.change.rewound)
+            if change.rewound >= 0 and point.kind == "repair":
+                remade.append((change.rewound, change.remade))
 
     def passed(self) -> list[OffsetRange]:
         """What forwards passed over, in order: lost for good."""
         changes = [point.change for point in self.life() if point.kind == "repair"]
         return [OffsetRange(change.frontier, change.until) for change in changes if change.headless_since >= 0]
 
+    def released(self) -> dict[int, tuple[str, ...]]:
+        """Sessions that a person released by hand, and at which frontier."""
+        found: dict[int, tuple[str, ...]] = {}
+        for change in (point.change for point in self.life() if point.kind == "accept"):
+            names = [mark.session for mark in change.marks if mark.closed == "hand" and mark.session is not None]
+            found[change.frontier] = (*found.get(change.frontier, ()), *names)
+        return {offset: names for offset, names in found.items() if names}
+
     def messages(self, start: int, end: int) -> int | None:
         """How many messages were folded from `start` to `end`; None where no slices begin and end there."""
         jumps = {whole.start: whole.end for whole in self.passed() if len(whole)}
-        slices = {point.change.frontier: point.change for point in self.life() if point.change.certificate is not None}
+        slices: dict[int, Change] = {}
+        for change in (point.change for point in self.life()):
+            if change.certificate is not None:
+                slices[change.frontier] = change
+            elif change.until < change.frontier:  # the log was cut there
+                slices = {begin: one for begin, one in slices.items() if one.until <= change.until}
         at, count = start, 0
         while at < end:
             if at in jumps:
                 at = jumps[at]
                 continue
-            change = slices.get(at)
-            if change is None or change.certificate is None or change.until == at:
+            one = slices.get(at)
+            if one is None or one.certificate is None or one.until == at:
                 return None
-            at, count = change.until, count + change.certificate.counts.messages
+            at, count = one.until, count + one.certificate.counts.messages
         return count if at == end else None
 
     def borders(self, offset: int, end: int) -> list[Point]:

@@ -18,7 +18,6 @@ from seriatim.core.integrity import Finding, Mark, Tier, action
 from seriatim.core.machine import Runner
 from seriatim.core.message import Poison, Stretch
 from seriatim.core.offsets import Partition
-from seriatim.core.scope import Within
 from seriatim.core.sequence import fingerprint, found_again, is_missing, is_same_snapshot, kind_of, pass_over
 from seriatim.core.session import Folded, Kept, Session, Waiting
 from seriatim.core.table import Precondition
@@ -51,8 +50,6 @@ class Judge:
         """Sessions that a failed `apply` may have left half changed: fold again, careful with these."""
         self.tally = Tally(partition)
         self.counts = self.tally.counts
-        self.within: Within | None = None
-        """Where not everybody is folded: who is."""
         self._stretch = Stretch(0, (), (), ())
         self._names: list[str | None] = []
         self._sequences: Sequence[int | None] = ()
@@ -184,8 +181,6 @@ class Judge:
         self.counts.last_snapshot = offset
         if self.counts.first_snapshot < 0:
             self.counts.first_snapshot = offset
-        if self.within is not None and self.within.ends(name, offset):
-            session.awake = False
 
     def _last_met(self, session: Session, name: str, i: int) -> int:
         """The offset of the session's message before this one."""

@@ -53,6 +53,8 @@ class Halt(Struct, frozen=True):
     offset: int
     cause: str
     sequence: int = -1
+    log_end: int = -1
+    """Truncated: where the log ended."""
 
 
 class Account(Struct, frozen=True, kw_only=True):
@@ -181,6 +183,10 @@ class Change(Struct, frozen=True, kw_only=True):
     """As seen when it was made."""
     rewound: int = -1
     """Repair: the offset from which on output was made again."""
+    remade: int = 1 << 62
+    """Repair: saved states of before between `rewound` and here are not as committed any more."""
+    time: int = -1
+    """Repair that follows a log back: message time as of there."""
     removed_rows: int = 0
     """Repair: rows of the record files that leave the table."""
     quarantined: int = 0
@@ -295,6 +301,7 @@ def _compacted(change: Change, account: Account) -> Account:
 
 def _repaired(change: Change, account: Account) -> Account:
     """Records, state and frontier as the repair made them, in a new epoch."""
+    back = change.until < account.frontier
     return replace(
         account,
         epoch=account.epoch + 1,
@@ -302,8 +309,9 @@ def _repaired(change: Change, account: Account) -> Account:
         state=account.state if change.state is None else change.state,
         halt=change.halt,
         hold=None,
-        headless_since=max(account.headless_since, change.headless_since),
-        log_end=change.log_end or account.log_end,
+        headless_since=min(change.until, max(account.headless_since, change.headless_since)),
+        log_end=change.until if back else change.log_end or account.log_end,
+        time=change.time if back else account.time,
         records=account.records + sum(file.rows for file in change.records) - change.removed_rows,
         quarantined=change.quarantined,
     )

@@ -2,22 +2,25 @@
 
 One mechanism for repair and backfill. A partition's refold begins at a saved state (`base`), makes all output again
 from there to the first border at or after `until`, and goes on with those sessions alone whose state then differs
-from the committed one: through their next snapshot, or to a border where they agree, or to the frontier. Pure.
+from the committed one, to a border where they agree, or to the frontier. Pure.
 
 Next room: history.py has the borders; steps/refold.py reads, folds and commits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from seriatim.core.errors import ensure
+from seriatim.core.gaps import Gap
+from seriatim.core.integrity import Mark
 from seriatim.core.ledger import Account, File
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.repair_forward import CLOSED as FORWARD
 from seriatim.core.scope import Replaced, Scope
 from seriatim.core.session import Session
 
@@ -53,6 +56,8 @@ class Rewind(Struct, frozen=True, kw_only=True):
     """Where the partition goes on afterwards: the frontier of now, or the log end where the log was cut."""
     borders: tuple[int, ...] = ()
     """Offsets at and after `until` where committed state can be met; the frontier is the last."""
+    released: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Sessions that a person released, and at which frontier: they are released there again."""
     rebuild: bool = False
     """The committed state of now is not to be relied on: all of it is made again."""
     passed: tuple[OffsetRange, ...] = ()
@@ -76,6 +81,10 @@ class Rewind(Struct, frozen=True, kw_only=True):
     def headless_since(self, offset: int) -> int:
         """Where the partition went on behind the last loss before an offset; -1: nothing was lost."""
         return max([self.base.headless_since, *(whole.end for whole in self.passed if whole.end <= offset)])
+
+    def cut(self, at: int, end: int) -> int:
+        """The end of a piece that begins at `at`: no release by hand is inside."""
+        return min([end, *(offset for offset in self.released if at < offset < end)])
 
     @property
     def first_border(self) -> int:
@@ -109,7 +118,7 @@ def _through(rewind: Rewind, messages_max: int) -> Iterator[Stage]:
     ensure(messages_max > 0, "a stage holds at least one message", messages_max=messages_max)
     at, first = rewind.start, rewind.first_border
     while at < first:
-        end = min(first, at + messages_max)
+        end = rewind.cut(at, min(first, at + messages_max))
         yield Stage(OffsetRange(at, end), border=end == first and not rewind.rebuild)
         at = end
     size = max(1, first - rewind.start)
@@ -117,7 +126,7 @@ def _through(rewind: Rewind, messages_max: int) -> Iterator[Stage]:
         reach = at + min(messages_max, size)
         near = [border for border in rewind.borders if at < border <= reach]
         far = [border for border in rewind.borders if border > at]
-        end = near[-1] if near else min([reach, *far[:1]])
+        end = rewind.cut(at, near[-1] if near else min([reach, *far[:1]]))
         yield Stage(OffsetRange(at, end), border=end in rewind.borders)
         at, size = end, size * 2
 
@@ -126,8 +135,6 @@ class Progress(Struct, kw_only=True):
     """How far a partition's refold is, and what it has made."""
 
     rewind: Rewind
-    by_snapshots: bool
-    """Whether a snapshot makes a session what it is, whatever was before."""
     open: tuple[str, ...] | None
     """Sessions that are folded on; None: all."""
     state: tuple[File, ...]
@@ -138,20 +145,18 @@ class Progress(Struct, kw_only=True):
     """Sessions whose refold is over, and the offset from which on they are as committed."""
 
     @classmethod
-    def begin(cls, rewind: Rewind, *, by_snapshots: bool) -> Progress:
+    def begin(cls, rewind: Rewind) -> Progress:
         """Before the first stage."""
         base, only = rewind.base, rewind.wanted.sessions
-        return cls(rewind=rewind, by_snapshots=by_snapshots, open=only, state=base.state, at=base.frontier)
+        return cls(rewind=rewind, open=only, state=base.state, at=base.frontier)
 
     def scope(self) -> Scope:
         """Who is folded in the next stage."""
-        ends = self.rewind.wanted.until if self.by_snapshots and not self.rewind.rebuild else None
-        return Scope(sessions=self.open, over=tuple(self.ends), snapshots_end=ends)
+        return Scope(sessions=self.open, over=tuple(self.ends))
 
-    def take(self, stage: Stage, met: Iterable[str], ended: Mapping[str, int]) -> None:
-        """After a stage: who was met in it, and who ended by a snapshot."""
+    def take(self, stage: Stage, met: Iterable[str]) -> None:
+        """After a stage: who was met in it."""
         self.at = stage.whole.end
-        self.ends |= ended
         self.met.update(met)
 
     def doubtful(self) -> list[str]:
@@ -206,7 +211,10 @@ def _state(session: Session, runner: Runner) -> bytes | None:
     """The state as this machine would save it."""
     if session.saved is None or session.version == runner.state_version:
         return session.saved
-    return runner.dump(runner.load(session.saved, session.version))
+    try:
+        return runner.dump(runner.load(session.saved, session.version))
+    except Exception:  # noqa: BLE001  # the user's own upgrade: whoever cannot be upgraded is like nobody
+        return None
 
 
 class Region(Struct, frozen=True):
@@ -247,3 +255,33 @@ def regions(active: Iterable[File], is_hurt: Callable[[File], bool], rows_max: i
             close(file.last + 1, file.last + 1)
     close(END, END)
     return made
+
+
+def mended(
+    gaps: Iterable[Gap], partition: Partition, topic_id: str, progress: Progress, marks: Iterable[Mark]
+) -> tuple[list[Mark], list[Mark], bool]:
+    """Marks that take back gaps whose output was made again, and the refold's own, but those of gaps that are so still.
+
+    And whether every message that it set aside was set aside before: then it is kept already.
+    """
+    replaced = progress.replaced()
+    mine = [gap for gap in gaps if gap.place == partition and gap.topic_id == topic_id]
+    known = {(gap.session, gap.start, gap.finding) for gap in mine if gap.mended is None}
+    found = [mark for mark in marks if not mark.closed]
+    again = {(mark.session, mark.offset, mark.finding) for mark in found} & known
+
+    def is_mended(gap: Gap) -> bool:
+        if (gap.session, gap.start, gap.finding) in again or gap.closed_how == FORWARD or gap.mended is not None:
+            return False
+        if gap.session is None:
+            return replaced.sessions is None and replaced.start <= gap.start < replaced.end
+        closed = gap.start if gap.until is None else gap.until - 1
+        return replaced.has(gap.session, gap.start) and replaced.has(gap.session, closed)
+
+    closed = [
+        Mark(finding=gap.finding, offset=gap.start, session=gap.session, closed="repair")
+        for gap in mine
+        if is_mended(gap)
+    ]
+    opened = [mark for mark in marks if mark.closed or (mark.session, mark.offset, mark.finding) not in again]
+    return closed, opened, not any(mark.quarantined for mark in opened)

@@ -96,10 +96,13 @@ class Plan(Struct, frozen=True, kw_only=True):
     resumes: str | None = None
     """The hold of an earlier try that it goes on from."""
 
+    held: tuple[Partition, ...] = ()
+    """What that try holds."""
+
     @property
     def partitions(self) -> list[Partition]:
-        """Those that it changes."""
-        return sorted({part.partition for part in self.parts})
+        """Those that it changes, and those that an earlier try holds."""
+        return sorted({*(part.partition for part in self.parts), *self.held})
 
 
 def approval(ledger: Ledger, request: Request, partitions: list[Partition]) -> str:

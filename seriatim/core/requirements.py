@@ -67,9 +67,10 @@ def _unmet_change(entry: Entry, change: Change, account: Account | None) -> list
 
 def _unmet_hold(entry: Entry, place: str, account: Account) -> list[str]:
     """Who works under a hold, gives it back or takes it over finds that very one; the others find none."""
-    wanted = entry.resumes if entry.kind == "hold" else entry.held
-    if entry.kind in ("repair", "release") or (entry.kind == "hold" and wanted is not None):
-        return [] if account.hold == wanted else [f"{place} is held by {account.hold}, not by {wanted}"]
+    if entry.kind == "hold" and entry.resumes is not None and account.hold == entry.resumes:
+        return []
+    if entry.kind in ("repair", "release"):
+        return [] if account.hold == entry.held else [f"{place} is held by {account.hold}, not by {entry.held}"]
     return [f"{place} is held by {account.hold}"] if entry.kind in NOT_HELD and account.hold is not None else []
 
 

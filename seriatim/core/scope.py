@@ -17,18 +17,13 @@ class Scope(Struct, frozen=True, kw_only=True):
     """None: all."""
     over: tuple[str, ...] = ()
     """Sessions whose refold is over."""
-    snapshots_end: int | None = None
-    """From this offset on a snapshot ends its session's refold, the snapshot included; None: it does not."""
 
 
-class Within(Struct, kw_only=True):
+class Within(Struct, frozen=True, kw_only=True):
     """A scope while it is walked."""
 
-    scope: Scope
     sessions: frozenset[str] | None
     over: frozenset[str]
-    ended: dict[str, int] = field(default_factory=dict)
-    """Sessions whose refold ended by a snapshot, and the offset after it."""
 
     @classmethod
     def of(cls, scope: Scope | None) -> Within | None:
@@ -36,21 +31,13 @@ class Within(Struct, kw_only=True):
         if scope is None:
             return None
         only = None if scope.sessions is None else frozenset(scope.sessions)
-        return cls(scope=scope, sessions=only, over=frozenset(scope.over))
+        return cls(sessions=only, over=frozenset(scope.over))
 
     def passes(self, name: str | None) -> bool:
         """Whether a message of this session is passed over. One of nobody's is the whole partition's matter."""
         if name is None:
             return self.sessions is not None
-        return name in self.ended or name in self.over or (self.sessions is not None and name not in self.sessions)
-
-    def ends(self, name: str, offset: int) -> bool:
-        """Note a snapshot. Whether the session's refold ends with it."""
-        last = self.scope.snapshots_end
-        if last is None or offset < last:
-            return False
-        self.ended[name] = offset + 1
-        return True
+        return name in self.over or (self.sessions is not None and name not in self.sessions)
 
 
 class Replaced(Struct, frozen=True, kw_only=True):

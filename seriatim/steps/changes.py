@@ -130,7 +130,8 @@ def change_of(partition: Partition, account: Account, result: Result, log_end: i
 
 def halt_of(finding: Finding) -> Halt:
     """A finding that halts, as the ledger remembers it."""
-    return Halt(finding=finding.finding, offset=finding.offset, cause=finding.cause)
+    cut = int(finding.found.rpartition(" ")[2]) if finding.finding == "truncated" else -1
+    return Halt(finding=finding.finding, offset=finding.offset, cause=finding.cause, log_end=cut)
 
 
 def covers(result: Result, whole: OffsetRange) -> bool:

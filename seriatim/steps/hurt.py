@@ -48,9 +48,10 @@ class Search:
         """What is to be done, and what cannot be."""
         found = request.start is None and request.session is None and not request.ranges
         parts: list[Part] = []
-        notes: list[str] = []
+        notes: list[str] = self._elsewhere() if found and not request.partition else []
         for wanted, rebuild in self._wanted(request):
             try:
+                self._refuse_strange()
                 parts.append(Refold(chooser.rewind(wanted, rebuild=rebuild, back=found)))
             except IntegrityError as error:
                 if not found:
@@ -69,6 +70,30 @@ class Search:
                     raise
                 notes.append(error.render())
         return parts, notes
+
+    def _elsewhere(self) -> list[str]:
+        """Damaged files that Kafka cannot give back: of a topic's earlier life, or of a partition that is retired."""
+        notes = []
+        for partition, past in self.pasts.items():
+            account = self.ledger.partitions[str(partition)]
+            gone = [past.files[path] for path in self._active() if path in past.files]
+            gone = [one for one in gone if account.retired or one.topic_id != account.topic_id]
+            for path, why in self.world.joiner.damaged([one.file for one in gone], thorough=False).items():
+                what = f"{self.stream.name}: record file {path}: {why}"
+                life = "its partition is retired" if account.retired else "it is of an earlier life of its topic"
+                notes.append(IntegrityError(what, cause=life, next="restore this file from a backup").render())
+        return notes
+
+    def _refuse_strange(self) -> None:
+        """Files that somebody else rewrote hold records of nobody knows whom: folding again would double them."""
+        known = {path for past in self.pasts.values() for path in past.files}
+        strange = sorted(self._active() - known)
+        if strange:
+            raise IntegrityError(
+                f"{self.stream.name}: {len(strange)} record files were rewritten by somebody else: {strange[0]}",
+                cause="an OPTIMIZE, say: the ledger does not know which partitions' records are in them",
+                next="have the table restored to the version before that, then repair again",
+            )
 
     def _chosen(self, request: Request) -> list[Partition]:
         """The partitions that a request is about."""
@@ -103,6 +128,11 @@ class Search:
         if request.session is not None:
             sessions = (request.session,)
             found = self.world.state().load(account.state, sessions).get(request.session)
+            if found is None:
+                raise ConfigError(
+                    f"{self.stream.name}: there is no session {request.session!r} in {partition}",
+                    next=f"`seriatim state {self.stream.name} SESSION` looks for sessions",
+                )
             if start is None and found is not None:
                 start = found.finding_offset if found.finding is not None else found.damaged
                 start = None if start < 0 else start
@@ -149,17 +179,21 @@ class Search:
         damaged = self.world.joiner.damaged(account.state)
         whole = [*self._damaged_records(partition), *self._failed_check(partition, account)]
         if self._is_cut(partition, account):
-            end = self.bounds[partition].log_end
+            cut = account.halt.log_end if account.halt is not None else -1
+            end = min(self.bounds[partition].log_end, cut if cut >= 0 else account.frontier)
             whole.append((end, account.frontier, f"the log was cut at offset {end}"))
         if damaged:
             path, why = next(iter(damaged.items()))
             whole.append((account.frontier, account.frontier, f"state file {path}: {why}"))
+        hurt = self.world.state().quarantined(account.state) if account.quarantined and not damaged else {}
+        if whole and hurt:
+            offsets = [session.finding_offset for session in hurt.values()]
+            whole.append((min(offsets), max(offsets) + 1, f"{len(hurt)} sessions in quarantine"))
         if whole:
             start, until = min(start for start, _, _ in whole), max(until for _, until, _ in whole)
             why = "; ".join(dict.fromkeys(why for _, _, why in whole))
             yield Wanted(partition=partition, start=start, until=until, why=why), bool(damaged)
-        elif account.quarantined:
-            hurt = self.world.state().quarantined(account.state)
+        elif hurt:
             names = ", ".join(sorted(hurt)[:SESSIONS_NAMED_MAX]) + (", …" if len(hurt) > SESSIONS_NAMED_MAX else "")
             wanted = Wanted(
                 partition=partition,
@@ -186,7 +220,7 @@ class Search:
     def drops(self) -> list[str]:
         """Files that verify found to be damaged, and that nothing needs any more."""
         needed = self._active() | {file.path for account in self.ledger.partitions.values() for file in account.state}
-        known = {path: made.file for past in self.pasts.values() for path, made in past.files.items()}
+        known = {path: made.file for past in self.pasts.values() for path, made in past.made.items()}
         known |= {f.path: f for past in self.pasts.values() for p in past.points for f in p.change.state or ()}
         return sorted(self.world.joiner.damaged([known[p] for p in self._suspects() if p in known and p not in needed]))
 
@@ -201,7 +235,10 @@ class Search:
                 yield one.start, one.until, f"its check failed, told by the verdict up to entry {one.judged}"
 
     def _is_cut(self, partition: Partition, account: Account) -> bool:
-        seen = self.bounds.get(partition)
+        """Whether the log ends before what was folded, or did when the partition halted."""
+        seen, halt = self.bounds.get(partition), account.halt
+        if halt is not None and halt.finding == "truncated" and seen is not None:
+            return seen.topic_id == account.topic_id
         return seen is not None and seen.topic_id == account.topic_id and seen.log_end < account.frontier
 
     def _waiting(self, partition: Partition, halt: Halt, request: Request, *, refolded: bool) -> Part | None:

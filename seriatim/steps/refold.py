@@ -30,8 +30,7 @@ from seriatim.core.integrity import Finding, Mark
 from seriatim.core.ledger import Account, Change, Entry, File
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.refold import Progress, Rewind, Stage, same, stages
-from seriatim.core.repair_forward import CLOSED as FORWARD
+from seriatim.core.refold import Progress, Rewind, Stage, mended, same, stages
 from seriatim.core.session import Session
 from seriatim.core.state import merge_count
 from seriatim.core.stream import Stream
@@ -42,6 +41,7 @@ from seriatim.steps.derive import gaps_now, keep_up
 from seriatim.steps.fold import World
 from seriatim.steps.joining import Joining
 from seriatim.steps.moved import Moved, moved
+from seriatim.steps.release import free, is_released
 from seriatim.steps.sweep import sweep_dead
 from seriatim.steps.task import Result, Work, stem_prefix
 from seriatim.steps.tries import Results, Works, fold_works
@@ -130,10 +130,9 @@ class Refolding:
         self, head: Head, rewinds: Sequence[Rewind], pasts: dict[Partition, Past], messages_max: int
     ) -> Iterator[tuple[Change, list[str]]]:
         """Steps 3 and 4: changes, and the record files that leave the table."""
-        by_snapshots = self.runner.has_snapshots and self.stream.tier != "window"
         makings = {
             rewind.partition: Making(
-                progress=Progress.begin(rewind, by_snapshots=by_snapshots),
+                progress=Progress.begin(rewind),
                 stages=stages(rewind, max(1, messages_max // len(rewinds))),
                 past=pasts[rewind.partition],
                 time=rewind.base.time,
@@ -185,7 +184,8 @@ class Refolding:
 
         def siblings(works: Works, results: Results) -> Moved:
             state, has_snapshots = self.world.state(), self.runner.has_snapshots
-            return moved(head.ledger, works, results, state, has_snapshots=has_snapshots)
+            told = {p: self._moved_then(makings[p].past, result) for p, result in results.items()}
+            return moved(head.ledger, works, told, state, has_snapshots=has_snapshots)
 
         world = self.world
         try:
@@ -202,6 +202,11 @@ class Refolding:
                 partition, rewind.account, whole, world.explain, self.stream.tier
             )
             self._take(making, result)
+
+    def _moved_then(self, past: Past, result: Result) -> Result:
+        """Who lives elsewhere by now may have been at home then: only whom the first fold found counts as moved."""
+        known = {session for finding, _, session in past.told if finding == "moved session"}
+        return replace(result, strangers={name: at for name, at in result.strangers.items() if name in known})
 
     def _work(self, making: Making, number: int) -> Work:
         progress, stage = making.progress, making.stage or broken("a work has a stage")
@@ -231,7 +236,7 @@ class Refolding:
         making.counted += certificate.counts.messages
         self._refuse_fewer(making, stage.whole.end)
         progress.state = progress.state if result.state is None else result.state
-        progress.take(stage, result.met, result.ended)
+        progress.take(stage, result.met)
         making.records += result.records
         for table, files in result.others.items():
             making.others.setdefault(table, []).extend(files)
@@ -240,6 +245,8 @@ class Refolding:
         self._tell(making.past, result.findings)
         self.done.records += certificate.counts.records
         self.done.messages += certificate.counts.messages
+        if names := progress.rewind.released.get(progress.at):
+            self._release_again(progress, names)
         if stage.border:
             self._settle(making)
 
@@ -252,12 +259,22 @@ class Refolding:
     def _settle(self, making: Making) -> None:
         """Who is as committed at this border is left alone from here on."""
         progress = making.progress
-        committed = next(point.account for point in making.past.borders(progress.at, progress.at))
-        if self.world.joiner.damaged(committed.state):
+        committed = next((point.account for point in making.past.borders(progress.at, progress.at)), None)
+        if committed is None or self.world.joiner.damaged(committed.state):
             return
         names, state = progress.doubtful(), self.world.state()
         was, now = state.load(committed.state, names), state.load(progress.state, names)
         progress.settle([name for name in names if same(was.get(name), now.get(name), self.runner)])
+
+    def _release_again(self, progress: Progress, names: Iterable[str]) -> None:
+        """A person released these here: what they said holds for the refold, too."""
+        rewind, state = progress.rewind, self.world.state()
+        account = replace(rewind.account, headless_since=rewind.headless_since(progress.at))
+        found = {name: one for name, one in state.load(progress.state, names).items() if is_released(one, account)}
+        if found:
+            freed = {name: free(one, account, self.stream.tier) for name, one in found.items()}
+            stem = f"{stem_prefix(rewind.account.epoch, rewind.account.frontier)}{self.done.hold}f{progress.at}"
+            progress.state = (*progress.state, state.save(rewind.partition, stem, freed, ()))
 
     def _refuse_fewer(self, making: Making, at: int) -> None:
         """Kafka must still have what it had: a range that lost messages since would be folded to something else."""
@@ -301,6 +318,8 @@ class Refolding:
                 halt=None if rewind.frontier < account.frontier else account.halt,
                 marks=(*closed, *opened),
                 rewound=rewind.start,
+                remade=progress.widened().end + bool(progress.open != ()),
+                time=making.time,
                 removed_rows=sum(old.rows for old in olds),
                 quarantined=len(self.world.state().quarantined(final)),
             ),
@@ -333,41 +352,12 @@ def release(world: World, head: Head, hold: str, *, run: str = "") -> None:
     commit(world.ledger, world.clock, head, entry)
 
 
-def mended(
-    gaps: Iterable[Gap], partition: Partition, topic_id: str, progress: Progress, marks: Iterable[Mark]
-) -> tuple[list[Mark], list[Mark], bool]:
-    """Marks that take back gaps whose output was made again, and the refold's own, but those of gaps that are so still.
-
-    And whether every message that it set aside was set aside before: then it is kept already.
-    """
-    replaced = progress.replaced()
-    mine = [gap for gap in gaps if gap.place == partition and gap.topic_id == topic_id]
-    known = {(gap.session, gap.start, gap.finding) for gap in mine if gap.mended is None}
-    found = [mark for mark in marks if not mark.closed]
-    again = {(mark.session, mark.offset, mark.finding) for mark in found} & known
-
-    def is_mended(gap: Gap) -> bool:
-        if (gap.session, gap.start, gap.finding) in again or gap.closed_how == FORWARD or gap.mended is not None:
-            return False
-        if gap.session is None:
-            return replaced.sessions is None and replaced.start <= gap.start < replaced.end
-        return replaced.has(gap.session, gap.start)
-
-    closed = [
-        Mark(finding=gap.finding, offset=gap.start, session=gap.session, closed="repair")
-        for gap in mine
-        if is_mended(gap)
-    ]
-    opened = [mark for mark in marks if mark.closed or (mark.session, mark.offset, mark.finding) not in again]
-    return closed, opened, not any(mark.quarantined for mark in opened)
-
-
-def lost(stream: str, partition: Partition, what: str) -> IntegrityError:
+def lost(stream: str, partition: Partition, what: str, *, waits: bool = False) -> IntegrityError:
     """Kafka no longer has what a refold needs."""
+    forward = f"\nTo go on without them: seriatim repair {stream} --partition {partition} --forward" if waits else ""
     return IntegrityError(
         f"{stream}: {partition} cannot be folded again: {what}",
-        next="nothing was changed. Restore the messages to Kafka if you have them, or choose a later --from;\n"
-        f"to go on without them: seriatim repair {stream} --partition {partition} --forward",
+        next="nothing was changed. Restore the messages to Kafka if you have them, or choose a later --from." + forward,
     )
 
 

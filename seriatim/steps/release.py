@@ -97,6 +97,11 @@ def _find(means: Means, ledger: Ledger, name: str, topic: str | None) -> tuple[P
     return found[0]
 
 
+def is_released(session: Session, account: Account) -> bool:
+    """Whether a release by hand does something for a session."""
+    return session.finding is not None or _is_headless(session, account)
+
+
 def _is_headless(session: Session, account: Account) -> bool:
     """Whether a session waits for a snapshot since messages were lost that may have been its own."""
     since = account.headless_since
@@ -131,14 +136,14 @@ def _change(
         certificate=Certificate(
             partition=partition, epoch=account.epoch, start=frontier, until=frontier, counts=counts
         ),
-        state=_saved(means, partition, account, made.session, _free(session, account, means.stream.tier), attempt),
+        state=_saved(means, partition, account, made.session, free(session, account, means.stream.tier), attempt),
         halt=account.halt,
         marks=(Mark(finding=made.finding, offset=frontier, session=made.session, closed="hand", cause=made.reason),),
         log_end=account.log_end,
     )
 
 
-def _free(session: Session, account: Account, tier: Tier) -> Session:
+def free(session: Session, account: Account, tier: Tier) -> Session:
     """The session as of its last good state. A window waits for what is missing; elsewhere it is not asked for.
 
     Where it was in doubt, a person's word is as good as a snapshot.

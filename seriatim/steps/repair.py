@@ -20,7 +20,7 @@ from seriatim.core.machine import Runner
 from seriatim.core.offsets import Partition
 from seriatim.core.repair import Forward, Lift, Plan, Refold, Request, approval
 from seriatim.core.stream import Stream
-from seriatim.ports import Head, Reread
+from seriatim.ports import Head, LedgerStore, Reread
 from seriatim.steps.accept import known_head
 from seriatim.steps.fold import World
 from seriatim.steps.hurt import Search
@@ -55,13 +55,16 @@ def plan(mending: Mending, request: Request, head: Head | None = None) -> Plan:
         parts=tuple(parts),
         notes=tuple(notes),
         drops=() if request != Request() else tuple(search.drops()),
-        resumes=_held(head.ledger, partitions),
+        resumes=(hold := _held(head.ledger, request, partitions, world.ledger)),
+        held=tuple(p for p in head.ledger.known() if hold and head.ledger.partitions[str(p)].hold == hold),
     )
 
 
-def _held(ledger: Ledger, partitions: Sequence[Partition]) -> str | None:
-    """The hold on these partitions, if there is one."""
+def _held(ledger: Ledger, request: Request, partitions: Sequence[Partition], store: LedgerStore) -> str | None:
+    """The hold on these partitions, or that of an earlier try at the same, if there is one."""
     holds = {ledger.partitions[str(partition)].hold for partition in partitions} - {None}
+    others = {account.hold for account in ledger.partitions.values()} - {None} - holds
+    holds |= {hold for hold in others if _request_of(store, ledger.stream, str(hold)) == request}
     if len(holds) > 1:
         listed = ", ".join(sorted(filter(None, holds)))
         raise ConfigError(
@@ -83,6 +86,10 @@ def held_request(mending: Mending, hold: str) -> Request:
             held=", ".join(held) or "nobody holds anything",
             next=f"`seriatim status {stream}` shows holds",
         )
+    return _request_of(store, stream, hold)
+
+
+def _request_of(store: LedgerStore, stream: str, hold: str) -> Request:
     for manifest in store.entries(stream, -1):
         if manifest.entry.kind == "hold" and manifest.entry.held == hold:
             return Request.decoded(manifest.entry.request)
@@ -110,22 +117,23 @@ class Repairing:
         self._refuse_stale(made, approved)
         self.mending.world.records.delete(made.drops)
         if not made.parts:
+            if made.resumes is not None:  # what was hurt is well: nobody needs to wait
+                release(self.mending.world, known_head(self.mending.world.ledger, made.stream), made.resumes)
             return self.refolding.done
         store, stream = self.mending.world.ledger, self.mending.stream.name
         head = known_head(store, stream)
+        holds = {account.hold for account in head.ledger.partitions.values()}
+        if made.resumes is not None and made.resumes not in holds:
+            raise _faster(stream, f"hold {made.resumes} is gone")
         try:
             head = self.refolding.hold(head, made.partitions, made.request.encoded(), made.resumes)
         except FencedError as fenced:
-            raise FencedError(
-                f"{stream}: another repair was faster",
-                found=fenced.message,
-                next=f"`seriatim status {stream}` shows who holds what; then repair again if something is left",
-            ) from None
+            raise _faster(stream, fenced.message) from None
         try:
             return self._under_hold(head, made, messages_max)
-        except FencedError:
-            raise
-        except (SeriatimError, OSError, KeyboardInterrupt) as trouble:
+        except (Exception, KeyboardInterrupt) as trouble:
+            if self.refolding.done.sequence >= 0:  # it is done: what came after it catches up with the next run
+                raise
             if self._overtaken(made.partitions):  # whoever took over has swept our files: that is all it was
                 raise FencedError(
                     f"{stream}: another repair took over",
@@ -134,6 +142,16 @@ class Repairing:
                 ) from trouble
             self.refolding.release()
             raise
+
+    def _nothing_left(self, again: Plan) -> SeriatimError:
+        """Under the hold it shows that nothing can be done: somebody did it, or what it needs is gone by now."""
+        if not again.notes:
+            return _faster(again.stream, "nothing is hurt any more")
+        return IntegrityError(
+            f"{again.stream}: what was planned cannot be done any more",
+            cause="\n".join(again.notes)[:1500],
+            next=f"nothing was changed; look at the plan again: seriatim repair {again.stream}",
+        )
 
     def _overtaken(self, partitions: Sequence[Partition]) -> bool:
         """Whether the hold is not ours any more."""
@@ -152,6 +170,8 @@ class Repairing:
         """The partitions do not move any more: the plan is made again, of what they are now."""
         again = replace(plan(self.mending, made.request, head), resumes=None)
         parts = [part for part in again.parts if part.partition in set(made.partitions)]
+        if not parts:
+            raise self._nothing_left(again)
         refolds = [part.rewind for part in parts if isinstance(part, Refold)]
         changes: dict[Partition, Change] = {}
         removed: list[str] = []
@@ -174,7 +194,7 @@ class Repairing:
     def _drop_damaged(self, head: Head, made: Plan, changes: dict[Partition, Change], removed: set[str]) -> None:
         """Files that were replaced because they are damaged tell nobody anything any more."""
         world, past = self.mending.world, pasts(self.mending.world.ledger, head, made.partitions)
-        gone = [one.file for each in past.values() for path, one in each.files.items() if path in removed]
+        gone = [one.file for each in past.values() for path, one in each.made.items() if path in removed]
         for partition, change in changes.items():
             stays = {file.path for file in change.state or ()}
             old = head.ledger.partitions[str(partition)].state if change.state is not None else ()
@@ -185,10 +205,21 @@ class Repairing:
         """What a part does to its partition, on top of its refold where there is one."""
         before = change or _as_it_is(part.partition, account)
         if isinstance(part, Forward):
-            return part.change
+            forward = part.change
+            marks = (*before.marks, *forward.marks)
+            moved = {"until": forward.until, "headless_since": forward.headless_since, "log_end": forward.log_end}
+            return replace(before, halt=None, marks=marks, **moved)
         if isinstance(part, Lift):
             return replace(before, halt=None)
         return before
+
+
+def _faster(stream: str, found: str) -> FencedError:
+    return FencedError(
+        f"{stream}: another repair was faster",
+        found=found,
+        next=f"`seriatim status {stream}` shows who holds what; then repair again if something is left",
+    )
 
 
 def _as_it_is(partition: Partition, account: Account) -> Change:

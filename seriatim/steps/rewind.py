@@ -41,10 +41,11 @@ class Chooser:
         """
         account = self.ledger.account(wanted.partition) or broken("a refold is of a known partition")
         seen = self._seen(wanted.partition, account)
-        frontier = min(account.frontier, seen.log_end)
+        cut = account.halt.log_end if account.halt is not None and account.halt.finding == "truncated" else -1
+        frontier = min(account.frontier, seen.log_end, cut if cut >= 0 else seen.log_end)
         if frontier < account.frontier and not back:
             raise self._cut(wanted.partition, account, seen)
-        rebuild |= frontier < account.frontier
+        rebuild |= frontier < account.frontier or bool(self.joiner.damaged(account.state))
         start = min(wanted.start, frontier)
         until = min(max(wanted.until, start), frontier)
         past = self.pasts[wanted.partition]
@@ -63,6 +64,7 @@ class Chooser:
             sequence=sequence,
             frontier=frontier,
             borders=borders,
+            released=past.released(),
             rebuild=rebuild,
             passed=tuple(whole for whole in past.passed() if base.frontier < whole.end <= frontier),
         )
@@ -103,7 +105,8 @@ class Chooser:
             raise lost(
                 stream,
                 partition,
-                f"it would begin at offset {nearest}, and Kafka has nothing before offset {log_start}:"
+                waits=self.ledger.partitions[str(partition)].halt is not None,
+                what=f"it would begin at offset {nearest}, and Kafka has nothing before offset {log_start}:"
                 f" [{nearest}, {log_start}) is gone",
             )
         raise IntegrityError(

@@ -77,8 +77,6 @@ class Result(Struct, kw_only=True):
     marks: tuple[Mark, ...] = ()
     met: tuple[str, ...] = ()
     """A refold: sessions of its scope that had a message."""
-    ended: dict[str, int] = field(default_factory=dict)
-    """A refold: sessions for which it ended by a snapshot, and the offset after it."""
     raised: tuple[str, ...] = ()
     """Sessions that may be half changed: nothing of this result counts, fold again with care."""
     peak_memory_bytes: int = 0
@@ -243,7 +241,6 @@ class FoldTask:
             marks=tuple(self.core.tally.marks),
             peak_memory_bytes=self.kit.peak_memory_bytes(),
             met=tuple(self.core.met()) if self.work.scope is not None else (),
-            ended=self.core.within.ended if self.core.within is not None else {},
         )
 
     def _saved(self, touched: dict[str, Any]) -> tuple[File, ...] | None:

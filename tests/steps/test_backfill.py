@@ -67,8 +67,6 @@ def by_hand(made: MemoryStream, rewind: Rewind, stage: int) -> tuple[list[Any], 
             state["new"][name] = Total(state["old"][name].value)
         counts = sums["old" if offset < rewind.start or name in over else "new"]
         rows.append((offset, name, counts.value, counts.was))
-        if offset >= rewind.wanted.until and message.start:
-            over.add(name)
     over |= {n for n in state["old"] if state["old"][n] == state["new"][n]}
     return rows, {n: state["old" if n in over else "new"][n].value for n in state["old"]}
 
