@@ -34,7 +34,8 @@ class Standalone:
 
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder, self.port, self.post = folder, free_port(), Catcher()
-        self.mail = Controller(self.post, hostname="127.0.0.1", port=free_port())
+        self.mail_port = free_port()
+        self.mail: Controller | None = None
         self.dags = folder / "dags"
         for path in (self.dags, folder / "streams", folder / "airflow"):
             path.mkdir(exist_ok=True)
@@ -55,7 +56,7 @@ class Standalone:
             "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
             "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
-            "SERIATIM_SMTP": f"127.0.0.1:{self.mail.port}",
+            "SERIATIM_SMTP": f"127.0.0.1:{self.mail_port}",
             "SERIATIM_SPARK_MASTER": "local[2]",
             "SERIATIM_SPARK_DRIVER_MEMORY": "1g",
             **settings,
@@ -65,7 +66,7 @@ class Standalone:
 
     def start(self) -> None:
         """Start everything, and wait until it answers."""
-        self.mail.start()
+        self.mail_up()
         with (self.folder / "standalone.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "airflow", "standalone"],
@@ -82,14 +83,25 @@ class Standalone:
     def stop(self) -> None:
         """End the whole group, kindly at first."""
         if self.process is not None:
-            for number, seconds in ((signal.SIGINT, 20), (signal.SIGKILL, 10)):
+            for number, seconds in ((signal.SIGINT, 10), (signal.SIGKILL, 10)):
                 try:
                     os.killpg(self.process.pid, number)
                     self.process.wait(seconds)
                 except (ProcessLookupError, subprocess.TimeoutExpired):
                     continue
             self._end_left_over()
-        self.mail.stop()
+        self.mail_down()
+
+    def mail_up(self) -> None:
+        """A mail server, always on the same port."""
+        self.mail = Controller(self.post, hostname="127.0.0.1", port=self.mail_port)
+        self.mail.start()
+
+    def mail_down(self) -> None:
+        """Nobody takes mails."""
+        if self.mail is not None:
+            self.mail.stop()
+            self.mail = None
 
     def _end_left_over(self) -> None:
         """What left the group: tasks and drivers, known by their environment."""

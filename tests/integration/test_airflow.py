@@ -228,7 +228,7 @@ def test_however_a_run_dies_one_mail_comes(airflow: Standalone, way: str) -> Non
 @pytest.mark.full
 def test_a_mail_server_that_is_down_loses_nothing(airflow: Standalone) -> None:
     """The mail waits in the outbox, and the watch DAG sends it when the server is back."""
-    airflow.mail.stop()
+    airflow.mail_down()
     try:
         write_stream(airflow.folder / "streams", "s_again", BY_HAND)
         (airflow.dags / "again.py").write_text(DAGS + dying(str(airflow.folder), "exception", "again"))
@@ -238,7 +238,7 @@ def test_a_mail_server_that_is_down_loses_nothing(airflow: Standalone) -> None:
             "a mail waits", lambda: [p for p in desks.glob("s_again-*/desk.json") if "subject" in p.read_text()]
         )
     finally:
-        airflow.mail.start()
+        airflow.mail_up()
     airflow.begin("seriatim_watch")
     airflow.run("seriatim_watch", airflow.trigger("seriatim_watch"))
     airflow.wait("the mail comes", lambda: airflow.mails("s_again"))
