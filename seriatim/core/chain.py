@@ -201,9 +201,7 @@ def same_entry(sign: Sign, commit: Commit, manifest: Manifest, stream: str) -> I
     adds = {added.path: added for added in commit.adds}
     removed = sorted(path for path in entry.removed if table_in(path) == MAIN)
     yield from differs("a commit adds other files than its manifest says", sorted(files), sorted(adds))
-    yield from differs(
-        "a commit removes other files than its manifest says", removed, sorted(commit.removes)
-    )
+    yield from differs("a commit removes other files than its manifest says", removed, sorted(commit.removes))
     for path, file in files.items():
         wanted = (file.bytes, file.rows, file.first, file.last)
         found = adds[path]
