@@ -72,6 +72,8 @@ def up(folder: Path, settings: Settings) -> int:
     """Start all, say where to look, wait for Ctrl-C, end all."""
     from seriatim.embedded import broker
 
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with Ctrl-C ignored
+        signal.signal(number, signal.default_int_handler)
     refuse_taken_ports()
     prepare(folder)
     say("the broker …")
