@@ -96,7 +96,7 @@ def test_outputs_of_streams_are_tried(settings: Settings, tmp_path: Path) -> Non
     assert _look("outputs", settings).found == "1 of 1 streams write to this machine"
     (tmp_path / "file").write_text("")
     (settings.streams / "bad.toml").write_text(stream.format(path=tmp_path / "file" / "bad"))
-    assert "is not writable" in _look("outputs", settings).found
+    assert "is a file" in _look("outputs", settings).found
 
 
 def test_a_mail_server_is_talked_to(settings: Settings, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -115,7 +116,13 @@ class Lab:
         }
         command = [sys.executable, "-m", "seriatim", *arguments]
         return subprocess.Popen(
-            command, env=given, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command,
+            env=given,
+            cwd=self.folder,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=_hear_ctrl_c,  # noqa: PLW1509  # nothing here has threads that hold locks over a fork
         )
 
     def command(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -237,3 +244,8 @@ def folded(records: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict[s
         else:
             table[record["id"]] = {name: record[name] for name in ("id", "price", "size")}
     return tables
+
+
+def _hear_ctrl_c() -> None:
+    """A suite that runs in the background was told to ignore it, and would hand that on."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
