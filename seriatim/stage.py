@@ -68,12 +68,16 @@ def ask_to_break(folder: Path) -> int:
     return 0
 
 
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 def up(folder: Path, settings: Settings) -> int:
     """Start all, say where to look, wait for Ctrl-C, end all."""
     from seriatim.embedded import broker
 
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with Ctrl-C ignored
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, _interrupt)
     refuse_taken_ports()
     prepare(folder)
     say("the broker …")
