@@ -216,7 +216,8 @@ class DeltaDerived:
             create_table_with_add_actions(str(path), schema, adds, mode="error", commit_properties=properties)
             return
         mode = "append" if at.sequence >= 0 else "overwrite"
-        at.token.create_write_transaction([*adds, *removes], mode, at.token.schema(), commit_properties=properties)
+        schema = at.token.schema() if mode == "append" else Schema.from_arrow(SCHEMAS[table])  # columns came since
+        at.token.create_write_transaction([*adds, *removes], mode, schema, commit_properties=properties)
         if (at.token.version() + 1) % VACUUM_EVERY == 0:
             DeltaTable(path).vacuum(READERS_HOURS, dry_run=False, enforce_retention_duration=False)
 

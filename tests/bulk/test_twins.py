@@ -124,3 +124,21 @@ def test_rows_that_contradict_most_messages_are_plain() -> None:
     good = [(b"s", b'{"type":"update","id":"a","n":%d}' % i, 1) for i in range(40)]
     twins = both(table, eager=False, tier="none", on_poison="skip")
     assert agree(twins, [[[*begin, *good], odd, good], [good]]).in_bulk == 40 + 39
+
+
+@pytest.mark.parametrize("rows", [3, 15, 16, 300, 66_000])
+@pytest.mark.parametrize("size", [1, 31, 32, 255, 256, 70_000])
+def test_tables_and_texts_of_any_size_come_back_from_bytes(rows: int, size: int) -> None:
+    """Lengths are saved in one, two, three or five bytes: each is read in bulk, and gives what was saved."""
+    if rows * size > 5_000_000:
+        pytest.skip("gigabytes prove no more")
+    text = "x" * size
+    table = {"key": ["id"], "columns": {"id": "string", "n": "int64", "t": "string"}, "sequence": "seq"}
+    whole = {"type": "snapshot", "seq": 1, "rows": [{"id": str(i), "n": i, "t": text} for i in range(rows)]}
+    later = [
+        (b"s", b'{"type":"update","seq":%d,"id":"%d","n":%d}' % (i, i % rows, 1_000_003 ** (i % 3)), 1)
+        for i in range(2, 60)
+    ]
+    twins = both(table, tier="strict", on_poison="halt")
+    began = [(b"s", msgspec.json.encode(whole), 1)]
+    assert agree(twins, [[began], [later], [began]]).in_bulk >= len(later) - 1
