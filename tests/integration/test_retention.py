@@ -63,11 +63,12 @@ def test_the_figure_is_when_the_log_start_moves(impatient: str) -> None:
             _look(log, places, figures, lost)
             time.sleep(0.3)
     for place in places:
-        assert len(figures[place]) >= 5
-        for at, left in figures[place]:
+        limit = {"by-time": "retention.ms", "by-bytes": "retention.bytes"}[place.topic]
+        told = [(at, left) for at, left in figures[place] if left.limit == limit]
+        assert len(told) >= max(5, len(figures[place]) - 1), (place, figures[place])  # a broker may not answer once
+        for at, left in told:
             off = lost[place] - at - left.seconds
             assert -1 <= off <= 0.1 * WHOLE_SECONDS + SEGMENT_SECONDS + LATE_SECONDS, (place, at, left, lost[place])
-            assert left.limit == {"by-time": "retention.ms", "by-bytes": "retention.bytes"}[place.topic]
 
 
 def _send(producer: Producer, topics: Iterable[str], at_seconds: float) -> None:
@@ -109,4 +110,4 @@ def _look(
         if bounds[place].log_start > places[place]:
             lost[place] = time.time()
         else:
-            figures[place].append((now, times_left(held[place], now)[0]))
+            figures[place].append((now, times_left(held[place], now, MESSAGE_BYTES)[0]))
