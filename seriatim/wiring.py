@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from seriatim.adapters.mail import SmtpNotifier
     from seriatim.adapters.outbox import DiskOutbox
     from seriatim.adapters.parquet import ParquetRecords
-    from seriatim.adapters.spark import SparkReader
+    from seriatim.adapters.spark import SparkReader, TaskReader
     from seriatim.adapters.state import ParquetState
     from seriatim.core.holes import Piece
     from seriatim.core.ledger import Ledger
@@ -143,14 +143,17 @@ class LazySpark:
         self.spark: Any = None
         self.compiling: subprocess.Popen[bytes] | None = None
 
-    def _reader(self) -> SparkReader:
-        from seriatim.adapters.spark import SparkReader
+    def _reader(self) -> SparkReader | TaskReader:
+        from seriatim.adapters.fetch import KafkaRanges
+        from seriatim.adapters.spark import SparkReader, TaskReader
 
-        stream = self.file.stream
-        kafka = {**kafka_client(self.settings), "isolation.level": stream.isolation}
+        stream, kafka = self.file.stream, kafka_client(self.settings)
         if self.spark is None:
             self.spark = spark_session(stream.name, self.settings, self.say)
-        return SparkReader(self.spark, client.for_java(kafka))
+        if stream.slice.read == "task":
+            ranges = KafkaRanges(kafka, stream.isolation)
+            return TaskReader(self.spark, ranges, lambda: log(self.file, self.settings).bounds(stream.topics))
+        return SparkReader(self.spark, client.for_java({**kafka, "isolation.level": stream.isolation}))
 
     def follow(
         self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, wish: Wish = NO_WISH

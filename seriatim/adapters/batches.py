@@ -12,20 +12,13 @@ Next room: core/holes.py decides what the batches mean.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
 
 import kafka.errors as kafka_errors
-import pyarrow as pa
-from kafka.net import KafkaConnectionManager, NetworkSelector
+from kafka.net import KafkaConnectionManager
 from kafka.protocol.admin import DescribeConfigsRequest
-from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
-from kafka.protocol.metadata import MetadataRequest
-from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecords
 from kafka.record.util import decode_varint
 
@@ -33,6 +26,7 @@ from seriatim import client
 from seriatim.core.errors import PlatformError
 from seriatim.core.holes import FINDINGS, Batch, LogView, Piece, explain, judged
 from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.wire import EARLIEST, LATEST, MAGIC, Leader, RawBatch, connected, raw_batches, refuse
 
 FETCH_BYTES = 4 << 20
 AHEAD_BYTES = 1 << 20
@@ -40,14 +34,7 @@ AHEAD_BYTES_MAX = 32 << 20
 """How far a look goes beyond its hole: a lone hole is cheap, and many cost a fetch per 32 MiB of log."""
 PATIENCE_SECONDS = 20.0
 WAIT_SECONDS = 0.25
-EARLIEST, LATEST = -2, -1
 TOPIC = 2
-HEADER = DefaultRecordBatch.HEADER_STRUCT
-LENGTH_END = DefaultRecordBatch.AFTER_LEN_OFFSET
-ABORT = b"\x00\x00\x00\x00"
-"""A control record's key begins with its version and its type, two bytes each; type 0 is an abort."""
-CODECS = {1: "gzip", 3: "lz4", 4: "zstd"}
-SNAPPY, SNAPPY_FRAMED, SNAPPY_FRAME_HEADER = 2, b"\x82SNAPPY\x00", 16
 
 
 class KafkaBatches:
@@ -87,7 +74,7 @@ class KafkaBatches:
         until = time.monotonic() + self.patience_seconds
         while True:
             try:
-                with _connected(self._settings, self.patience_seconds) as manager:
+                with connected(self._settings, self.patience_seconds) as manager:
                     return _Look(manager, partition, self.isolation).view(hole, self._ahead)
             except (kafka_errors.KafkaError, OSError) as error:
                 if time.monotonic() > until or not _may_pass(error):
@@ -108,37 +95,21 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, OSError | kafka_errors.OffsetOutOfRangeError) or bool(getattr(error, "retriable", False))
 
 
-@contextmanager
-def _connected(settings: Mapping[str, Any], patience_seconds: float) -> Iterator[KafkaConnectionManager]:
-    """Connections to the cluster, driven by this thread alone."""
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)  # what matters comes back as an error
-    net = NetworkSelector()
-    manager = KafkaConnectionManager(net, **settings, receive_message_max_bytes=2**31 - 1)
-    try:
-        manager.bootstrap(patience_seconds * 1000)
-        yield manager
-    finally:
-        manager.close()
-        net.close()
-
-
 class _Look:
     """One look at one partition's log."""
 
     def __init__(self, manager: KafkaConnectionManager, partition: Partition, isolation: str) -> None:
-        self.manager, self.partition = manager, partition
-        self.isolation = int(isolation == "read_committed")
-        self.leader = self._leader()
+        self.partition, self.leader = partition, Leader(manager, partition, isolation)
 
     def view(self, hole: OffsetRange, ahead_bytes: int) -> LogView:
         """Every batch from the hole on, to its end and then `ahead_bytes` further."""
-        log_start, stable = self._bound(EARLIEST), self._bound(LATEST)
+        log_start, stable = self.leader.bound(EARLIEST), self.leader.bound(LATEST)
         batches: list[Batch] = []
         start = at = max(hole.start, log_start)
         read = 0
         while at < stable and (at < hole.end or read < ahead_bytes):
-            answer = self._fetch(at)
-            found = _batches(memoryview(answer.records or b""))
+            answer = self.leader.fetch(at, FETCH_BYTES)
+            found = [batch for raw in raw_batches(memoryview(answer.records or b"")) for batch in _batch(raw)]
             listed = [(one.producer_id, one.first_offset) for one in answer.aborted_transactions or ()]
             batches += judged(found, listed)
             read += len(answer.records or b"")
@@ -146,63 +117,12 @@ class _Look:
         compacted = self._is_compacted(batches, start, at)
         return LogView(start, min(at, stable), log_start, stable, compacted, tuple(batches))
 
-    def _asked(self, request: Any) -> Any:
-        return self.manager.run(self.manager.send, request, self.leader)
-
-    def _leader(self) -> int:
-        wanted = MetadataRequest.MetadataRequestTopic(name=self.partition.topic)
-        request = MetadataRequest(topics=[wanted], allow_auto_topic_creation=False, max_version=9)
-        (topic,) = self.manager.run(self.manager.send, request).topics
-        _refuse(topic.error_code)
-        for part in topic.partitions:
-            if part.partition_index == self.partition.number:
-                _refuse(part.error_code)
-                return int(part.leader_id)
-        raise kafka_errors.UnknownTopicOrPartitionError(str(self.partition))
-
-    def _bound(self, which: int) -> int:
-        topic = ListOffsetsRequest.ListOffsetsTopic
-        part = topic.ListOffsetsPartition(partition_index=self.partition.number, timestamp=which)
-        request = ListOffsetsRequest(
-            replica_id=-1,
-            isolation_level=self.isolation,
-            topics=[topic(name=self.partition.topic, partitions=[part])],
-            min_version=2,
-            max_version=6,
-        )
-        answer = self._asked(request).topics[0].partitions[0]
-        _refuse(answer.error_code)
-        return int(answer.offset)
-
-    def _fetch(self, offset: int) -> Any:
-        """Raw bytes from an offset on. Isolation makes Kafka name the aborted transactions beside them."""
-        topic = FetchRequest.FetchTopic
-        part = topic.FetchPartition(
-            partition=self.partition.number, fetch_offset=offset, partition_max_bytes=FETCH_BYTES
-        )
-        request = FetchRequest(
-            max_wait_ms=500,
-            min_bytes=1,
-            max_bytes=FETCH_BYTES,
-            isolation_level=self.isolation,
-            topics=[topic(topic=self.partition.topic, partitions=[part])],
-            min_version=5,
-            max_version=12,  # the last that takes topics by name
-        )
-        answer = self._asked(request)
-        _refuse(answer.error_code)
-        if not answer.responses:  # a throttled client is sent away with nothing
-            raise kafka_errors.ThrottlingQuotaExceededError
-        found = answer.responses[0].partitions[0]
-        _refuse(found.error_code)
-        return found
-
     def _is_compacted(self, batches: list[Batch], start: int, end: int) -> bool:
         """Whether the topic is compacted. Asking may be forbidden, which matters only where something is absent."""
         resource = DescribeConfigsRequest.DescribeConfigsResource(
             resource_type=TOPIC, resource_name=self.partition.topic, configuration_keys=["cleanup.policy"]
         )
-        answer = self._asked(DescribeConfigsRequest(resources=[resource])).results[0]
+        answer = self.leader.asked(DescribeConfigsRequest(resources=[resource])).results[0]
         if _forbidden(answer.error_code):
             if not _has_absences(batches, start, end):
                 return False
@@ -210,13 +130,8 @@ class _Look:
                 f"{self.partition}: offsets are not in the log, and this user may not ask whether it is compacted",
                 next=f"allow DescribeConfigs on topic {self.partition.topic}, then run again: nothing is lost",
             )
-        _refuse(answer.error_code)
+        refuse(answer.error_code)
         return any("compact" in (setting.value or "") for setting in answer.configs)
-
-
-def _refuse(code: int) -> None:
-    if code:
-        raise kafka_errors.for_code(code)
 
 
 def _forbidden(code: int) -> bool:
@@ -233,90 +148,32 @@ def _has_absences(batches: list[Batch], start: int, end: int) -> bool:
     return apart or inside or batches[0].base > start or batches[-1].last + 1 < end
 
 
-def _batches(content: memoryview) -> list[Batch]:
-    """The headers of a fetch's batches; the last one may be cut off, and does not count then."""
-    found, at = [], 0
-    while len(content) - at >= HEADER.size:
-        base, length, _, magic, _, attributes, delta, _, _, producer, _, _, count = HEADER.unpack_from(content, at)
-        end = at + LENGTH_END + length
-        if end > len(content):
-            break
-        if magic < 2:
-            found += _old_batch(content[at:end])
-        else:
-            control = bool(attributes & DefaultRecordBatch.CONTROL_MASK)
-            body = content[at + HEADER.size : end]
-            whole = control or count == delta + 1
-            found.append(
-                Batch(
-                    base,
-                    base + delta,
-                    control=control,
-                    abort=control and count > 0 and _is_abort(body),
-                    producer=producer,
-                    transactional=bool(attributes & DefaultRecordBatch.TRANSACTIONAL_MASK),
-                    records=None if whole else _offsets(body, attributes, base, count),
-                )
-            )
-        at = end
-    return found
+def _batch(raw: RawBatch) -> list[Batch]:
+    """A batch as its header has it; a message set from before Kafka 0.11 has no span of its own, only its records."""
+    if raw.magic < MAGIC:
+        offsets = tuple(record.offset for batch in MemoryRecords(raw.whole) for record in batch)
+        return [Batch(offsets[0], offsets[-1], records=offsets)] if offsets else []
+    whole = raw.is_control or raw.count == raw.last - raw.base + 1
+    return [
+        Batch(
+            raw.base,
+            raw.last,
+            control=raw.is_control,
+            abort=raw.is_abort,
+            producer=raw.producer,
+            transactional=raw.is_transactional,
+            records=None if whole else _offsets(raw),
+        )
+    ]
 
 
-def _old_batch(content: memoryview) -> list[Batch]:
-    """A message set from before Kafka 0.11: it has no span of its own, only its records."""
-    offsets = tuple(record.offset for batch in MemoryRecords(content) for record in batch)
-    return [Batch(offsets[0], offsets[-1], records=offsets)] if offsets else []
-
-
-def _is_abort(body: memoryview) -> bool:
-    """Whether a control record, never compressed, ends an aborted transaction."""
-    _, at = decode_varint(body, 0)
-    _, at = decode_varint(body, at + 1)
-    _, at = decode_varint(body, at)
-    _, at = decode_varint(body, at)
-    return bytes(body[at : at + len(ABORT)]) == ABORT
-
-
-def _offsets(body: memoryview, attributes: int, base: int, count: int) -> tuple[int, ...]:
+def _offsets(raw: RawBatch) -> tuple[int, ...]:
     """The offsets of the records that compaction left in a batch."""
-    content = _inflated(body, attributes & DefaultRecordBatch.CODEC_MASK)
+    content = raw.records()
     found, at = [], 0
-    for _ in range(count):
+    for _ in range(raw.count):
         length, at = decode_varint(content, at)
         _, delta_at = decode_varint(content, at + 1)  # past the attributes, one byte, and the timestamp
-        found.append(base + decode_varint(content, delta_at)[0])
+        found.append(raw.base + decode_varint(content, delta_at)[0])
         at += length
     return tuple(found)
-
-
-def _inflated(body: memoryview, codec: int) -> memoryview:
-    """Records uncompressed, by Arrow: it has every codec of Kafka's wherever we run."""
-    if codec == 0:
-        return body
-    if codec == SNAPPY:
-        return memoryview(b"".join(_snappy_blocks(bytes(body))))
-    with pa.CompressedInputStream(pa.py_buffer(body), CODECS[codec]) as stream:
-        return memoryview(stream.read())
-
-
-def _snappy_blocks(body: bytes) -> Iterator[bytes]:
-    """Java's producers write snappy as a chain of blocks, the others as one."""
-    if not body.startswith(SNAPPY_FRAMED):
-        yield _snappy(body)
-        return
-    at = SNAPPY_FRAME_HEADER
-    while at < len(body):
-        length = int.from_bytes(body[at : at + 4], "big")
-        yield _snappy(body[at + 4 : at + 4 + length])
-        at += 4 + length
-
-
-def _snappy(block: bytes) -> bytes:
-    """A block begins with its size once uncompressed, seven bits a byte."""
-    size = shift = 0
-    for byte in block:
-        size |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            break
-    return bytes(pa.Codec("snappy").decompress(block, size))

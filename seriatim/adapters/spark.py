@@ -2,6 +2,7 @@
 
 AvailableNow through `foreachBatch` on the main path; the batch reader where ranges are given. Both give
 the same frame to the same task. The checkpoint is scratch: a new folder per reading, deleted after it.
+Where the stream says `read = "task"`, Spark hands out the ranges alone, and each task reads its own.
 
 Next room: wiring.py makes the task; steps/fold.py asks for slices.
 """
@@ -25,12 +26,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from seriatim.core.errors import PlatformError, broken
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.slice import Ranges
+from seriatim.core.slice import Bounds, Ranges, cut
 from seriatim.ports import NO_WISH, OnSlice, SourceFailed, UnreadableMessage, Wish
 
 ArrowTask = Callable[[Partition, Iterable[pa.RecordBatch]], bytes]
+ReadRange = Callable[[Partition, OffsetRange, bool], Iterator[pa.RecordBatch]]
+"""Reads a range where it is called, with headers or without."""
 RESULT = "result binary"
-PYTHON_ERROR = re.compile(r"[\w.]+(Error|Exception|Interrupt|Exit)\b")
+PYTHON_ERROR = re.compile(r"[\w.]+(Error|Exception|Interrupt|Exit|SourceFailed|UnreadableMessage)\b")
 COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
 ANY_BYTES, BATCH_BYTES = str(2**31 - 1), str(64 << 20)
 """Bounds of an Arrow batch. Without one Spark need not weigh every row, which costs half a microsecond."""
@@ -42,8 +45,8 @@ FETCH = {
 POLL_BYTES, POLL_MAX, POLL_MIN, POLL_UNKNOWN = 64 << 20, 5000, 10, 200
 """A poll is unpacked into the heap as a whole, and a fetch of 8 MiB may unpack to gigabytes. Of messages that nobody
 has seen yet it takes few (half a microsecond a message), of known ones as many as fit."""
-UNREADABLE = "java.lang.ArithmeticException: long overflow"
-"""What Spark's source says of a message whose timestamp in microseconds does not fit 64 bits."""
+UNREADABLE = ("java.lang.ArithmeticException: long overflow", UnreadableMessage.__name__)
+"""What Spark's source, and our own, say of a message whose timestamp in microseconds does not fit 64 bits."""
 DEAD = ("Answer from Java side is empty", "Java heap space", "OutOfMemoryError")
 """What is said of a JVM that died or has no memory left."""
 SESSION = {
@@ -122,7 +125,7 @@ def _reading() -> Iterator[None]:
         yield
     except (PySparkException, Py4JError, ConnectionError) as error:
         if not has_died(error):
-            failed = UnreadableMessage if UNREADABLE in str(error) else SourceFailed
+            failed = UnreadableMessage if any(said in str(error) for said in UNREADABLE) else SourceFailed
             raise failed(first_line(error)) from error
         raise PlatformError(
             "Spark died, probably out of memory",
@@ -240,6 +243,67 @@ def _one_partition(
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield first
     yield from rest
+
+
+class TaskReader:
+    """Kafka read by the tasks themselves: Spark hands out ranges, and no message passes through the JVM."""
+
+    def __init__(self, spark: SparkSession, read: ReadRange, bounds: Callable[[], Mapping[Partition, Bounds]]) -> None:
+        self.spark, self.read, self.bounds = spark, read, bounds
+
+    def follow(
+        self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, wish: Wish = NO_WISH
+    ) -> None:
+        """From `starts` to the log ends of now."""
+        bounds = self.bounds()
+        for partition, start in starts.items():
+            seen = bounds.get(partition)
+            if seen is None or not seen.log_start <= start <= seen.log_end:
+                there = "gone" if seen is None else f"[{seen.log_start}, {seen.log_end})"
+                raise SourceFailed(f"{partition}: offset {start} was to be read, and the log is {there}")
+        ranges = {partition: OffsetRange(start, bounds[partition].log_end) for partition, start in starts.items()}
+        for piece in cut(ranges, messages_max):
+            if not on_slice(piece, self.exactly(piece, wish)):
+                return
+
+    def exactly(self, ranges: Ranges, wish: Wish = NO_WISH) -> TaskSource:
+        """These ranges and no others."""
+        return TaskSource(self.spark, ranges, self.read, wish)
+
+
+class TaskSource:
+    """A slice's ranges, ready for one task per partition."""
+
+    def __init__(self, spark: SparkSession, ranges: Ranges, read: ReadRange, wish: Wish) -> None:
+        self.spark, self.read, self.wish = spark, read, wish
+        filled = [(partition, whole) for partition, whole in sorted(ranges.items()) if len(whole)]
+        self.ranges = sorted(filled, key=lambda one: -len(one[1]))  # the longest begin first
+
+    def map(self, task: ArrowTask, *, small: bool = False) -> list[bytes]:  # we weigh what we gather
+        """Run the task on every partition; its answers."""
+        if not self.ranges:
+            return []
+        with _reading():
+            numbers = self.spark.range(0, len(self.ranges), 1, len(self.ranges))
+            found = numbers.mapInArrow(_Read(task, self.read, self.ranges, self.wish), RESULT)
+            return [bytes(row.result) for row in found.collect()]
+
+
+class _Read:
+    """What runs in the worker: reads the range of its number, and hands it to the task."""
+
+    def __init__(
+        self, task: ArrowTask, read: ReadRange, ranges: list[tuple[Partition, OffsetRange]], wish: Wish
+    ) -> None:
+        self.task, self.read, self.ranges, self.wish = task, read, ranges, wish
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in (number for batch in batches for number in batch.column("id").to_pylist()):
+            partition, whole = self.ranges[number]
+            found = self.read(partition, whole, self.wish.headers)
+            if (first := next(found, None)) is not None:
+                result = self.task(partition, _chain(first, found))
+                yield pa.RecordBatch.from_pydict({"result": pa.array([result], pa.binary())})
 
 
 class _Enough(Exception):  # noqa: N818  # a signal to Spark, not an error

@@ -43,6 +43,17 @@ def compile_all() -> None:
     runner.tidy(always=True)
     assert session.saved is not None
     runner.plain(runner.load(session.saved, 1))
+    _unpack()
+
+
+def _unpack() -> None:
+    """Kafka's records: none at all will do."""
+    from seriatim.bulk.records import TABLES, crc32c, unpack
+
+    none, number = np.frombuffer(b"", np.uint8), np.zeros(7, np.int64)
+    sizes, edges, room = np.zeros(1, np.int32), np.zeros(2, np.int32), np.zeros(1, np.uint8)
+    crc32c(none, 0, 0, TABLES)
+    unpack(none, number, 0, number, number, number, number, sizes, edges, room, sizes, edges, room)
 
 
 def _messages() -> Iterator[bytes]:

@@ -55,6 +55,8 @@ class Slice(Struct, frozen=True, kw_only=True):
     """[slice]: bounds on one unit of work."""
 
     messages_max: int = 2_000_000
+    read: str = "spark"
+    """Who reads Kafka: Spark's own source, or each task its own range."""
 
 
 class Output(Struct, frozen=True, kw_only=True):
@@ -150,6 +152,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "on_poison": ("quarantine", "halt", "skip"),
     "on_check_failure": ("hold-publish", "stop"),
     "parallelism": ("partition", "session", "none"),
+    "slice.read": ("spark", "task"),
     "output.compression": ("zstd", "snappy", "gzip", "lz4", "none"),
 }
 BUILT: dict[str, tuple[Any, ...]] = {

@@ -28,7 +28,7 @@ from seriatim.core.message import Stretch
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.scope import Scope
 from seriatim.core.state import merge_count
-from seriatim.ports import Digests, Explain, RecordStore, StateStore, UnfitRecords
+from seriatim.ports import Digests, Explain, RecordStore, SourceFailed, StateStore, UnfitRecords
 from seriatim.steps.split import Outputs
 
 
@@ -111,6 +111,8 @@ def run_task(work: Work, stretches: Iterable[Stretch], kit: Kit) -> bytes:
     """Fold one partition's range; failures come back as values."""
     try:
         result = FoldTask(work, kit).fold(stretches)
+    except SourceFailed:
+        raise  # reading broke, not the fold: discovery decides what it means
     except PlatformError as error:
         result = Result(failure=("PlatformError", error.message, error.next))
     except IntegrityError as error:

@@ -19,6 +19,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from seriatim import wire
 from seriatim.adapters import batches
 from seriatim.adapters.batches import KafkaBatches
 from seriatim.adapters.memory import MemoryBatches, MemoryKafka
@@ -369,5 +370,5 @@ def test_snappy_of_java_and_of_others() -> None:
     plain = codec.compress(first, asbytes=True)
     blocks = [codec.compress(part, asbytes=True) for part in (first, second)]
     framed = b"\x82SNAPPY\x00" + bytes(8) + b"".join(len(b).to_bytes(4, "big") + b for b in blocks)
-    assert bytes(batches._inflated(memoryview(plain), 2)) == first
-    assert bytes(batches._inflated(memoryview(framed), 2)) == first + second
+    assert bytes(wire.inflated(memoryview(plain), 2)) == first
+    assert bytes(wire.inflated(memoryview(framed), 2)) == first + second

@@ -1,4 +1,4 @@
-"""The contract of `Reader` and `Source`: which messages reach a task, in memory and through Spark.
+"""The contract of `Reader` and `Source`: which messages reach a task, in memory, through Spark, and read by the task.
 
 Tasks are nested functions, so that Spark sends them to its workers by value: those cannot import tests.
 """
@@ -17,9 +17,10 @@ from confluent_kafka.admin import AdminClient
 
 from seriatim import client
 from seriatim.adapters.arrow import stretches
+from seriatim.adapters.fetch import KafkaRanges
 from seriatim.adapters.kafka import KafkaLog
 from seriatim.adapters.memory import MemoryKafka, MemoryReader
-from seriatim.adapters.spark import SparkReader
+from seriatim.adapters.spark import SparkReader, TaskReader
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Ranges
@@ -43,7 +44,7 @@ MESSAGES: list[Seen] = [
 class SparkSide:
     """Spark's reader, for tasks that take stretches, as those in memory do."""
 
-    def __init__(self, reader: SparkReader) -> None:
+    def __init__(self, reader: SparkReader | TaskReader) -> None:
         self.reader = reader
 
     def follow(
@@ -83,8 +84,8 @@ def in_memory(topic: str) -> World:
     return World(topic, MemoryReader(kafka, cuts=lambda count: [count // 3]), kafka.delete_records)
 
 
-def for_real(topic: str, servers: str, spark: Any) -> World:
-    """A broker and Spark."""
+def for_real(topic: str, servers: str, spark: Any, reads: str) -> World:
+    """A broker and Spark, which reads, or lets its tasks read."""
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 5, "log_level": 0})
     for number in (0, 1):
         for _, timestamp, key, value, headers in MESSAGES:
@@ -96,11 +97,16 @@ def for_real(topic: str, servers: str, spark: Any) -> World:
         place = TopicPartition(partition.topic, partition.number, before)
         admin.delete_records([place])[place].result(WAIT_SECONDS)
 
-    kafka = client.for_java({"bootstrap.servers": servers, "isolation.level": "read_committed"})
+    settings = {"bootstrap.servers": servers}
+    if reads == "task":
+        log = KafkaLog(settings)
+        reader = TaskReader(spark, KafkaRanges(settings, patience_seconds=5), lambda: log.bounds(re.escape(topic)))
+        return World(topic, SparkSide(reader), delete_records)
+    kafka = client.for_java({**settings, "isolation.level": "read_committed"})
     return World(topic, SparkSide(SparkReader(spark, kafka)), delete_records)
 
 
-@pytest.fixture(params=["memory", "real"])
+@pytest.fixture(params=["memory", "spark", "task"])
 def world(request: pytest.FixtureRequest, topic_name: Callable[[], str]) -> World:
     """A world of either kind."""
     if request.param == "memory":
@@ -108,7 +114,7 @@ def world(request: pytest.FixtureRequest, topic_name: Callable[[], str]) -> Worl
     name = request.getfixturevalue("topic")(3)
     servers = request.getfixturevalue("broker").bootstrap_servers
     assert len(KafkaLog({"bootstrap.servers": servers}).bounds(re.escape(name))) == 3
-    return for_real(name, servers, request.getfixturevalue("spark")())
+    return for_real(name, servers, request.getfixturevalue("spark")(), request.param)
 
 
 def telling() -> Task:
