@@ -2,7 +2,7 @@
 
 Airflow marks every DAG of a file with an import error as gone, so the file that has the DAGs must not have the error.
 
-Next room: dags/streams.py.
+Next room: dags/streams.py. Airflow only reads files that have its name in them: airflow.
 """
 
 from __future__ import annotations
@@ -14,17 +14,5 @@ from seriatim.core.errors import ConfigError
 
 FOLDER = Path(__file__).resolve().parent.parent
 
-
-def refusals(folder: Path) -> list[str]:
-    """What is wrong with each stream file that an airflow DAG cannot be made of, as its own screen."""
-    found = []
-    for name in streams.names(folder):
-        try:
-            streams.load(name, folder)
-        except ConfigError as error:
-            found.append(error.render())
-    return found
-
-
-if refused := refusals(config.load(folder=FOLDER).streams):
-    raise ConfigError("\n\n".join(refused))
+if refused := streams.readable(config.load(folder=FOLDER).streams)[1]:
+    raise ConfigError("\n\n".join(error.render() for error in refused))

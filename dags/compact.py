@@ -7,41 +7,24 @@ Next room: seriatim/cli/compact.py.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
-from airflow.sdk import DAG, CronDataIntervalTimetable
+from airflow.sdk import DAG
 
 from seriatim import config, streams
 from seriatim.airflow.alert import Alert
-from seriatim.airflow.command import Command, common
-from seriatim.core.errors import ConfigError
+from seriatim.airflow.command import Command, common, every
 
 FOLDER = Path(__file__).resolve().parent.parent
-
-
-def good_streams(folder: Path) -> list[str]:
-    """Those whose file can be read; broken_streams.py shows the others."""
-    found = []
-    for name in streams.names(folder):
-        try:
-            found.append(streams.load(name, folder).stream.name)
-        except ConfigError:
-            continue
-    return found
-
-
-NAMES = good_streams(config.load(folder=FOLDER).streams)
+NAMES = [file.stream.name for file in streams.readable(config.load(folder=FOLDER).streams)[0]]
 
 with DAG(
     dag_id="seriatim_compact",
     description="small files become few",
     doc_md=__doc__,
     tags=["seriatim"],
-    schedule=CronDataIntervalTimetable("30 2 * * *", timezone="UTC"),
-    start_date=datetime(2026, 1, 1),  # noqa: DTZ001  # Airflow takes it as UTC
-    catchup=False,
-    max_active_runs=1,
+    **every("30 2 * * *"),
     max_active_tasks=1,
     on_failure_callback=Alert(NAMES, str(FOLDER)),
 ) as dag:

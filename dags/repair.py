@@ -10,13 +10,12 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import DAG, Param
 
 from seriatim import config, streams
 from seriatim.airflow.alert import Alert
 from seriatim.airflow.command import common
-from seriatim.airflow.mend import RepairApply, RepairPlan
+from seriatim.airflow.mend import Approve, RepairApply, RepairPlan
 from seriatim.airflow.params import edge, place
 
 FOLDER = Path(__file__).resolve().parent.parent
@@ -39,7 +38,7 @@ with DAG(
     on_failure_callback=Alert((), str(FOLDER)),
 ) as dag:
     plan = RepairPlan(task_id="plan", execution_timeout=timedelta(hours=1), **common(FOLDER))
-    approve = ApprovalOperator(
+    approve = Approve(
         task_id="approve",
         subject="Repair {{ params.stream }}?",
         body="{{ ti.xcom_pull(task_ids='plan')['text'] }}",

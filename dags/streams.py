@@ -1,4 +1,4 @@
-"""A DAG for each stream file: plan → fold → check → publish. Wiring only.
+"""A DAG for each stream file: plan → fold → check → publish, and `done` if all went well. Wiring only.
 
 Airflow parses this file again and again, so nothing heavy is imported. Dropping a file into `streams/` makes its DAG
 appear; one that is broken is left out here and shown as an import error by broken_streams.py.
@@ -8,25 +8,24 @@ Next room: seriatim/airflow has the tasks; seriatim/cli what they run.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
-from airflow.sdk import DAG, CronDataIntervalTimetable
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG
 from airflow.sdk.definitions.param import ParamsDict
 
 from seriatim import config, streams
 from seriatim.airflow.alert import Alert
-from seriatim.airflow.command import common
+from seriatim.airflow.command import common, every
 from seriatim.airflow.fold import Fold
 from seriatim.airflow.params import params
 from seriatim.airflow.tasks import Check, Plan, Publish
-from seriatim.core.errors import ConfigError
 from seriatim.streams import StreamFile
 
 FOLDER = Path(__file__).resolve().parent.parent
 FORM = ParamsDict(params())
 """One for all: given to each DAG in the usual way it is validated and copied again and again, most of the parsing."""
-BEGINNING = datetime(2026, 1, 1)  # noqa: DTZ001  # Airflow takes it as UTC
 
 
 def stream_dag(file: StreamFile) -> DAG:
@@ -38,10 +37,7 @@ def stream_dag(file: StreamFile) -> DAG:
         description=f"{stream.topics} → {stream.machine} → {stream.output.path}",
         doc_md=streams.describe(file),
         tags=["seriatim", f"tier {stream.tier}"],
-        schedule=CronDataIntervalTimetable(stream.schedule.cron, timezone="UTC") if stream.schedule.cron else None,
-        start_date=BEGINNING,
-        catchup=False,
-        max_active_runs=1,
+        **every(stream.schedule.cron),
         on_failure_callback=Alert([stream.name], str(FOLDER)),
         on_success_callback=Alert([stream.name], str(FOLDER), good=True),
     ) as dag:
@@ -49,14 +45,12 @@ def stream_dag(file: StreamFile) -> DAG:
         fold = Fold(task_id="fold", **ours, max_active_tis_per_dag=1, execution_timeout=timedelta(days=1))
         check = Check(task_id="check", **ours, trigger_rule="all_done", execution_timeout=timedelta(hours=6))
         publish = Publish(task_id="publish", **ours, trigger_rule="all_done", execution_timeout=timedelta(hours=6))
+        done = EmptyOperator(task_id="done", owner=ours["owner"])
         plan >> fold >> check >> publish
+        [fold, check, publish] >> done
     vars(dag)["params"] = FORM
     return dag
 
 
-for _name in streams.names(config.load(folder=FOLDER).streams):
-    try:
-        _dag = stream_dag(streams.load(_name, config.load(folder=FOLDER).streams))
-    except ConfigError:
-        continue
-    globals()[f"dag_{_name}"] = _dag
+for _file in streams.readable(config.load(folder=FOLDER).streams)[0]:
+    globals()[f"dag_{_file.stream.name}"] = stream_dag(_file)

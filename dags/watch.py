@@ -7,30 +7,29 @@ Next room: seriatim/cli/watch.py.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
-from airflow.sdk import DAG, CronDataIntervalTimetable
+from airflow.sdk import DAG
 
-from seriatim.airflow.command import Command, common
+from seriatim.airflow.command import Command, common, every
 from seriatim.core.errors import IntegrityError
 
 FOLDER = Path(__file__).resolve().parent.parent
+SOON = timedelta(seconds=20)
+"""At a start Airflow fails tasks before its API server is up: the next try is not worth waiting long for."""
 
 with DAG(
     dag_id="seriatim_watch",
     description="looks at all streams and tells whom it concerns",
     doc_md=__doc__,
     tags=["seriatim"],
-    schedule=CronDataIntervalTimetable("*/5 * * * *", timezone="UTC"),
-    start_date=datetime(2026, 1, 1),  # noqa: DTZ001  # Airflow takes it as UTC
-    catchup=False,
-    max_active_runs=1,
+    **every("*/5 * * * *"),
 ) as dag:
     watch = Command(
         task_id="watch",
         words=["watch", "--once"],
         fine=(0, IntegrityError.exit_code),
         execution_timeout=timedelta(minutes=10),
-        **{**common(FOLDER), "retries": 0},
+        **{**common(FOLDER), "retry_delay": SOON},
     )

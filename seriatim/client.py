@@ -76,9 +76,7 @@ def for_java(settings: Mapping[str, str]) -> dict[str, str]:
     if "ssl.certificate.location" in settings:
         java["ssl.keystore.type"] = "PEM"
         java["ssl.keystore.certificate.chain"] = _content(settings, "ssl.certificate.location")
-        java["ssl.keystore.key"] = _content(settings, "ssl.key.location")
-    if "ssl.key.password" in settings:
-        java["ssl.key.password"] = settings["ssl.key.password"]
+        java["ssl.keystore.key"] = _opened(_content(settings, "ssl.key.location"), settings.get("ssl.key.password"))
     return java
 
 
@@ -111,6 +109,27 @@ def _content(settings: Mapping[str, str], key: str) -> str:
         raise ConfigError(
             f"kafka_config: {key} = {settings[key]}: {error.strerror}", next="fix SERIATIM_KAFKA_CONFIG"
         ) from None
+
+
+def _opened(key: str, password: str | None) -> str:
+    """A private key without its password: Kafka's Java client cannot open what OpenSSL writes today (PBES2)."""
+    if "ENCRYPTED" not in key:
+        return key
+    try:
+        from cryptography.hazmat.primitives import serialization as keys
+    except ImportError:
+        raise ConfigError(
+            "kafka_config: ssl.key.password: a key with a password needs the package cryptography",
+            next="install cryptography, or take the password off the key and make it readable by its owner alone",
+        ) from None
+    try:
+        opened = keys.load_pem_private_key(key.encode(), (password or "").encode())
+    except (ValueError, TypeError):  # its text may say more than a log should have
+        raise ConfigError(
+            "kafka_config: ssl.key.password does not open the key of ssl.key.location",
+            next="fix SERIATIM_KAFKA_CONFIG",
+        ) from None
+    return opened.private_bytes(keys.Encoding.PEM, keys.PrivateFormat.PKCS8, keys.NoEncryption()).decode()
 
 
 def _quoted(text: str) -> str:

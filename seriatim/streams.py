@@ -37,6 +37,17 @@ def names(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.toml"))
 
 
+def readable(folder: Path) -> tuple[list[StreamFile], list[ConfigError]]:
+    """The streams of a folder whose files can be read, and what is wrong with the others."""
+    good, bad = list[StreamFile](), list[ConfigError]()
+    for name in names(folder):
+        try:
+            good.append(load(name, folder))
+        except ConfigError as error:
+            bad.append(error)
+    return good, bad
+
+
 def load(stream: str, folder: Path) -> StreamFile:
     """A stream by name in `folder`, or by path to its TOML file."""
     path = Path(stream) if stream.endswith(".toml") else folder / f"{stream}.toml"

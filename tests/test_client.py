@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
 from seriatim import client
 from seriatim.core.errors import ConfigError
@@ -118,7 +120,6 @@ def test_certificates_become_java_stores_of_pem(tmp_path: Path) -> None:
         "ssl.ca.location": "/etc/ca.pem",
         "ssl.certificate.location": str(tmp_path / "cert.pem"),
         "ssl.key.location": str(tmp_path / "key.pem"),
-        "ssl.key.password": "secret",
     }
     assert client.for_java(settings) == {
         "ssl.truststore.type": "PEM",
@@ -126,8 +127,26 @@ def test_certificates_become_java_stores_of_pem(tmp_path: Path) -> None:
         "ssl.keystore.type": "PEM",
         "ssl.keystore.certificate.chain": "CERT",
         "ssl.keystore.key": "KEY",
-        "ssl.key.password": "secret",
     }
+
+
+def test_a_key_under_a_password_is_opened_for_java(tmp_path: Path) -> None:
+    """Its client cannot open what OpenSSL writes; a password that is wrong is said, and not repeated."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"open"))
+    (tmp_path / "cert.pem").write_text("CERT")
+    (tmp_path / "key.pem").write_bytes(locked)
+    places = {
+        "ssl.certificate.location": str(tmp_path / "cert.pem"),
+        "ssl.key.location": str(tmp_path / "key.pem"),
+    }
+    java = client.for_java({**places, "ssl.key.password": "open"})
+    assert java["ssl.keystore.key"].startswith("-----BEGIN PRIVATE KEY-----")
+    assert "ssl.key.password" not in java
+    for wrong in ({"ssl.key.password": "hunter2"}, {}):
+        with pytest.raises(ConfigError, match=r"ssl\.key\.password does not open") as caught:
+            client.for_java({**places, **wrong})
+        assert "hunter2" not in caught.value.render()
 
 
 @pytest.mark.parametrize("given", [{}, {"ssl.key.location": "/nowhere/key.pem"}], ids=["unsaid", "nowhere"])

@@ -17,18 +17,19 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, CronDataIntervalTimetable
 from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
 
 from seriatim.airflow import place
 from seriatim.airflow.outcome import LINES_KEPT, error_of, screen_of
 from seriatim.core.errors import BrokenPromiseError, ConfigError, IntegrityError, PlatformError, SeriatimError
 
+BEGINNING = datetime(2026, 1, 1)  # noqa: DTZ001  # Airflow takes it as UTC
 GRACE_SECONDS = 5.0
 PR_SET_PDEATHSIG = 1
 FINDINGS = "nothing that a retry could mend: a person decides"
@@ -53,6 +54,16 @@ def common(folder: Path) -> dict[str, Any]:
         "retries": 2,
         "retry_delay": timedelta(minutes=1),
         "retry_policy": retry_policy(),
+    }
+
+
+def every(cron: str) -> dict[str, Any]:
+    """What our DAGs that run by themselves have in common; without a cron line they wait for a person."""
+    return {
+        "schedule": CronDataIntervalTimetable(cron, timezone="UTC") if cron else None,
+        "start_date": BEGINNING,
+        "catchup": False,
+        "max_active_runs": 1,
     }
 
 
@@ -95,7 +106,7 @@ class Command(BaseOperator):
             printed = output.read()
         for line in printed.splitlines():
             self.log.info("%s", line)
-        if code not in self.fine:
+        if not self.is_fine(code, printed):
             raise self._ended(context, words[0], code, said)
         return printed
 
@@ -104,11 +115,19 @@ class Command(BaseOperator):
         try:
             return self.words_for(context)
         except ConfigError as error:
-            screen = error.render()
-            for line in screen.splitlines():
-                self.log.info("%s", line)
-            self._leave(context, error.exit_code, screen)
-            raise
+            raise self.told(context, error) from None
+
+    def is_fine(self, code: int, printed: str) -> bool:  # noqa: ARG002  # subclasses look at it
+        """Whether it ended as it should."""
+        return code in self.fine
+
+    def told(self, context: Any, error: SeriatimError) -> SeriatimError:
+        """An error that no command said, in the log and on the desk like any other."""
+        screen = error.render()
+        for line in screen.splitlines():
+            self.log.info("%s", line)
+        self._leave(context, error.exit_code, screen)
+        return error
 
     def _run(self, words: list[str], output: IO[str]) -> tuple[int, Sequence[str]]:
         """The process to its end: what it prints goes to `output`, what it says to the log as it comes."""

@@ -10,11 +10,18 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from seriatim.airflow.command import Command
 from seriatim.airflow.fold import Fold
+from seriatim.core.errors import IntegrityError
 from seriatim.core.request import repair_words
+
+REJECTED = (
+    "rejected: nothing was changed, and what is hurt still waits; "
+    "trigger this DAG again for another plan, or see `seriatim status %s`"
+)
 
 
 class RepairPlan(Command):
@@ -28,12 +35,30 @@ class RepairPlan(Command):
         self.stream = str(context["params"]["stream"])
         return [*repair_words(dict(context["params"])), "--json"]
 
+    def is_fine(self, code: int, printed: str) -> bool:
+        """A plan is one also if it does not mend everything: its notes say what it leaves."""
+        return code == 0 or (code == IntegrityError.exit_code and bool(printed))
+
     def execute(self, context: Any) -> dict[str, str]:
         """The plan as a text, and its token."""
         plan = msgspec.json.decode(self.printed(context))
-        if not plan["parts"] and not plan["drops"]:
-            raise AirflowSkipException(f"{plan['stream']}: nothing is hurt, so there is nothing to approve")
-        return {"approval": plan["approval"], "text": shown(plan)}
+        if plan["parts"] or plan["drops"]:
+            return {"approval": plan["approval"], "text": shown(plan)}
+        if plan["notes"]:
+            notes = "\n".join(plan["notes"])
+            raise self.told(context, IntegrityError(f"{plan['stream']}: no repair mends what is hurt", next=notes))
+        raise AirflowSkipException(f"{plan['stream']}: nothing is hurt, so there is nothing to approve")
+
+
+class Approve(ApprovalOperator):
+    """Asks a person; a no is said as such."""
+
+    def execute_complete(self, context: Any, **answer: Any) -> Any:
+        """Go on, or skip what follows and say that nothing was done."""
+        said = super().execute_complete(context, **answer)
+        if said["chosen_options"] != [self.APPROVE]:
+            self.log.info(REJECTED, context["params"]["stream"])
+        return said
 
 
 class RepairApply(Fold):

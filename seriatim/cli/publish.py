@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from seriatim.steps.publish import Published
     from seriatim.streams import StreamFile
 
-COLUMNS = ["topic", "partition", "from", "until", "records", "anew"]
+COLUMNS = ["topic", "partition", "from", "until", "epoch", "records", "anew"]
 
 
 @app.command()
@@ -143,6 +143,7 @@ def _part(catch: Catch) -> dict[str, Any]:
         "partition": catch.partition.number,
         "from": None if catch.whole else catch.since,
         "until": catch.until,
+        "epoch": catch.epoch,
         "records": catch.reads(),
         "anew": catch.whole,
     }

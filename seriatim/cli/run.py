@@ -86,6 +86,7 @@ def _fold(
     from seriatim import streams, wiring
     from seriatim.cli import report, show
     from seriatim.cli.stop import stoppable
+    from seriatim.page.leave import after_run
     from seriatim.steps.fold import Folding
     from seriatim.steps.tell import mark_told, sequence_of, untold
 
@@ -113,6 +114,8 @@ def _fold(
             spark.stop()
     outcome.findings = under_clock(folding)
     report.leave(file, since, outcome.sequence)
+    if trouble := after_run(file, world.log, world.ledger, world.state(), world.clock):
+        say(f"{file.stream.name}: the status file could not be written: {trouble}", status=None)
     try:
         show.outcome(file.stream.name, outcome, json=json)
     finally:
@@ -152,6 +155,7 @@ def plan(stream: StreamName, json: Json = False) -> None:
     from seriatim import streams, wiring
     from seriatim.adapters.clock import WallClock
     from seriatim.cli import show
+    from seriatim.core.verdict import refuse_open
     from seriatim.steps.plan import plan as make
     from seriatim.steps.plan import short_retention
 
@@ -161,6 +165,7 @@ def plan(stream: StreamName, json: Json = False) -> None:
     log = wiring.log(file, settings)
     ledger, made = make(file.stream, log, wiring.ledger(file))
     wiring.refuse_code(file, ledger)
+    refuse_open(ledger, file.stream.on_check_failure)
     short = short_retention(file.stream, log, ledger, WallClock())
     show.plan(file.stream, ledger, made, short, json=json)
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from seriatim.core.ledger import Account, Change, Entry, File, Ledger, Manifest
 from seriatim.core.offsets import Partition
@@ -42,6 +43,8 @@ class Catch(Struct, frozen=True, kw_only=True):
     """Only records from this offset on, over the rows that are there; -1: all records, and the rows are made anew."""
     until: int = 0
     """The frontier that they reach."""
+    epoch: int = 0
+    """Of the partition, as of there."""
 
     @property
     def whole(self) -> bool:
@@ -99,10 +102,8 @@ def catches(
         touched = was is None or since < 0 or account.frontier > since
         wanted = (*mine, *strange) if touched else ()
         if wanted or (since < 0 and was is not None):
-            catch = Catch(
-                partition=Partition.parse(place), files=wanted, lives=ids, since=since, until=account.frontier
-            )
-            found.append(catch)
+            catch = Catch(partition=Partition.parse(place), files=wanted, lives=ids, since=since)
+            found.append(replace(catch, until=account.frontier, epoch=account.epoch))
     return found
 
 

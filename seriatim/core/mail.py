@@ -136,7 +136,8 @@ def _repair(finding: Finding, place: Place) -> str:
         return ""
     values = {"stream": place.stream} | ({"partition": finding.place} if finding.partition >= 0 else {})
     values |= {} if finding.session is None else {"session": finding.session}
-    return f"{link} and paste {msgspec.json.encode(values).decode()}"
+    more = ", or with forward checked to go on without it" if "--forward" in finding.next(place.stream) else ""
+    return f"{link} and paste {msgspec.json.encode(values).decode()}{more}"
 
 
 def _failure(failed: Note, place: Place, *, told: bool) -> Section:

@@ -61,9 +61,10 @@ def test_publish_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("publish", "s", "--unchecked", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["sequence"], told["before"], told["changed"]) == (8, 4, True)
-    assert [(part["topic"], part["partition"], part["from"], part["until"]) for part in told["partitions"]] == [
-        ("in-a", 0, 10, 14),
-        ("in-b", 0, 0, 12),
+    facts = ("topic", "partition", "from", "until", "epoch")
+    assert [tuple(part[fact] for fact in facts) for part in told["partitions"]] == [
+        ("in-a", 0, 10, 14, 0),
+        ("in-b", 0, 0, 12, 0),
     ]
     assert typed("publish", "s", "--unchecked") == 0
     assert "as of entry 8 already" in capsys.readouterr().out

@@ -49,7 +49,13 @@ def test_a_finding_says_all_that_a_person_needs() -> None:
     ):
         assert said in mail.text
         assert said in mail.html
-    assert '{"stream":"orders","partition":"prefix-a/3"}' in mail.text
+    assert '{"stream":"orders","partition":"prefix-a/3"}\n' in mail.text
+
+
+def test_what_can_be_left_behind_is_said_for_the_form_as_well() -> None:
+    """Of an expired range or a poisonous message; no other finding has that way out."""
+    mail = compose(Alert(findings=[replace(GAP, finding="expired")]), PLACE, 0.0)
+    assert '"partition":"prefix-a/3"}, or with forward checked to go on without it\n' in mail.text
 
 
 def test_a_failed_run_says_what_its_task_said() -> None:

@@ -2,7 +2,7 @@
 
 Started once for a module, as a process group of its own, and ended by it, also when a test fails.
 
-Next room: test_airflow.py and test_airflow_alerts.py.
+Next room: test_airflow.py and test_airflow_trouble.py.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Standalone:
         self.folder, self.port, self.post = folder, free_port(), Catcher()
         self.mail_port = free_port()
         self.mail: Controller | None = None
+        self.guard: dict[str, Any] = {}
+        """What else the mail server is told, like whom it lets in."""
         self.dags = folder / "dags"
         for path in (self.dags, folder / "streams", folder / "airflow"):
             path.mkdir(exist_ok=True)
@@ -94,7 +96,7 @@ class Standalone:
 
     def mail_up(self) -> None:
         """A mail server, always on the same port."""
-        self.mail = Controller(self.post, hostname="127.0.0.1", port=self.mail_port)
+        self.mail = Controller(self.post, hostname="127.0.0.1", port=self.mail_port, **self.guard)
         self.mail.start()
 
     def mail_down(self) -> None:
