@@ -1,0 +1,101 @@
+"""Looks: how states and messages look to people and to expressions, and what differs between two states. Pure.
+
+Next room: trace.py makes the states; expression.py asks questions of what is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from seriatim.core.machine import Runner
+from seriatim.core.message import Poison
+from seriatim.core.table import TableMachine
+
+
+def copied(runner: Runner, state: Any) -> Any:
+    """A state that later messages do not change."""
+    if state is None:
+        return None
+    return dict(state) if isinstance(runner, TableMachine) else runner.load(runner.dump(state), runner.state_version)
+
+
+class Rows(Sequence[dict[str, Any]]):
+    """The rows of a table, made when they are asked for."""
+
+    def __init__(self, names: Sequence[str], rows: Mapping[Any, tuple[Any, ...]]) -> None:
+        self._names, self._rows = names, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (dict(zip(self._names, row, strict=True)) for row in self._rows.values())
+
+    def __getitem__(self, at: Any) -> Any:
+        return list(self)[at]
+
+
+def view_of_state(runner: Runner, state: Any) -> Any:
+    """A state as expressions see it: the stock machine's as `rows`, another's as it is."""
+    if state is None or not isinstance(runner, TableMachine):
+        return state
+    return {"rows": Rows(runner.names, state)}
+
+
+def view_of_message(runner: Runner, message: Any) -> Any:
+    """A message as expressions see it, by the names that its sender gave its fields."""
+    if message.__class__ is Poison:
+        return {"poison": message.cause}
+    return msgspec.to_builtins(message) if isinstance(runner, TableMachine) else message
+
+
+def shown(runner: Runner, state: Any) -> Any:
+    """A state as plain values."""
+    return None if state is None else runner.show(state)
+
+
+class Changed(Struct, frozen=True):
+    """A part of the state that differs: a row by its key, or a field by its path."""
+
+    what: str
+    before: Any
+    after: Any
+
+
+def changes(runner: Runner, before: Any, after: Any) -> list[Changed]:
+    """What differs between two states: rows of the stock machine, fields of any other."""
+    if isinstance(runner, TableMachine):
+        return list(_rows_changed(runner, before or {}, after or {}))
+    return list(differing("", shown(runner, before), shown(runner, after)))
+
+
+def _rows_changed(
+    table: TableMachine, before: Mapping[Any, tuple[Any, ...]], after: Mapping[Any, tuple[Any, ...]]
+) -> Iterator[Changed]:
+    gone = [key for key in before if key not in after]
+    for key in [*(key for key, row in after.items() if before.get(key) is not row), *gone]:
+        was, now = before.get(key), after.get(key)
+        if was != now:
+            plain = [None if row is None else _plain(table.names, row) for row in (was, now)]
+            named = ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+            yield Changed(named, *plain)
+
+
+def _plain(names: Sequence[str], row: tuple[Any, ...]) -> Any:
+    return msgspec.to_builtins(dict(zip(names, row, strict=True)))
+
+
+def differing(path: str, before: Any, after: Any) -> Iterator[Changed]:
+    """Leaves of two plain values that differ, by their path."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in dict.fromkeys([*before, *after]):
+            yield from differing(f"{path}.{name}" if path else str(name), before.get(name), after.get(name))
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for i, (was, now) in enumerate(zip(before, after, strict=True)):
+            yield from differing(f"{path}[{i}]", was, now)
+    elif before != after:
+        yield Changed(path or "state", before, after)

@@ -1,0 +1,67 @@
+"""A step: what one message of a session did, as a trace tells it. Values only.
+
+Next room: trace.py makes steps; cli/trace.py shows them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct, field
+
+from seriatim.core.looks import view_of_message, view_of_state
+from seriatim.core.machine import Runner
+
+BEFORE = ("offset", "time", "session", "sequence", "message", "state", "damaged", "quarantined")
+"""What an expression may ask of a message before it is folded."""
+AFTER = ("records", "findings", "after", "outcome")
+"""What only its folding tells."""
+
+
+class Seen(Struct, frozen=True, omit_defaults=True):
+    """A finding at one message, as a trace tells it."""
+
+    finding: str
+    level: str
+    """error, warning, or counted: the tier does no more about it."""
+    cause: str = ""
+
+
+class Step(Struct, kw_only=True):
+    """One message of a session, and what it did."""
+
+    offset: int
+    timestamp: int
+    session: str
+    sequence: int | None
+    message: Any
+    """As the machine takes it; `Poison` if it cannot be decoded."""
+    raw: bytes | None
+    outcome: str
+    """applied; ended, applied; waits; dropped; headless; set aside; skipped; halts."""
+    before: Any
+    """The machine's state; None: there is none."""
+    after: Any
+    records: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[Seen] = field(default_factory=list)
+    damaged: bool = False
+    quarantined: bool = False
+    ended: bool = False
+
+
+def asked_after(runner: Runner, step: Step) -> dict[str, Any]:
+    """What an expression may ask of a message once it is folded."""
+    return {
+        "offset": step.offset,
+        "time": step.timestamp,
+        "session": step.session,
+        "sequence": step.sequence,
+        "message": view_of_message(runner, step.message),
+        "state": view_of_state(runner, step.before),
+        "after": view_of_state(runner, step.after),
+        "records": step.records,
+        "findings": [one.finding for one in step.findings],
+        "outcome": step.outcome,
+        "damaged": step.damaged,
+        "quarantined": step.quarantined,
+    }

@@ -1,0 +1,158 @@
+"""Expressions: what people may type as a condition, and what is refused whoever types it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from seriatim.core.errors import ConfigError
+from seriatim.core.expression import parse
+
+ROOTS = ("offset", "message", "state", "records")
+
+
+class Book(Struct):
+    """A state of a user's."""
+
+    depth: int
+    levels: dict[str, float]
+    secret: str = "x"
+
+    @property
+    def computed(self) -> int:
+        """Not a field: code would run."""
+        raise AssertionError("code ran")
+
+
+@dataclass
+class Plain:
+    """A state of another user's."""
+
+    total: int
+
+
+NAMES: dict[str, Any] = {
+    "offset": 41337,
+    "message": {"type": "update", "price": -1.5, "id": "b", "rows": [{"id": "a"}, {"id": "b", "size": 3}]},
+    "state": Book(2, {"a": 1.0, "b": 2.5}),
+    "records": [{"op": "delete"}, {"op": "insert"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("offset == 41337", True),
+        ("message.price < 0", True),
+        ("message.size < 0", False),
+        ("message.size is None and message.size != 3", True),
+        ("len(message.rows) == 2 and message.rows[1].size == 3", True),
+        ("message.rows[-1]['id'] in ('a', 'b')", True),
+        ("message.rows[7] == None", True),
+        ("any(row.size > 2 for row in message.rows)", True),
+        ("all(record.op != 'update' for record in records)", True),
+        ("sum(row.size for row in message.rows) + 1", 4),
+        ("min(state.levels) if state.depth > 1 else 0", 1.0),
+        ("max(1, offset, 3) // 2 % 10 - -1", 9),
+        ("sorted([3, 1, 2])[0] ** 2 * 10 / 4", 2.5),
+        ("0 <= offset < 50000 and not message.gone", True),
+        ("'b' in state.levels and 'pdat' in message.type", True),
+        ("abs(message.price)", 1.5),
+        ("message.nothing.at.all", None),
+        ("len(message.nothing) + 2", 2),
+        ("message.nothing + 2", None),
+    ],
+)
+def test_what_can_be_asked(text: str, value: Any) -> None:
+    """Fields, comparisons, arithmetic and a few functions; what is not there is None, and neither more nor less."""
+    assert parse(text, ROOTS).value(NAMES) == value
+
+
+HOSTILE = [
+    "__import__('os').system('id')",
+    "().__class__.__bases__[0].__subclasses__()",
+    "message.__class__",
+    "state._secret",
+    "state.computed.__globals__",
+    "(lambda: 1)()",
+    "open('/etc/passwd').read()",
+    "eval('1')",
+    "exec('import os')",
+    "getattr(message, 'price')",
+    "globals()",
+    "print(1)",
+    "f'{message}'",
+    "'{0.__class__}'.format(message)",
+    "(x := 1)",
+    "[x for x in state.levels for y in state.levels]",
+    "[_ for _ in records]",
+    "[offset for offset in records]",
+    "{1: 2}",
+    "{x for x in records}",
+    "max(*records)",
+    "sorted(records, key=len)",
+    "1 << 99999999",
+    "~offset",
+    "...",
+    "b'bytes'",
+    "1j",
+    "message.price; import os",
+    "import os",
+    "lambda: 0",
+    "yield 1",
+    "await message",
+    "message[0:5]",
+    "unknown == 1",
+    "<script>alert(1)</script>",
+    "../../etc/passwd",
+    "offset == 1\x00",
+    "((((" * 300,
+    "1" * 1001,
+    "not " * 240 + "1",
+    "",
+]
+HEAVY = [
+    "9 ** 9 ** 9",
+    "2 ** 64 ** 2",
+    "'a' * 1000000000",
+    "[1] * 1000000000",
+    " * ".join(["10 ** 64"] * 20),
+    "'%999999999d' % 1",
+    "any(any(any(any(False for d in message.many) for c in message.many) for b in message.many) for a in message.many)",
+    "1 / 0",
+    "'a' < 1",
+    "len(offset)",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_what_is_refused(text: str) -> None:
+    """Whatever the grammar does not have is refused before anything is looked at, with what is allowed."""
+    with pytest.raises(ConfigError, match="is refused") as told:
+        parse(text, ROOTS)
+    assert told.value.next.startswith("write it with these")
+
+
+@pytest.mark.parametrize("text", HEAVY, ids=range(len(HEAVY)))
+def test_what_takes_too_much(text: str) -> None:
+    """Numbers that grow, text that is multiplied and loops without end are stopped, in words."""
+    names = NAMES | {"message": {"many": list(range(100))}}
+    with pytest.raises(ConfigError, match="cannot be worked out"):
+        parse(text, ROOTS).value(names)
+
+
+def test_only_declared_fields_are_read() -> None:
+    """A property would be code: it is as if it were not there."""
+    assert parse("state.computed", ROOTS).value(NAMES) is None
+    assert parse("state.total", ROOTS).value({"state": Plain(7)}) == 7
+
+
+def test_a_slip_of_the_pen_is_known() -> None:
+    """Fields that no message ever had are named afterwards."""
+    expression = parse("message.prise < 0 or message.price > 100", ROOTS)
+    assert not expression.holds(NAMES)
+    assert expression.unseen == {"prise"}
+    assert expression.names == {"message"}

@@ -1,0 +1,66 @@
+"""Looking back at worlds in memory, for tests.
+
+Next room: worlds.py and mending.py make the worlds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from seriatim.core.offsets import Partition
+from seriatim.core.session import Session
+from seriatim.core.step import Step
+from seriatim.ports import Head
+from seriatim.steps.retrace import Looking, Way
+from seriatim.testing import MemoryStream
+from tests.steps.mending import MemoryReread
+from tests.steps.worlds import A0
+
+
+def looking(made: MemoryStream) -> Looking:
+    """What a look back at a world is made with."""
+    return Looking(
+        stream=made.stream,
+        runner=made.machine(),
+        ledger=made.ledger,
+        state=made.files,
+        log=made.kafka,
+        reread=MemoryReread(made),
+    )
+
+
+def head_of(made: MemoryStream) -> Head:
+    """The world's ledger."""
+    head = made.ledger.head(made.stream.name)
+    assert head is not None
+    return head
+
+
+def way(made: MemoryStream, name: str = "s", partition: Partition = A0) -> Way:
+    """A session's way."""
+    return Way(looking(made), head_of(made), partition, name)
+
+
+def traced(made: MemoryStream, name: str = "s", partition: Partition = A0, start: int = 0) -> list[Step]:
+    """All steps of a session."""
+    gone = way(made, name, partition)
+    gone.begin_early(start)
+    return list(gone.steps(gone.end))
+
+
+def at(made: MemoryStream, offset: int, name: str = "s", partition: Partition = A0) -> Session:
+    """The session after the message at an offset, as it would be saved."""
+    gone = way(made, name, partition)
+    gone.begin(offset + 1)
+    gone.to(offset + 1)
+    return gone.retrace.saved()
+
+
+def rows_of(made: MemoryStream, name: str, partition: Partition, start: int) -> list[dict[str, Any]]:
+    """The committed records of a session from an offset on, by offset and index: their own columns."""
+    life = made.accounts()[partition].topic_id
+    rows = [row for row in made.rows(partition) if (row["session"], row["topic_id"]) == (name, life)]
+    rows = [row for row in rows if row["offset"] >= start]
+    rows.sort(key=lambda row: (row["offset"], row["index"]))
+    columns = ("offset", "index", *made.machine().columns)
+    return [{column: row[column] for column in columns} for row in rows]
