@@ -34,7 +34,7 @@ BANNED = {
     "deadletter": "quarantine",
 }
 # Names that are not ours to choose, each with its owner.
-THEIRS: dict[str, str] = {"BaseHTTPRequestHandler": "the standard library"}
+THEIRS: dict[str, str] = {"BaseHTTPRequestHandler": "the standard library", "exception_handler": "FastAPI"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

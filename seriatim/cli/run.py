@@ -86,6 +86,7 @@ def _fold(
     from seriatim import streams, wiring
     from seriatim.cli import report, show
     from seriatim.cli.stop import stoppable
+    from seriatim.page.leave import after_run
     from seriatim.steps.fold import Folding
     from seriatim.steps.tell import mark_told, sequence_of, untold
 
@@ -113,6 +114,8 @@ def _fold(
             spark.stop()
     outcome.findings = under_clock(folding)
     report.leave(file, since, outcome.sequence)
+    if trouble := after_run(file, world.log, world.ledger, world.state(), world.clock):
+        say(f"{file.stream.name}: the status file could not be written: {trouble}", status=None)
     try:
         show.outcome(file.stream.name, outcome, json=json)
     finally:

@@ -106,9 +106,17 @@ def _one(name: str, settings: Settings, *, mail: bool, json: bool) -> int:
 def _look(file: StreamFile, settings: Settings) -> Look:
     from seriatim import wiring
     from seriatim.adapters.clock import WallClock
-    from seriatim.steps.watch import look
+    from seriatim.page.leave import leave
+    from seriatim.steps.watch import gather, judge
 
-    return look(file.stream, wiring.log(file, settings), wiring.ledger(file), wiring.state(file), WallClock())
+    store = wiring.ledger(file)
+    seen = gather(file.stream, wiring.log(file, settings), store, wiring.state(file), WallClock())
+    look = judge(file.stream, seen)
+    try:
+        leave(file, seen, look, store)
+    except OSError as error:  # whoever only watches may not write there
+        say(f"{file.stream.name}: the status file could not be written: {error}", status=None)
+    return look
 
 
 def _tell(name: str, file: StreamFile | None, found: Seen, outbox: Outbox, settings: Settings) -> int:

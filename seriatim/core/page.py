@@ -19,11 +19,18 @@ from seriatim.core.integrity import shortened
 TEXT_MAX = 500
 ROWS_MAX = 500
 BAR_WIDTH, BAR_HEIGHT = 420, 14
+LIGHT = """color-scheme: light; --ink: #1c2733; --soft: #5d6b7a; --line: #d7dee6; --page: #ffffff; --card: #f5f7fa;
+  --good: #2c7a4b; --bad: #b3261e; --warn: #9a6700; --done: #3b6ea8; --wait: #e3a13b;"""
+DARK = """color-scheme: dark; --ink: #e4e9ef; --soft: #9aa7b5; --line: #35414e; --page: #12181f; --card: #1b232c;
+  --good: #5fc98a; --bad: #ff8a80; --warn: #e8b949; --done: #6aa5e8; --wait: #e3a13b;"""
+COLOURS = f"""
+:root {{ {LIGHT} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}
+:root[data-theme="light"] {{ {LIGHT} }}
+:root[data-theme="dark"] {{ {DARK} }}
+"""
+"""By the system's wish, or by the one that a page around it was given."""
 STYLE = """
-:root { color-scheme: light dark; --ink: #1c2733; --soft: #5d6b7a; --line: #d7dee6; --page: #ffffff; --card: #f5f7fa;
-  --good: #2c7a4b; --bad: #b3261e; --warn: #9a6700; --done: #3b6ea8; --wait: #e3a13b; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e9ef; --soft: #9aa7b5; --line: #35414e; --page: #12181f;
-  --card: #1b232c; --good: #5fc98a; --bad: #ff8a80; --warn: #e8b949; --done: #6aa5e8; --wait: #e3a13b; } }
 body { margin: 2rem auto; max-width: 70rem; padding: 0 1rem; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.4rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin-top: 2rem; }
@@ -94,18 +101,21 @@ class Page(Struct, frozen=True, kw_only=True):
 
 def html(page: Page) -> str:
     """The page as one file."""
-    body = [
-        tag("h1", text(page.title)),
-        tag("p", text(page.subtitle), css="soft"),
+    head_line = [tag("h1", text(page.title)), tag("p", text(page.subtitle), css="soft")]
+    body = [*head_line, *sections(page), tag("p", text(page.footer), css="soft")]
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">{POLICY}'
+    head += f"{tag('title', text(page.title))}<style>{COLOURS}{STYLE}</style>"
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(body) + "\n</body></html>\n"
+
+
+def sections(page: Page) -> list[str]:
+    """What is between a page's title and its last line."""
+    return [
         tag("div", *map(_card, page.cards), css="cards"),
         *(_findings(page.findings)),
         *([tag("h2", text("Partitions")), _bars(page.bars)] if page.bars else []),
         *(part for table in page.tables for part in _table(table)),
-        tag("p", text(page.footer), css="soft"),
     ]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">{POLICY}'
-    head += f"{tag('title', text(page.title))}<style>{STYLE}</style>"
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(body) + "\n</body></html>\n"
 
 
 POLICY = "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"

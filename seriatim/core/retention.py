@@ -91,8 +91,12 @@ class TimeLeft(Struct, frozen=True, order=True):
 
     def warns(self, warning_hours: float) -> bool:
         """Whether a person is told: see the rule above."""
+        return self.seconds <= self.warned_seconds(warning_hours)
+
+    def warned_seconds(self, warning_hours: float) -> float:
+        """How much time is left when a person is told."""
         least, most = WARNED_SHARE_MIN * self.whole_seconds, WARNED_SHARE_MAX * self.whole_seconds
-        return self.seconds <= min(max(warning_hours * HOUR_SECONDS, least), most)
+        return min(max(warning_hours * HOUR_SECONDS, least), most)
 
 
 class Pace(Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from seriatim.core.offsets import Partition
 from seriatim.core.retention import Retained, is_drained
 from seriatim.core.session import Session
 from seriatim.core.slice import Bounds, retired_topics
+from seriatim.core.status import verdict
 from seriatim.core.stream import Stream
 from seriatim.core.verdict import shown as says
 from seriatim.core.verdict import way_out
@@ -59,7 +60,7 @@ def shown(
         "tier": stream.tier,
         "sequence": ledger.sequence,
         "circuit": ledger.circuit,
-        "verdict": _verdict(ledger),
+        "verdict": verdict(ledger),
         "partitions": [
             _partition(place, ledger.account(place), bounds.get(place), clocked.get(place), lives[place])
             for place in places
@@ -108,15 +109,6 @@ def _snapshot_distance(stream: Stream, ledger: Ledger) -> dict[str, Any]:
         "seconds": max((account.distance_ms for account in accounts), default=0) / 1000,
         "agreed_minutes": agreed or None,
     }
-
-
-def _verdict(ledger: Ledger) -> str:
-    """One word for the whole stream: good, hurt (something waits), or new (never run)."""
-    if ledger.sequence < 0:
-        return "new"
-    live = [account for account in ledger.partitions.values() if not account.retired]
-    hurt = ledger.foreign >= 0 or bool(ledger.failed) or any(account.halt or account.quarantined for account in live)
-    return "hurt" if hurt else "good"
 
 
 def drained_topics(stream: Stream, clocked: Clocks, now_seconds: float) -> set[str]:

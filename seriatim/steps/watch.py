@@ -41,13 +41,34 @@ class Look(Struct, frozen=True, kw_only=True):
     concerns: list[Concern] = field(default_factory=list)
 
 
-def look(stream: Stream, log: Log, store: LedgerStore, state: StateStore, clock: Clock) -> Look:
-    """Look once."""
+class Gathered(Struct, frozen=True, kw_only=True):
+    """All that one look takes from Kafka and the ledger."""
+
+    ledger: Ledger
+    clocked: Clocks
+    at_seconds: float
+    found: dict[str, Any]
+    """As status has it."""
+
+
+def gather(stream: Stream, log: Log, store: LedgerStore, state: StateStore, clock: Clock) -> Gathered:
+    """Ask Kafka and the ledger, once."""
     head = read_head(store, stream.name)
     ledger = head.ledger if head else Ledger(stream=stream.name)
     bounds, now = log.bounds(stream.topics), clock.now_seconds()
     clocked = clocks(ledger, log, bounds, now)
     found = shown(stream, ledger, bounds, state, clocked, now)
+    return Gathered(ledger=ledger, clocked=clocked, at_seconds=now, found=found)
+
+
+def look(stream: Stream, log: Log, store: LedgerStore, state: StateStore, clock: Clock) -> Look:
+    """Look once."""
+    return judge(stream, gather(stream, log, store, state, clock))
+
+
+def judge(stream: Stream, seen: Gathered) -> Look:
+    """What a look means for people."""
+    ledger, clocked, now, found = seen.ledger, seen.clocked, seen.at_seconds, seen.found
     left = {place: one.seconds for place, one in clocked.items() if one.seconds is not None}
     nearest = min(left, key=lambda place: (left[place], place), default=None)
     lags = {place: one.held.lag for place, one in clocked.items()}

@@ -36,8 +36,8 @@ class DiskStream(MemoryStream):
     def __init__(self, root: Path, *, output_partitions: tuple[str, ...] = (), **fields: Any) -> None:
         table = Table(key=("id",), columns=COLUMNS, before=True)
         output = Output(path=str(root), partition_by=output_partitions)
-        given = {"sequence": "seq", "table": table, "machine": "table", **fields}
-        stream = Stream(name="s", topics="in-.*", output=output, **given)
+        given = {"name": "s", "sequence": "seq", "table": table, "machine": "table", **fields}
+        stream = Stream(topics="in-.*", output=output, **given)
         self.root, self.runner = root, stream.table_machine()
         super().__init__(stream, lambda: self.runner)
         self._sequences = dict[tuple[str, str], int]()

@@ -1,0 +1,108 @@
+"""The status file on disk, and the ledger as its manifests tell it: what pages read, without Delta, Kafka or Spark.
+
+The witness (head.json) names the last entry's manifest by its hash, each manifest names the one before. So a page
+reads a few small files, each proved by its hash. What cannot be read is said as such; nothing here is ever changed but
+`status.json`, which is put in place as a whole.
+
+Next room: core/status.py says what it means; adapters/delta.py writes manifests and the witness.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from seriatim.core.errors import ConfigError, IntegrityError
+from seriatim.core.ledger import Ledger, Manifest, decode
+from seriatim.core.status import Status
+
+FILE = "status.json"
+
+
+class StatusFiles:
+    """One stream's, below its output path."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def status(self) -> Status | None:
+        """What the last look said; none, or one that cannot be read: the next look writes it anew."""
+        try:
+            return msgspec.json.decode((self.root / FILE).read_bytes(), type=Status)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def put_status(self, status: Status) -> None:
+        """Keep a look, for pages."""
+        from seriatim.disk import write_file
+
+        write_file(self.root / FILE, msgspec.json.encode(status))
+
+    def witness(self) -> tuple[int, str] | None:
+        """The last entry and its hash; None: it was never run."""
+        try:
+            seen = json.loads((self.root / "head.json").read_bytes())
+            return int(seen["sequence"]), str(seen["sha256"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise IntegrityError(
+                f"{self.root.name}: head.json cannot be read: {error}",
+                next=f"restore {self.root / 'head.json'} from a backup",
+            ) from None
+
+    def head(self) -> Ledger | None:
+        """The ledger as the witness has seen it."""
+        seen = self.witness()
+        return None if seen is None else self._manifest(*seen).ledger
+
+    def manifest(self, sequence: int) -> Manifest:
+        """An entry, and the ledger after it."""
+        seen = self.witness()
+        if seen is None or not 0 <= sequence <= seen[0]:
+            last = -1 if seen is None else seen[0]
+            raise ConfigError(f"there is no entry {sequence}", next=f"the last is {last}")
+        return self._manifest(sequence, self._named(sequence, *seen))
+
+    def back(self, count: int, sequence: int | None = None) -> Iterator[Manifest]:
+        """Entries from `sequence` (default: the last) back, newest first, at most so many."""
+        seen = self.witness()
+        if seen is None:
+            return
+        found = self._manifest(*seen) if sequence is None else self.manifest(sequence)
+        yield found
+        for _ in range(count - 1):
+            if found.entry.sequence <= 0:
+                return
+            found = self._manifest(found.entry.sequence - 1, found.entry.previous)
+            yield found
+
+    def _named(self, sequence: int, last: int, sha256: str) -> str:
+        """The hash of an entry's manifest. Where tries left several, the entry after it says which."""
+        if sequence == last:
+            return sha256
+        found = [path.name for path in (self.root / "manifests").glob(f"{sequence:010d}-*.json.zst")]
+        if len(found) == 1:
+            return found[0].partition("-")[2].removesuffix(".json.zst")
+        return self._manifest(sequence + 1, self._named(sequence + 1, last, sha256)).entry.previous
+
+    def _manifest(self, sequence: int, sha256: str) -> Manifest:
+        import pyarrow as pa
+
+        path = self.root / "manifests" / f"{sequence:010d}-{sha256}.json.zst"
+        try:
+            packed = path.read_bytes()
+            if hashlib.sha256(packed).hexdigest() != sha256:
+                raise ValueError("its hash differs")
+            found = decode(pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read())
+        except (OSError, ValueError) as error:  # msgspec's and Arrow's own are of these kinds
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise IntegrityError(
+                f"the manifest of entry {sequence} cannot be read: {why}", next="`seriatim verify` says what is wrong"
+            ) from None
+        return replace(found, ledger=replace(found.ledger, sha256=sha256))

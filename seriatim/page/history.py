@@ -1,0 +1,150 @@
+"""History: the last entries of a ledger as rows and as a small chart. Pure: values in, HTML out.
+
+Next room: stream.py puts it on a stream's page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from msgspec import Struct
+
+from seriatim.core.ledger import Manifest
+from seriatim.core.page import text
+from seriatim.core.retention import duration
+from seriatim.page.draw import at, cell, chip, element, link, table
+
+CHART_WIDTH, CHART_HEIGHT, CHART_TOP, CHART_LEFT = 960, 190, 24, 8
+COLUMNS = [
+    *(("entry", "number"), ("kind", ""), ("when", ""), ("messages", "number"), ("records", "number")),
+    *(("took", "number"), ("a second", "number"), ("lag after", "number"), ("missing offsets", "number")),
+    *(("findings", "number"), ("certificate", "")),
+]
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One entry, in numbers."""
+
+    sequence: int
+    kind: str
+    at_seconds: float
+    messages: int
+    records: int
+    took_seconds: float
+    lag: int
+    holes: int
+    errors: int
+    warnings: int
+    partitions: int
+    reason: str
+    bad: int
+    """Verdict: partitions that were found bad."""
+
+    @property
+    def rate(self) -> float | None:
+        """Messages a second."""
+        return self.messages / self.took_seconds if self.messages and self.took_seconds > 0 else None
+
+
+def row(manifest: Manifest) -> Row:
+    """An entry in numbers."""
+    entry, made = manifest.entry, [one.certificate for one in manifest.entry.changes if one.certificate]
+    accounts = manifest.ledger.partitions.values()
+    return Row(
+        sequence=entry.sequence,
+        kind=entry.kind,
+        at_seconds=entry.at_seconds,
+        messages=sum(one.counts.messages for one in made),
+        records=sum(one.counts.records for one in made),
+        took_seconds=entry.took_seconds,
+        lag=sum(max(0, one.log_end - one.frontier) for one in accounts if not one.retired),
+        holes=sum(sum(one.holes.values()) for one in made),
+        errors=sum(one.level == "error" for one in entry.findings),
+        warnings=sum(one.level == "warning" for one in entry.findings),
+        partitions=len(made) or len(entry.changes) or len(entry.verdict),
+        reason=entry.reason,
+        bad=sum(result == "bad" for result in entry.verdict.values()),
+    )
+
+
+def entries(base: str, stream: str, rows: Sequence[Row]) -> str:
+    """Entries as a table, newest first."""
+    return table(COLUMNS, (_entry(base, stream, one) for one in rows), stack=True)
+
+
+def _entry(base: str, stream: str, one: Row) -> str:
+    proof = f"{one.partitions} partition{'s' * (one.partitions != 1)}"
+    if one.kind == "verdict":
+        said = chip(f"{one.bad} bad", "bad") if one.bad else chip("good", "good")
+    elif one.messages:
+        said = link(base, at("stream", stream, "entry", one.sequence), proof)
+    else:
+        said = element("span", text(one.reason or proof), css="soft")
+    holes = element("span", text(f"{one.holes:,}"), css="warn" if one.holes else "soft")
+    found = element("span", text(f"{one.errors + one.warnings:,}"), css=_tone(one))
+    return element(
+        "tr",
+        cell(link(base, at("stream", stream, "entry", one.sequence), str(one.sequence)), "entry", "number"),
+        cell(text(one.kind), "kind"),
+        cell(text(when(one.at_seconds)), "when"),
+        cell(text(f"{one.messages:,}"), "messages", "number"),
+        cell(text(f"{one.records:,}"), "records", "number"),
+        cell(text(duration(one.took_seconds) if one.took_seconds >= 1 else "–"), "took", "number"),
+        cell(text("–" if one.rate is None else f"{one.rate:,.0f}"), "a second", "number"),
+        cell(text(f"{one.lag:,}"), "lag after", "number"),
+        cell(holes, "missing offsets", "number"),
+        cell(found, "findings", "number"),
+        cell(said, "certificate"),
+    )
+
+
+def _tone(one: Row) -> str:
+    return "bad" if one.errors else "warn" if one.warnings else "soft"
+
+
+def when(seconds: float) -> str:
+    """A moment, for people."""
+    return "–" if seconds <= 0 else f"{datetime.fromtimestamp(seconds, UTC):%m-%d %H:%M:%S} UTC"
+
+
+def chart(rows: Sequence[Row]) -> str:
+    """Messages a second as columns, lag as a line, over the slices, oldest first. Nothing of fewer than two."""
+    slices = [one for one in rows if one.rate is not None]
+    if len(slices) < 2:
+        return ""
+    rates, lags = [one.rate or 0.0 for one in slices], [one.lag for one in slices]
+    fastest, longest = max(rates), max(*lags, 1)
+    step, room = (CHART_WIDTH - 2 * CHART_LEFT) / len(slices), CHART_HEIGHT - CHART_TOP - 4
+    points = [(CHART_LEFT + (i + 0.5) * step, CHART_TOP + room * (1 - lag / longest)) for i, lag in enumerate(lags)]
+    columns = [
+        _column(one, CHART_LEFT + (i + 0.14) * step, step * 0.72, room * rate / fastest)
+        for i, (one, rate) in enumerate(zip(slices, rates, strict=True))
+    ]
+    line = " ".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(points))
+    keys = element(
+        "p",
+        element("span", css="key rate"),
+        text(f"messages a second, at most {fastest:,.0f}"),
+        element("span", css="key lag"),
+        text(f"messages that wait after each, at most {max(lags):,}"),
+        css="soft small",
+    )
+    said = f"the last {len(slices)} slices: messages a second and lag"
+    drawn = element(
+        "svg",
+        *columns,
+        element("path", css="lag", d=line),
+        *(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3"></circle>' for x, y in points),
+        css="chart",
+        viewBox=f"0 0 {CHART_WIDTH} {CHART_HEIGHT}",
+        role="img",
+        aria_label=said,
+    )
+    return drawn + keys
+
+
+def _column(one: Row, x: float, width: float, height: float) -> str:
+    said = text(f"entry {one.sequence}: {one.rate or 0:,.0f} messages a second, {one.lag:,} wait after it")
+    size = f'x="{x:.1f}" y="{CHART_HEIGHT - 4 - height:.1f}" width="{width:.1f}" height="{height:.1f}"'
+    return f'<rect class="rate" {size}><title>{said}</title></rect>'

@@ -1,0 +1,153 @@
+"""Read: what pages show, gathered from the disk: stream files, status files, manifests. Asks nobody, changes nothing.
+
+What does not change (a manifest, a stream file until it is edited) is read once.
+
+Next room: adapters/status.py reads the files; streams.py, stream.py and entry.py draw.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import takewhile
+from pathlib import Path
+from threading import Lock
+from typing import TypeVar
+
+from msgspec import Struct
+
+from seriatim import streams
+from seriatim.adapters.status import StatusFiles
+from seriatim.core.errors import ConfigError, SeriatimError
+from seriatim.core.ledger import Ledger, Manifest
+from seriatim.core.status import Glance, glance
+from seriatim.core.stream import STREAM_NAME
+from seriatim.streams import StreamFile
+
+HISTORY = 40
+"""Entries that a stream's page goes back."""
+JUDGED_WITHIN = 50
+"""Entries after a slice among which its verdict is sought."""
+REMEMBERED = 2_000
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class History(Struct, frozen=True):
+    """A stream, with its last entries, newest first."""
+
+    now: Glance
+    file: StreamFile
+    ledger: Ledger | None
+    manifests: list[Manifest]
+
+
+class Slice(Struct, frozen=True):
+    """One entry, the ledger before it, and those that judged it later."""
+
+    manifest: Manifest
+    before: Ledger
+    verdicts: list[Manifest]
+    last: int
+    has_report: bool
+
+
+class Reader:
+    """Everything below one folder of stream files."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+        self.folder, self.clock = folder, clock
+        self._files = OrderedDict[tuple[str, int], StreamFile]()
+        self._ledgers = OrderedDict[tuple[str, str], Ledger]()
+        self._lock = Lock()
+
+    def names(self) -> list[str]:
+        """All streams."""
+        return streams.names(self.folder)
+
+    def glance(self, name: str) -> Glance:
+        """One stream, or why nothing can be said of it: one that is broken does not hide the others."""
+        try:
+            file = self.file(name)
+            files = self._of(file)
+            status, seen = files.status(), files.witness()
+            newer = seen is not None and (status is None or status.sequence != seen[0])
+            ledger = self._head(files) if newer else None
+        except (OSError, SeriatimError) as error:
+            return Glance(stream=name, verdict="unknown", trouble=str(error))
+        return glance(name, file.stream.tier, status, ledger, self.clock())
+
+    def stream(self, name: str) -> History:
+        """One stream with its last entries."""
+        file = self.file(name)
+        files = self._of(file)
+        ledger = self._head(files)
+        now = glance(name, file.stream.tier, files.status(), ledger, self.clock())
+        return History(now, file, ledger, list(files.back(HISTORY)))
+
+    def between(self, name: str, began: float, ended: float) -> list[Manifest]:
+        """The entries made in a stretch of time, oldest first."""
+        files = self._of(self.file(name))
+        last = (files.witness() or (-1, ""))[0]
+        first = bisect_left(range(last + 1), began, key=lambda number: files.manifest(number).entry.at_seconds)
+        found = map(files.manifest, range(first, min(last + 1, first + HISTORY)))
+        return list(takewhile(lambda manifest: manifest.entry.at_seconds <= ended, found))
+
+    def entry(self, name: str, sequence: int) -> Slice:
+        """One entry, and who judged it."""
+        files = self._of(self.file(name))
+        manifest = files.manifest(sequence)
+        before = files.manifest(sequence - 1).ledger if sequence else Ledger(stream=name)
+        last = (files.witness() or (sequence, ""))[0]
+        later = range(sequence + 1, min(last, sequence + JUDGED_WITHIN) + 1)
+        verdicts = [one for one in map(files.manifest, later) if one.entry.since < sequence <= one.entry.judged]
+        return Slice(manifest, before, verdicts, last, self._report(files.root, sequence).is_file())
+
+    def report(self, name: str, sequence: int) -> bytes:
+        """A report as a run or a check wrote it; else the same made of the entry alone."""
+        files = self._of(self.file(name))
+        files.manifest(sequence)  # an entry that is not there has no report
+        try:
+            return self._report(files.root, sequence).read_bytes()
+        except FileNotFoundError:
+            from seriatim.core.page import html
+            from seriatim.steps.report import page
+
+            found = self.entry(name, sequence)
+            return html(page(name, found.before, [found.manifest])).encode("utf-8", "backslashreplace")
+
+    def file(self, name: str) -> StreamFile:
+        """A stream of this folder, by its name alone."""
+        path = self.folder / f"{name}.toml"
+        if not STREAM_NAME.fullmatch(name) or not path.is_file():
+            raise ConfigError(f"there is no stream {name!r}", next="the list of streams has those that there are")
+        key = name, path.stat().st_mtime_ns
+        return self._once(self._files, key, lambda: streams.load(name, self.folder))
+
+    def _head(self, files: StatusFiles) -> Ledger | None:
+        seen = files.witness()
+        if seen is None:
+            return None
+        key = str(files.root), seen[1]
+        return self._once(self._ledgers, key, lambda: files.manifest(seen[0]).ledger)
+
+    def _once(self, known: OrderedDict[Key, Value], key: Key, read: Callable[[], Value]) -> Value:
+        with self._lock:
+            if key in known:
+                known.move_to_end(key)
+                return known[key]
+        value = read()
+        with self._lock:
+            known[key] = value
+            while len(known) > REMEMBERED:
+                known.popitem(last=False)
+        return value
+
+    @staticmethod
+    def _of(file: StreamFile) -> StatusFiles:
+        return StatusFiles(Path(file.stream.output.path))
+
+    @staticmethod
+    def _report(root: Path, sequence: int) -> Path:
+        return root / "reports" / f"{sequence:010d}.html"
