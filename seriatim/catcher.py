@@ -16,11 +16,11 @@ from seriatim.core.errors import ensure
 
 KEPT_MAX = 200
 PAGE = (
-    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="5"><title>mails</title>'
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="15"><title>mails</title>'
     '<body style="font-family:sans-serif;max-width:60em;margin:2em auto">'
     "<h2>{count} mails</h2>{mails}</body>"
 )
-ONE = '<details style="border-top:1px solid #ccc"><summary>{subject}</summary><pre>{text}</pre></details>'
+ONE = '<details{opened} style="border-top:1px solid #ccc"><summary>{subject}</summary><pre>{text}</pre></details>'
 
 
 class Kept:
@@ -37,13 +37,15 @@ class Kept:
 
     def page(self) -> str:
         """All of them, their text escaped."""
-        return PAGE.format(count=len(self.mails), mails="".join(map(_shown, self.mails)))
+        shown = [_shown(mail, opened=number == 0) for number, mail in enumerate(self.mails)]
+        return PAGE.format(count=len(self.mails), mails="".join(shown))
 
 
-def _shown(mail: EmailMessage) -> str:
+def _shown(mail: EmailMessage, *, opened: bool) -> str:
+    """One of them; the newest is open."""
     body = mail.get_body(("plain",))
     text = "" if body is None else str(body.get_content())
-    return ONE.format(subject=escape(f"{mail['Date']}  {mail['Subject']}"), text=escape(text))
+    return ONE.format(opened=" open" * opened, subject=escape(f"{mail['Date']}  {mail['Subject']}"), text=escape(text))
 
 
 class MailCatcher:

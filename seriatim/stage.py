@@ -9,6 +9,7 @@ Next room: demo.py makes the messages; catcher.py shows the mails.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -34,7 +35,7 @@ snapshot_requests = "{ASKS}"
 schedule = {{ cron = "* * * * *" }}
 alerts = {{ to = ["on-call@localhost"] }}
 """
-BREAK = "break"
+BREAK, SETTINGS = "break", "env.sh"
 
 
 class Curtain:
@@ -63,7 +64,9 @@ def ask_to_break(folder: Path) -> int:
         "One message will be dropped and two swapped. Within two minutes the DAG `demo` is red and a mail is there:\n"
         f"  http://127.0.0.1:{PAGE_PORT}\n"
         "The two sessions are set aside, everything else goes on. Producers are asked for snapshots, so a later mail\n"
-        "says that it is over; `seriatim repair`, as the first mail says, shows what else there is to do.\n"
+        "says that it is over. To type what the mails say, or to look:\n"
+        f"  source {folder / SETTINGS}\n"
+        "  seriatim status demo; seriatim gaps demo --open; seriatim repair demo\n"
     )
     return 0
 
@@ -84,6 +87,7 @@ def up(folder: Path, settings: Settings) -> int:
     found = broker.start(settings.home, program=broker.program_of(settings, say), say=say)
     mails = MailCatcher(MAIL_PORT, PAGE_PORT)
     environ = environment(folder, settings, found.bootstrap_servers)
+    leave_settings(folder, environ)
     curtain, airflow = Curtain(), None
     try:
         mails.start()
@@ -147,7 +151,15 @@ def environment(folder: Path, settings: Settings, servers: str) -> dict[str, str
         "SERIATIM_KAFKA_BOOTSTRAP_SERVERS": servers,
         "SERIATIM_SMTP": f"127.0.0.1:{MAIL_PORT}",
         "SERIATIM_SPARK_DRIVER_MEMORY": "1g",
+        "SERIATIM_AIRFLOW_URL": f"http://127.0.0.1:{AIRFLOW_PORT}",
     }
+
+
+def leave_settings(folder: Path, environ: dict[str, str]) -> None:
+    """A file to be sourced: in that shell `seriatim` means this demo, and has what mails say to type."""
+    ours = {name: value for name, value in environ.items() if name.startswith(config.PREFIX)}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in {**ours, "PATH": environ["PATH"]}.items()]
+    (folder / SETTINGS).write_text("\n".join(lines) + "\n")
 
 
 def start_airflow(folder: Path, environ: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -229,6 +241,7 @@ def say_where(folder: Path) -> None:
   mails     http://127.0.0.1:{PAGE_PORT}
   output    {folder / "lake" / "demo"}   Delta tables: records, current, gaps, quarantine
   log       {folder / "airflow.log"}
+  commands  source {folder / SETTINGS}   then `seriatim status demo`, and what mails say to type
 
   make demo-break, in another terminal: messages are hurt on their way in
   Ctrl-C ends everything; the next `make demo` goes on from here

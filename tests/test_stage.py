@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import smtplib
+import subprocess
 import tomllib
 import urllib.request
 from email.message import EmailMessage
@@ -70,6 +71,16 @@ def test_airflow_listens_here_alone_and_finds_our_dags(tmp_path: Path) -> None:
     assert environ["AIRFLOW__API__HOST"] == "127.0.0.1"
     assert (Path(environ["AIRFLOW__CORE__DAGS_FOLDER"]) / "streams.py").exists()
     assert environ["SERIATIM_STREAMS"] == str(tmp_path / "streams")
+
+
+def test_a_shell_can_be_told_of_the_demo(tmp_path: Path) -> None:
+    """What mails say to type is about the demo's stream then, not about the one of the repository."""
+    environ = stage.environment(tmp_path, config.load(), "127.0.0.1:9092")
+    stage.leave_settings(tmp_path, environ)
+    told = "from seriatim import config, streams; s = config.load(); print(s.streams, s.kafka_bootstrap_servers)"
+    words = ["bash", "-c", f'source "$1" && python -c "{told}"', "bash", str(tmp_path / stage.SETTINGS)]
+    said = subprocess.run(words, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"})
+    assert said.stdout.split() == [str(tmp_path / "streams"), "127.0.0.1:9092"]
 
 
 def test_mails_are_on_the_page() -> None:

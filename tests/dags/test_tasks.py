@@ -94,6 +94,25 @@ asked = [
 ]
 whom = [Alert(names, FOLDER)._concerned(given) for names, given in asked]
 answers['a_run_concerns_the_stream_whose_task_failed'] = whom
+from airflow.sdk.exceptions import AirflowSkipException
+from seriatim.airflow.mend import RepairPlan
+part = {"partition": "a/0", "does": "folds again [0, 5)", "why": "lost", "messages": 5}
+def planned(parts, notes):
+    one = RepairPlan(task_id="plan", folder=FOLDER, stream="orders")
+    made = {"stream": "orders", "sequence": 7, "approval": "t", "parts": parts, "notes": notes, "drops": []}
+    one.printed = lambda context: json.dumps(made)
+    try:
+        return [tried(one, context()), notes_left()]
+    except AirflowSkipException as skipped:
+        return str(skipped)
+notes_left = notes
+answers['a_plan_of_a_repair_is_shown_with_what_it_leaves'] = [
+    planned([part], ["b/1 needs its topic back"]), planned([], ["b/1 needs its topic back"]), planned([], [])
+]
+one = RepairPlan(task_id="plan", folder=FOLDER)
+answers['a_plan_that_leaves_something_is_still_a_plan'] = [
+    one.is_fine(*given) for given in [(0, "{}"), (3, "{}"), (3, ""), (4, "{}")]
+]
 print(json.dumps(answers))
 """
 
@@ -164,3 +183,19 @@ def test_no_setting_of_ours_is_in_the_arguments_of_spark_submit(answers: dict[st
 def test_a_run_concerns_the_stream_whose_task_failed(answers: dict[str, Any]) -> None:
     """Of a DAG over many streams; of one that names none, the stream of its form."""
     assert answers["a_run_concerns_the_stream_whose_task_failed"] == [["one"], ["b"], ["c"], ["d"], []]
+
+
+def test_a_plan_of_a_repair_is_shown_with_what_it_leaves(answers: dict[str, Any]) -> None:
+    """Nobody approves nothing: where no repair helps the task fails and says what does; nothing hurt is no failure."""
+    (plan, _), (error, left), skipped = answers["a_plan_of_a_repair_is_shown_with_what_it_leaves"]
+    assert plan["approval"] == "t"
+    assert "a/0  folds again [0, 5)" in plan["text"]
+    assert "not mended by this: b/1 needs its topic back" in plan["text"]
+    assert error == ["IntegrityError", "orders: no repair mends what is hurt"]
+    assert "b/1 needs its topic back" in left[0][3]
+    assert skipped == "orders: nothing is hurt, so there is nothing to approve"
+
+
+def test_a_plan_that_leaves_something_is_still_a_plan(answers: dict[str, Any]) -> None:
+    """Exit 3 with a plan printed is one to approve; without, and any other, is an error."""
+    assert answers["a_plan_that_leaves_something_is_still_a_plan"] == [True, True, False, False]
