@@ -1,175 +1,223 @@
-"""Contenders, each run in a process of its own: `python -m bench.contenders NAME FOLDER`.
+"""Contenders, each run in a process of its own: `python -m bench.contenders NAME FOLDER MESSAGES BROKER_DATA`.
 
-Start-up and a small warm-up are left out; what is measured is the work, in CPU seconds of the whole
-process tree, wall seconds and peak memory (PSS). Each prints its figures as one JSON line.
+Start-up and a warm-up on a small topic of its own are measured apart; the figure is the work: CPU seconds of the whole
+process tree, wall seconds and peak memory (PSS). Afterwards, and not measured, the records are read again: everybody
+must give the same ones. Prints one JSON line; a contender that cannot run here says why instead.
+
+Next room: java_peers.py, spark_peers.py and quix.py have the peers; answer.py the records.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
-import threading
-import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
+import pyarrow.parquet as pq
+from msgspec import Struct
 
-from bench.data import MESSAGE_BYTES, PARTITIONS, TOPIC
+from bench import answer, java_peers
+from bench.data import MESSAGE_BYTES, PARTITIONS, TOPIC, WARM_TOPIC
+from bench.java_peers import CannotRunError
+from bench.meter import Meter
 from seriatim import config, streams, wiring
+from seriatim.adapters.producer import make_topics
 from seriatim.adapters.spark import COLUMNS, SparkReader
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.ports import Wish
 from seriatim.steps.fold import Folding
 
 TABLE = """
-topics = "bench-[a-z]+"
+topics = "TOPIC"
 machine = "table"
 sequence = "seq"
 [table]
 key = ["id"]
 columns = { id = "string", price = "float64", size = "int64" }
 [output]
-path = "out/table"
+path = "OUT"
 """
-WATCH_EVERY_SECONDS = 1.0
 MACHINE = """
-topics = "bench-[a-z]+"
+topics = "TOPIC"
 machine = "bench.machine:Rows"
 sequence = "seq"
 [output]
-path = "out/machine"
+path = "OUT"
 """
+QUIX_LOCK = Path(__file__).parent / "quix.lock"
 
 
-def floor(folder: Path) -> Callable[[], Any]:
+class Run(Struct):
+    """Where a contender works, and on how much."""
+
+    folder: Path
+    messages: int
+    broker: Path
+    """The broker's data."""
+    output: str = ""
+    """A topic that nobody else writes to."""
+
+
+class Ready(Struct):
+    """A contender that is warm: its work, then how to look at what it made."""
+
+    work: Callable[[], Any]
+    answer: Callable[[], dict[str, Any]]
+    output_bytes: Callable[[], int]
+
+
+def floor(run: Run) -> Ready:
     """Spark reads the same ranges with the same fetch settings and writes them to Parquet untouched."""
-    reader, ends = _reader("floor")
+    settings = config.load()
+    spark = wiring.spark_session("floor", settings, silent)
+    out = run.folder / "out"
 
-    def work() -> Any:
+    def copy(topic: str, to: Path) -> None:
+        reader, ends = _reader(spark, settings, topic)
         frame = reader.exactly(ends, Wish(message_bytes=MESSAGE_BYTES)).frame.select(*COLUMNS)
-        frame.write.option("compression", "zstd").parquet(str(folder / "out" / "floor"))
-        return sum(map(len, ends.values()))
+        frame.write.option("compression", "zstd").parquet(str(to))
 
-    _warm(reader, ends)
-    return work
+    copy(WARM_TOPIC, run.folder / "warm")
+    count = lambda: sum(pq.read_metadata(file).num_rows for file in out.glob("*.parquet"))  # noqa: E731
+    return Ready(lambda: copy(TOPIC, out), lambda: {"messages": count()}, lambda: answer.folder_bytes(out, "*.parquet"))
 
 
-def ours(folder: Path, name: str, text: str) -> Callable[[], Any]:
+def ours(run: Run, text: str, names: dict[str, str]) -> Ready:
     """Seriatim, all integrity checks on, from discovery to the commit."""
-    (folder / "streams").mkdir(exist_ok=True)
-    (folder / "streams" / f"{name}.toml").write_text(text)
-    file, settings = _load(folder, name)
-    spark = wiring.LazySpark(file, settings, silent)
-    ends = {
-        p: OffsetRange(0, seen.log_end) for p, seen in wiring.log(file, settings).bounds(file.stream.topics).items()
-    }
+    (run.folder / "streams").mkdir(exist_ok=True)
+    out, settings = run.folder / "out", config.load({**config.environment(), "SERIATIM_STREAMS": str(run.folder)})
+    spark: list[Any] = [None]
 
-    def work() -> Any:
-        world = wiring.world(file, settings, spark)
+    def fold(topic: str, to: Path) -> None:
+        (run.folder / f"{to.name}.toml").write_text(text.replace("TOPIC", topic).replace("OUT", str(to)))
+        file = streams.load(to.name, settings.streams)
+        reader = wiring.LazySpark(file, settings, silent)
+        reader.spark = spark[0]
+        world = wiring.world(file, settings, reader)
         outcome = Folding(file.stream, streams.runner(file), world).run(file.stream.slice.messages_max)
+        spark[0] = reader.spark
         if outcome.findings:
             raise SystemExit(f"the data is not in order, so the figures mean nothing: {outcome.findings[0]}")
-        return {"messages": outcome.messages, "records": outcome.records}
 
-    _warm(spark._reader(), ends)
-    return work
+    fold(WARM_TOPIC, run.folder / "warm")
+    records = out / "records"
+    return Ready(
+        lambda: fold(TOPIC, out),
+        lambda: answer.of_files(records, "**/*.parquet", names),
+        lambda: answer.folder_bytes(records, "**/*.parquet"),
+    )
 
 
-CONTENDERS: dict[str, Callable[[Path], Callable[[], Any]]] = {
+def spark_python(run: Run, way: str) -> Ready:
+    """Spark's own stateful operators in Python."""
+    from bench.spark_peers import peer
+
+    return _of_files(run, peer(run.folder, way))
+
+
+def quix(run: Run) -> Ready:
+    """Quix Streams: a process per core, in one group."""
+    from bench.quix import QUIET_SECONDS
+
+    python, servers = quix_python(), wiring.kafka_client(config.load())["bootstrap.servers"]
+    make_topics({"bootstrap.servers": servers}, {run.output: PARTITIONS, f"{run.output}-warm": PARTITIONS})
+
+    def fold(topic: str, output: str, processes: int) -> dict[str, float]:
+        log = (run.folder / "log").open("w")
+        program = [python, str(Path(__file__).parent / "quix.py"), servers, topic, output]
+        started = [
+            subprocess.Popen([*program, str(run.folder / f"{output}-{n}")], stdout=log, stderr=log)
+            for n in range(processes)
+        ]
+        if sum(process.wait() for process in started):
+            raise SystemExit((run.folder / "log").read_text()[-3000:])
+        return {"waited_seconds": QUIET_SECONDS}
+
+    fold(WARM_TOPIC, f"{run.output}-warm", 1)
+    return _of_topic(run, lambda: fold(TOPIC, run.output, os.cpu_count() or 1), servers)
+
+
+def kafka_streams(run: Run) -> Ready:
+    """Kafka Streams: state store → topic."""
+    servers = wiring.kafka_client(config.load())["bootstrap.servers"]
+    make_topics({"bootstrap.servers": servers}, {run.output: PARTITIONS, f"{run.output}-warm": PARTITIONS})
+    return _of_topic(run, java_peers.streams(run.folder, run.messages, run.output), servers)
+
+
+CONTENDERS: dict[str, Callable[[Run], Ready]] = {
     "floor": floor,
-    "table": lambda folder: ours(folder, "table", TABLE),
-    "machine": lambda folder: ours(folder, "machine", MACHINE),
+    "table": lambda run: ours(run, TABLE, answer.OURS),
+    "machine": lambda run: ours(run, MACHINE, {}),
+    "spark-apply": lambda run: spark_python(run, "apply"),
+    "spark-transform": lambda run: spark_python(run, "transform"),
+    "spark-scala": lambda run: _of_files(run, java_peers.scala(run.folder)),
+    "flink-heap": lambda run: _of_files(run, java_peers.flink(run.folder, "hashmap")),
+    "flink-rocksdb": lambda run: _of_files(run, java_peers.flink(run.folder, "rocksdb")),
+    "kafka-streams": kafka_streams,
+    "quix": quix,
 }
 
 
-def _load(folder: Path, name: str) -> tuple[streams.StreamFile, config.Settings]:
-    settings = config.load({**config.environment(), "SERIATIM_STREAMS": str(folder / "streams")})
-    return streams.load(name, settings.streams), settings
+def quix_python() -> str:
+    """Quix's own environment under the home, made from its lock when there is none."""
+    home = config.load().home / "bench" / "quix"
+    python = home / "bin" / "python"
+    if not (home / ".ready").exists():
+        uv = str(Path(sys.executable).with_name("uv"))
+        for step in (["venv", "--clear", str(home)], ["pip", "sync", "--python", str(python), str(QUIX_LOCK)]):
+            ended = subprocess.run([uv, *step, "--quiet"], text=True, capture_output=True, check=False)
+            if ended.returncode:
+                raise CannotRunError(f"it could not be installed: {ended.stderr.strip()[-300:]}")
+        (home / ".ready").touch()
+    return str(python)
 
 
-def _reader(name: str) -> tuple[SparkReader, dict[Partition, OffsetRange]]:
-    settings = config.load()
-    spark = wiring.spark_session(name, settings, silent)
-    client = wiring.kafka_client(settings)
+def _of_files(run: Run, work: Callable[[], Any]) -> Ready:
+    records = run.folder / "out" / "records"
+    return Ready(work, lambda: answer.of_files(records, "**/part-*"), lambda: answer.folder_bytes(records, "**/part-*"))
+
+
+def _of_topic(run: Run, work: Callable[[], Any], servers: str) -> Ready:
+    files = f"**/{run.output}-[0-9]*/*.log"
+    return Ready(
+        work,
+        lambda: answer.of_topic(servers, run.output, PARTITIONS),
+        lambda: answer.folder_bytes(run.broker, files),
+    )
+
+
+def _reader(spark: Any, settings: config.Settings, topic: str) -> tuple[SparkReader, dict[Partition, OffsetRange]]:
     from seriatim.adapters.kafka import KafkaLog
 
-    bounds = KafkaLog(client).bounds(TOPIC)
-    ends = {Partition(TOPIC, p): OffsetRange(0, bounds[Partition(TOPIC, p)].log_end) for p in range(PARTITIONS)}
+    client = wiring.kafka_client(settings)
+    bounds = KafkaLog(client).bounds(topic)
+    ends = {place: OffsetRange(0, seen.log_end) for place, seen in bounds.items()}
     return SparkReader(spark, {**client, "isolation.level": "read_committed"}), ends
-
-
-def _warm(reader: SparkReader, ends: dict[Partition, OffsetRange]) -> None:
-    few = {partition: OffsetRange(0, min(2000, len(whole))) for partition, whole in ends.items()}
-    frame = reader.exactly(few).frame
-    frame.selectExpr("sum(length(value))").collect()
-    frame.select("value").mapInArrow(_through, "value binary").count()
-
-
-def _through(batches: Any) -> Any:
-    yield from batches
 
 
 def silent(_: str) -> None:
     """Nobody listens."""
 
 
-def pss_bytes(pid: int) -> int:
-    """A process's share of memory; pages that several use are split between them."""
+def main(name: str, folder: str, messages: str, broker: str) -> None:
+    """Warm up, measure, look at the answer."""
+    run = Run(Path(folder), int(messages), Path(broker), f"out-{name}-{uuid.uuid4().hex[:8]}")
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
-
-
-class Meter:
-    """CPU and memory of this process and everything below it."""
-
-    def __init__(self) -> None:
-        self.me = psutil.Process()
-        self.peak = 0
-        self.own_seconds = 0.0
-        """What watching itself has cost."""
-        self._over = threading.Event()
-
-    def cpu_seconds(self) -> float:
-        total = 0.0
-        for process in [self.me, *self.me.children(recursive=True)]:
-            try:
-                times = process.cpu_times()
-                total += times.user + times.system + times.children_user + times.children_system
-            except psutil.Error:
-                continue
-        return total
-
-    def watch(self) -> None:
-        while not self._over.wait(WATCH_EVERY_SECONDS):
-            family = [self.me, *self.me.children(recursive=True)]
-            self.peak = max(self.peak, sum(pss_bytes(process.pid) for process in family))
-        self.own_seconds = time.thread_time()
-
-    def measure(self, work: Callable[[], Any]) -> dict[str, Any]:
-        watcher = threading.Thread(target=self.watch)
-        watcher.start()
-        cpu, began = self.cpu_seconds(), time.monotonic()
-        try:
-            answer = work()
-            wall = time.monotonic() - began
-            spent = self.cpu_seconds() - cpu
-        finally:
-            self._over.set()
-            watcher.join()
-        return {
-            "cpu_seconds": spent - self.own_seconds,
-            "wall_seconds": wall,
-            "peak_memory_mb": round(self.peak / 1e6),
-            "answer": answer,
-        }
+        ready = CONTENDERS[name](run)
+    except CannotRunError as reason:
+        print(json.dumps({"cannot_run": str(reason)}), flush=True)
+        return
+    measured = Meter().measure(ready.work)
+    del measured["found"]
+    print(json.dumps({**measured, "output_bytes": ready.output_bytes(), "answer": ready.answer()}), flush=True)
 
 
 if __name__ == "__main__":
-    contender, where = sys.argv[1], Path(sys.argv[2])
-    ready = CONTENDERS[contender](where)
-    print(json.dumps(Meter().measure(ready)), flush=True)
+    main(*sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # JVMs below end with their pipe; nothing is left to be said

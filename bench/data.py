@@ -14,15 +14,20 @@ TOPIC = "bench-a"
 PARTITIONS = 8
 SESSIONS = 200
 MESSAGES = 3_200_000
+WARM_TOPIC = "warm-a"
+WARM_MESSAGES = 16_000
+"""What every contender folds before it is measured."""
+AT_ONCE = 2_000_000
+"""The largest slice: ours by default, and so the peers' largest batch, where they have batches."""
 MESSAGE_BYTES = 230
 PADDING = "x" * 90
 """A field the machines do not know, as real messages have many."""
 
 
-def produce(servers: str, count: int) -> None:
+def produce(servers: str, count: int, topic: str = TOPIC) -> None:
     """Put `count` messages on the broker, the same ones every time."""
     client = {"bootstrap.servers": servers}
-    make_topics(client, {TOPIC: PARTITIONS})
+    make_topics(client, {topic: PARTITIONS})
     tuned = {"linger.ms": 50, "compression.type": "lz4", "batch.num.messages": 10_000, "enable.idempotence": True}
     producer = Producer({**client, **tuned})  # without idempotence a retry swaps batches, and strict finds them
     chance = random.Random(1)
@@ -34,7 +39,7 @@ def produce(servers: str, count: int) -> None:
         value = encode(_next(tables.setdefault(key, [0, []]), key, chance))
         while True:
             try:
-                producer.produce(TOPIC, value, key, partition)
+                producer.produce(topic, value, key, partition)
                 break
             except BufferError:
                 producer.poll(0.1)

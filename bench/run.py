@@ -1,4 +1,8 @@
-"""`make bench`: its own broker, the data, every contender in turn, several rounds; a table and a JSON file."""
+"""`make bench`: its own broker, the data, every contender in turn, several rounds; a table, a picture, a JSON file.
+
+What was measured is kept after every run of a contender; the same command goes on where an earlier one was broken off
+(`--fresh` begins anew). Next room: contenders.py.
+"""
 
 from __future__ import annotations
 
@@ -11,44 +15,84 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from bench.contenders import CONTENDERS
-from bench.data import MESSAGES, produce
+from bench.data import MESSAGES, WARM_MESSAGES, WARM_TOPIC, produce
+from bench.picture import bars
 from seriatim import config
 from seriatim.embedded import broker
 
 RESULTS = Path(__file__).parent / "results"
+PICTURE = Path(__file__).parent.parent / "docs" / "images" / "bench_contenders.svg"
+RUN_SECONDS_MAX = 900
+Runs = dict[str, list[dict[str, Any]]]
 
 
 def main() -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default=",".join(CONTENDERS))
-    chosen = parser.parse_args()
+    chosen = _arguments()
     names, count = chosen.only.split(","), int(MESSAGES * chosen.scale)
+    if strange := [name for name in names if name not in CONTENDERS]:
+        raise SystemExit(f"no contender is called {strange[0]}; there are {', '.join(CONTENDERS)}")
+    unfinished = Path(chosen.results) / "unfinished.json"
+    runs = {} if chosen.fresh else _begun(unfinished, count)
     home = Path(tempfile.mkdtemp(prefix="seriatim-bench-"))
     try:
         info = broker.start(home, program=broker.program_of(config.load(), say), say=say)
         say(f"making {count:,} messages")
         produce(info.bootstrap_servers, count)
-        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-        for number in range(chosen.rounds):
-            for name in names:
-                runs[name].append(run(name, home / "work", info.bootstrap_servers))
-                say(f"round {number + 1} {name}: {runs[name][-1]['cpu_seconds'] / count * 1e6:.2f} µs CPU a message")
-        keep(summary(runs, count))
+        produce(info.bootstrap_servers, WARM_MESSAGES, WARM_TOPIC)
+        for name, number in _left(names, chosen.rounds, runs):
+            found = run(name, home, info.bootstrap_servers, count)
+            runs.setdefault(name, []).append(found)
+            _refuse_other_answers(runs)
+            unfinished.parent.mkdir(exist_ok=True)
+            unfinished.write_text(json.dumps({"messages": count, "runs": runs}))
+            say(f"round {number + 1} {name}: {_short(found, count)}")
     finally:
         broker.stop(home, say)
-        shutil.rmtree(home)
+        shutil.rmtree(home, ignore_errors=True)
+    keep(summary({name: runs[name] for name in names}, count), Path(chosen.results), picture=chosen.picture)
+    unfinished.unlink()
 
 
-def run(name: str, folder: Path, servers: str) -> dict[str, Any]:
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default=",".join(CONTENDERS))
+    parser.add_argument("--fresh", action="store_true", help="forget what a broken-off run has measured")
+    parser.add_argument("--results", default=str(RESULTS))
+    parser.add_argument("--picture", action="store_true", help="draw docs/images/bench_contenders.svg anew")
+    return parser.parse_args()
+
+
+def _begun(unfinished: Path, count: int) -> Runs:
+    """What a broken-off run of as many messages has measured."""
+    if not unfinished.exists():
+        return {}
+    kept = json.loads(unfinished.read_text())
+    if kept["messages"] != count:
+        return {}
+    say(f"going on with {sum(map(len, kept['runs'].values()))} runs of a bench that was broken off; --fresh forgets it")
+    return kept["runs"]
+
+
+def _left(names: list[str], rounds: int, runs: Runs) -> Iterator[tuple[str, int]]:
+    """In turn, so that a slow minute hurts everybody alike."""
+    for number in range(rounds):
+        for name in names:
+            if len(runs.get(name, [])) <= number:
+                yield name, number
+
+
+def run(name: str, home: Path, servers: str, count: int) -> dict[str, Any]:
     """One contender, in a process and a folder of its own."""
+    folder = home / "work"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     environment = {
@@ -56,47 +100,93 @@ def run(name: str, folder: Path, servers: str) -> dict[str, Any]:
         "SERIATIM_KAFKA_BOOTSTRAP_SERVERS": servers,
         "SERIATIM_SPARK_DRIVER_MEMORY": "3g",
     }
-    command = [sys.executable, "-m", "bench.contenders", name, str(folder)]
-    ended = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
+    load = os.getloadavg()[0]
+    command = [sys.executable, "-m", "bench.contenders", name, str(folder), str(count), str(home)]
+    ended = subprocess.run(
+        command, env=environment, text=True, capture_output=True, check=False, timeout=RUN_SECONDS_MAX
+    )
     if ended.returncode:
         raise SystemExit(f"{name} failed:\n{ended.stderr[-3000:]}")
-    return json.loads(ended.stdout.splitlines()[-1])
+    return {**json.loads(ended.stdout.splitlines()[-1]), "load": round(load, 1)}
 
 
-def summary(runs: dict[str, list[dict[str, Any]]], count: int) -> dict[str, Any]:
-    """Best, median and all figures, and ratios to the floor."""
-    contenders = {}
+def _refuse_other_answers(runs: Runs) -> None:
+    """Figures of somebody who did something else mean nothing. The floor folds nothing and has no records."""
+    answers = {name: one["answer"] for name, all_runs in runs.items() for one in all_runs if "answer" in one}
+    folded = {name: found["digest"] for name, found in answers.items() if "digest" in found}
+    if len(set(folded.values())) > 1:
+        raise SystemExit(f"the answers differ, so the figures mean nothing: {answers}")
+
+
+def summary(runs: Runs, count: int) -> dict[str, Any]:
+    """Best, median and all figures, and ratios to the floor and to ours."""
+    contenders, absent = {}, {}
     for name, all_runs in runs.items():
+        if reasons := [one["cannot_run"] for one in all_runs if "cannot_run" in one]:
+            absent[name] = reasons[0]
+            continue
         each = [round(one["cpu_seconds"] / count * 1e6, 3) for one in all_runs]
         contenders[name] = {
             "cpu_us_per_message": {"best": min(each), "median": round(statistics.median(each), 3), "all": each},
             "wall_seconds": round(min(one["wall_seconds"] for one in all_runs), 1),
             "peak_memory_mb": max(one["peak_memory_mb"] for one in all_runs),
+            "output_bytes": all_runs[0]["output_bytes"],
+            "startup_cpu_seconds": round(min(one["startup_cpu_seconds"] for one in all_runs), 1),
+            "load_before": [one["load"] for one in all_runs],
             "answer": all_runs[0]["answer"],
         }
-    ratios = {}
-    if "floor" in contenders:
-        base = contenders["floor"]["cpu_us_per_message"]
-        for name, found in contenders.items():
-            mine = found["cpu_us_per_message"]
-            ratios[f"{name}/floor"] = {kind: round(mine[kind] / base[kind], 2) for kind in ("best", "median")}
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"when": when, "machine": machine, "messages": count, "contenders": contenders, "ratios": ratios}
+    found = {"when": when, "machine": machine, "messages": count, "contenders": contenders}
+    return {**found, "ratios": ratios(contenders), **({"cannot_run": absent} if absent else {})}
 
 
-def keep(found: dict[str, Any]) -> None:
-    """Print the table, store the figures."""
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "latest.json").write_text(json.dumps(found, indent=2) + "\n")
-    print(f"{found['messages']:,} messages, {found['machine']}")
-    print(f"{'':12}{'µs CPU best':>14}{'median':>10}{'wall s':>10}{'peak MB':>10}{'× floor':>10}")
+def ratios(contenders: dict[str, Any]) -> dict[str, Any]:
+    """CPU per message: everybody's to the floor's, and every peer's to ours (so many times ours is faster)."""
+    pairs = [(name, "floor") for name in contenders]
+    pairs += [(peer, our) for our in ("table", "machine") for peer in contenders if peer not in ("floor", our)]
+    return {
+        f"{name}/{base}": {
+            kind: round(contenders[name]["cpu_us_per_message"][kind] / contenders[base]["cpu_us_per_message"][kind], 2)
+            for kind in ("best", "median")
+        }
+        for name, base in pairs
+        if base in contenders
+    }
+
+
+def keep(found: dict[str, Any], results: Path, *, picture: bool) -> None:
+    """Print the table, store the figures, draw them."""
+    results.mkdir(exist_ok=True)
+    (results / "latest.json").write_text(json.dumps(found, indent=2) + "\n")
+    print("\n".join(table(found)))
+    cpu = {name: one["cpu_us_per_message"] for name, one in found["contenders"].items()}
+    drawn = bars("CPU µs a message, best and median", {n: (c["best"], c["median"]) for n, c in cpu.items()})
+    (results / "latest.svg").write_text(drawn)
+    if picture:
+        PICTURE.write_text(drawn)
+
+
+def table(found: dict[str, Any]) -> Iterator[str]:
+    """The figures for people, as Markdown."""
+    yield f"{found['messages']:,} messages, {found['machine']}, {found['when']}\n"
+    yield "| contender | µs CPU best | median | wall s | peak MB | output MB | × floor | start-up CPU s | load |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for name, one in found["contenders"].items():
         cpu, ratio = one["cpu_us_per_message"], found["ratios"].get(f"{name}/floor", {}).get("best", "")
-        print(
-            f"{name:12}{cpu['best']:>14}{cpu['median']:>10}{one['wall_seconds']:>10}"
-            f"{one['peak_memory_mb']:>10}{ratio:>10}"
+        load = ", ".join(map(str, one["load_before"]))
+        yield (
+            f"| {name} | {cpu['best']:.2f} | {cpu['median']:.2f} | {one['wall_seconds']} | {one['peak_memory_mb']} "
+            f"| {one['output_bytes'] / 1e6:.0f} | {ratio} | {one['startup_cpu_seconds']} | {load} |"
         )
+    for name, reason in found.get("cannot_run", {}).items():
+        yield f"| {name} | cannot run here: {reason} |"
+
+
+def _short(found: dict[str, Any], count: int) -> str:
+    if "cannot_run" in found:
+        return f"cannot run here: {found['cannot_run']}"
+    return f"{found['cpu_seconds'] / count * 1e6:.2f} µs CPU a message, {found['wall_seconds']:.1f} s"
 
 
 def say(text: str) -> None:

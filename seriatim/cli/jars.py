@@ -19,7 +19,10 @@ app.add_typer(jars, name="jars")
 
 @jars.command()
 def fetch(
-    group: Annotated[list[str] | None, typer.Option(help="spark or kafka; may be repeated. Default: all.")] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(help="spark, kafka, bench or bench-streams; may be repeated. Default: all but bench."),
+    ] = None,
 ) -> None:
     """Fetch what is missing or damaged, and prove every file by its SHA-256.
 
@@ -30,7 +33,7 @@ def fetch(
     from seriatim.embedded import jars as cache
 
     settings = config.load()
-    for name in group or cache.groups():
+    for name in group or [name for name in cache.groups() if not name.startswith("bench")]:
         files = cache.ensure(name, settings, say)
         typer.echo(f"{name}: {len(files)} JARs in {settings.home / 'jars'}")
 

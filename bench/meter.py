@@ -1,0 +1,85 @@
+"""The meter: CPU of this process and everything below it, wall, and the peak of memory (PSS).
+
+Next room: contenders.py, whose work it measures.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+WATCH_EVERY_SECONDS = 1.0
+
+
+class Meter:
+    """CPU and memory of this process and everything below it."""
+
+    def __init__(self) -> None:
+        self.me = psutil.Process()
+        self.peak = 0
+        self.own_seconds = 0.0
+        """What watching itself has cost."""
+        self._over = threading.Event()
+
+    def cpu_seconds(self) -> float:
+        """All that was spent so far, by the dead, too."""
+        total = 0.0
+        for process in [self.me, *self.me.children(recursive=True)]:
+            try:
+                times = process.cpu_times()
+                total += times.user + times.system + times.children_user + times.children_system
+            except psutil.Error:
+                continue
+        return total
+
+    def watch(self) -> None:
+        """Look at memory until told to stop."""
+        while not self._over.wait(WATCH_EVERY_SECONDS):
+            family = [self.me, *self.me.children(recursive=True)]
+            self.peak = max(self.peak, sum(pss_bytes(process.pid) for process in family))
+        self.own_seconds = time.thread_time()
+
+    def measure(self, work: Callable[[], Any]) -> dict[str, Any]:
+        """What the work takes; and, beside it, what start-up and warm-up took before."""
+        watcher = threading.Thread(target=self.watch)
+        watcher.start()
+        cpu, began = self.cpu_seconds(), time.monotonic()
+        try:
+            found = work()
+            wall = time.monotonic() - began
+            spent = self.cpu_seconds() - cpu
+        finally:
+            self._over.set()
+            watcher.join()
+        return {
+            "cpu_seconds": spent - self.own_seconds,
+            "wall_seconds": wall - self.waited(found),
+            "startup_cpu_seconds": cpu,
+            "startup_wall_seconds": began - started_at(self.me),
+            "peak_memory_mb": round(self.peak / 1e6),
+            "found": found,
+        }
+
+    @staticmethod
+    def waited(found: Any) -> float:
+        """Seconds in which a contender without an end of its own only waited to see that nothing came any more."""
+        return found.get("waited_seconds", 0.0) if isinstance(found, dict) else 0.0
+
+
+def started_at(process: psutil.Process) -> float:
+    """When a process began, on the monotonic clock."""
+    return time.monotonic() - (time.time() - process.create_time())
+
+
+def pss_bytes(pid: int) -> int:
+    """A process's share of memory; pages that several use are split between them."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
