@@ -96,9 +96,11 @@ def _unforeseen(error: Exception) -> SeriatimError:
 # Each module adds its commands to `app`, so they come after it.
 from seriatim.cli import (  # noqa: E402, F401
     accept,
+    bisect,
     check,
     compact,
     doctor,
+    explain,
     gaps,
     jars,
     kafka,
@@ -108,6 +110,8 @@ from seriatim.cli import (  # noqa: E402, F401
     repair,
     report,
     run,
+    state,
+    trace,
     verify,
     watch,
 )

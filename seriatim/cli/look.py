@@ -1,6 +1,6 @@
-"""`seriatim status`, `state` and `version`: looking at a stream without changing it.
+"""`seriatim status` and `version`: looking at a stream without changing it.
 
-Next room: steps/status.py gathers what is shown.
+Next room: steps/status.py gathers what is shown; cli/state.py shows sessions.
 """
 
 from __future__ import annotations
@@ -56,43 +56,6 @@ def status(
         _print(found) if json else _show_status(found)
     if failed:
         raise typer.Exit(max(failed))
-
-
-@app.command()
-def state(
-    stream: StreamName,
-    session: Annotated[str, typer.Argument(metavar="SESSION", help="The session's name: its Kafka key.")],
-    topic: Annotated[str | None, typer.Option(help="Where a key lives in several topics.")] = None,
-    version: Annotated[int | None, typer.Option(min=0, help="As of this ledger entry. Default: the last.")] = None,
-    json: Json = False,
-) -> None:
-    """Show what the machine holds for a session, now or as of an earlier ledger entry.
-
-    Example: seriatim state demo session-00007
-    """
-    from seriatim import streams, wiring
-    from seriatim.steps.commit import read_head
-    from seriatim.steps.status import session_state
-    from seriatim.steps.sweep import refuse_swept
-
-    Options.json = json
-    settings = config.load()
-    file = streams.load(stream, settings.streams)
-    name, store = file.stream.name, wiring.ledger(file)
-    head = read_head(store, name)
-    if head is None:
-        raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
-    ledger = head.ledger if version is None else store.at(name, version)
-    wiring.refuse_code(file, ledger)
-    try:
-        found = session_state(file.stream, streams.runner(file), ledger, wiring.state(file), session, topic)
-    except IntegrityError:
-        refuse_swept(store, wiring.files(file), head.ledger, ledger.sequence, "state")
-        raise
-    if len(found) > 1:
-        places = ", ".join(f"{one['topic']}/{one['partition']}" for one in found)
-        raise ConfigError(f"{name}: session {session!r} lives in {places}", next="choose one with --topic")
-    _print(found[0]) if json else _show_state(found[0])
 
 
 @app.command()
@@ -172,18 +135,6 @@ def _waits(part: dict[str, Any]) -> str:
     if halt is None:
         return f"held by {part['held']}" if part["held"] else ""
     return f"{halt['finding']} at {halt['offset']}: {halt['cause']}"
-
-
-def _show_state(found: dict[str, Any]) -> None:
-    from seriatim.cli import show
-
-    place = f"{found['topic']}/{found['partition']}"
-    typer.echo(f"{found['session']} in {place}, {found['status']}, as of offset {found['offset']}")
-    state = found["state"]
-    if isinstance(state, dict) and list(state) == ["rows"] and state["rows"]:
-        show.table(list(state["rows"][0]), state["rows"])
-    else:
-        typer.echo(msgspec.json.format(msgspec.json.encode(state)).decode())
 
 
 def _print(value: dict[str, Any]) -> None:

@@ -11,10 +11,10 @@ Next room: core/trace.py folds; core/history.py knows the past; steps/bisect.py 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from seriatim.core import history
@@ -125,8 +125,27 @@ class Way:
         for one in self.each(until):
             yield self.step(one)
 
+    def chosen(self, until: int, wanted: Callable[[Met], bool]) -> Iterator[Step]:
+        """Fold on, and look at those messages alone that are wanted."""
+        for one in self.stops(until, wanted):
+            yield self.step(one)
+
+    def stops(self, until: int, wanted: Callable[[Met], bool]) -> Iterator[Met]:
+        """Messages that are wanted, each when all before it is folded; whoever asks folds it by `step`."""
+        self.folds += self.at < until
+        for part in self._parts(until):
+            passed: list[Met] = []
+            for one in part:
+                if not wanted(one):
+                    passed.append(one)
+                    continue
+                self.messages += self.retrace.pass_over(passed)
+                passed = []
+                yield one
+            self.messages += self.retrace.pass_over(passed)
+
     def each(self, until: int) -> Iterator[Met]:
-        """The session's next messages, for whoever folds them by `step` or passes them by."""
+        """The session's next messages, for whoever folds each by `step` before asking for the next."""
         self.folds += self.at < until
         for part in self._parts(until):
             yield from part
@@ -343,45 +362,3 @@ class Turn(Struct, frozen=True, kw_only=True):
     start: int
     at: int
     release: bool = False
-
-
-class Found(Struct, kw_only=True):
-    """Where a session lives."""
-
-    partition: Partition
-    session: Session
-    others: list[Partition] = field(default_factory=list)
-
-
-def find(
-    looking: Looking, head: Head, name: str, topic: str | None = None, partition: Partition | None = None
-) -> Found:
-    """The partition in which a session lives: the one where it was last met, of one topic."""
-    ledger, stream = head.ledger, looking.stream.name
-    if partition is not None:
-        account = ledger.account(partition)
-        if account is None:
-            known = ", ".join(list(ledger.partitions)[:8])
-            raise ConfigError(f"{stream}: it has no partition {partition}", next=f"it has {known}")
-        return Found(partition=partition, session=looking.state.load(account.state, [name]).get(name) or Session())
-    found: list[tuple[Partition, Session]] = []
-    for place, account in _places(ledger.partitions.items(), topic):
-        if looking.state.holds(account.state, [name]):
-            found.append((place, looking.state.load(account.state, [name])[name]))
-    if not found:
-        raise ConfigError(
-            f"{stream}: there is no session {name!r}{f' in topic {topic}' if topic else ''}",
-            next="check the name; a session whose messages never had an effect is found by --partition TOPIC/NUMBER",
-        )
-    topics = sorted({place.topic for place, _ in found})
-    if len(topics) > 1:
-        raise ConfigError(f"{stream}: session {name!r} lives in {', '.join(topics)}", next="choose one with --topic")
-    place, session = max(found, key=lambda one: one[1].timestamp)
-    return Found(partition=place, session=session, others=[other for other, _ in found if other != place])
-
-
-def _places(accounts: Iterable[tuple[str, Account]], topic: str | None) -> Iterator[tuple[Partition, Account]]:
-    for text, account in accounts:
-        place = Partition.parse(text)
-        if topic in (None, place.topic):
-            yield place, account

@@ -5,12 +5,16 @@ Next room: worlds.py and mending.py make the worlds.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from seriatim.core.expression import parse
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Session
 from seriatim.core.step import Step
 from seriatim.ports import Head
+from seriatim.steps.bisect import ROOTS, Bisected, Bisecting
+from seriatim.steps.explain import Explained, Explaining, key_of, sessions_of
 from seriatim.steps.retrace import Looking, Way
 from seriatim.testing import MemoryStream
 from tests.steps.mending import MemoryReread
@@ -64,3 +68,31 @@ def rows_of(made: MemoryStream, name: str, partition: Partition, start: int) -> 
     rows.sort(key=lambda row: (row["offset"], row["index"]))
     columns = ("offset", "index", *made.machine().columns)
     return [{column: row[column] for column in columns} for row in rows]
+
+
+class MemoryLookup:
+    """Committed records of a world, by what is in their columns."""
+
+    def __init__(self, made: MemoryStream) -> None:
+        self.made = made
+
+    def where(self, match: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Records with these values."""
+        for row in self.made.rows():
+            if all(row[name] == value for name, value in match.items()):
+                yield row
+
+
+def explained(made: MemoryStream, row: str, session: str | None = None) -> list[Explained]:
+    """What touched a row, in each session that has it."""
+    tools = looking(made)
+    key = key_of(tools.runner, row)
+    found = sessions_of(MemoryLookup(made), key, session, None)
+    return [Explaining(tools, head_of(made), key).run(place, rows) for place, rows in found.items()]
+
+
+def hunted(made: MemoryStream, name: str, invariant: str, partition: Partition = A0, **more: Any) -> Bisected:
+    """Where an invariant breaks."""
+    gone = way(made, name, partition)
+    gone.begin_early(0)
+    return Bisecting(gone, parse(invariant, ROOTS).holds).run(gone.at, gone.end, **more)

@@ -15,8 +15,8 @@ from seriatim.core.machine import Machine, UserMachine
 from seriatim.core.offsets import Partition
 from seriatim.core.refold import same
 from seriatim.core.stream import Output, Stream
+from seriatim.steps.find import find
 from seriatim.steps.release import release
-from seriatim.steps.retrace import find
 from seriatim.testing import MemoryStream
 from tests.steps.adders import Adder, Buggy, Raising, add, adding, deploy
 from tests.steps.deciding import accepted, made_again, means

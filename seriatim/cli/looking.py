@@ -1,0 +1,202 @@
+"""What the commands that look back have in common: how they begin, which options they take, how a step is shown.
+
+Next room: cli/trace.py, cli/state.py, cli/bisect.py, cli/explain.py and cli/replay.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from msgspec import Struct
+
+from seriatim import config
+from seriatim.cli import Options, say
+from seriatim.core.errors import ConfigError
+from seriatim.core.integrity import shortened
+
+if TYPE_CHECKING:
+    from seriatim.core.machine import Runner
+    from seriatim.core.offsets import Partition
+    from seriatim.core.step import Step
+    from seriatim.ports import Head
+    from seriatim.steps.retrace import Looking, Way
+    from seriatim.streams import StreamFile
+
+SessionName = Annotated[str, typer.Argument(metavar="SESSION", help="The session's name: its Kafka key.")]
+Topic = Annotated[str | None, typer.Option(help="Where a key lives in several topics.")]
+InPartition = Annotated[
+    str | None, typer.Option("--partition", metavar="TOPIC/NUMBER", help="Where to look, if its state does not tell.")
+]
+From = Annotated[str | None, typer.Option("--from", metavar="EDGE", help="An offset, or a time in UTC.")]
+Until = Annotated[str | None, typer.Option("--until", metavar="EDGE", help="Up to, and without, this offset or time.")]
+EDGE = "an offset like 41000, or a time in UTC like 2026-11-16T08:00:00Z"
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,6})?)?Z")
+WIDTH = 300
+
+
+class Lookback(Struct, frozen=True):
+    """A stream that is looked back at."""
+
+    file: StreamFile
+    tools: Looking
+    head: Head
+
+    @property
+    def name(self) -> str:
+        """The stream's."""
+        return self.file.stream.name
+
+    @property
+    def runner(self) -> Runner:
+        """The machine of now."""
+        return self.tools.runner
+
+    def find(self, session: str, topic: str | None, partition: str | None) -> tuple[Partition, int]:
+        """Where a session lives, and the first offset that is known to be its own; -1: none is."""
+        from seriatim.core.offsets import Partition
+        from seriatim.steps.find import find
+
+        wanted = None if partition is None else Partition.parse(partition)
+        found = find(self.tools, self.head, session, topic, wanted)
+        if found.others:
+            told = ", ".join(map(str, found.others))
+            say(f"{self.name}: session {session!r} was in {told} as well; this is {found.partition}")
+        return found.partition, found.session.first_offset
+
+    def way(self, partition: Partition, session: str) -> Way:
+        """A session's way."""
+        from seriatim.steps.retrace import Way
+
+        return Way(self.tools, self.head, partition, session)
+
+    def offset(self, way: Way, text: str | None, otherwise: int) -> int:
+        """An edge as a person writes it, as an offset: of a time, the first message at or after it."""
+        if text is None:
+            return otherwise
+        if re.fullmatch(r"\d{1,18}", text):
+            return int(text)
+        found = self.tools.log.offsets_for_time([way.partition], time_ms(text)).get(way.partition, -1)
+        return way.seen.log_end if found < 0 else found
+
+
+@contextmanager
+def lookback(stream: str, *, json: bool) -> Iterator[Lookback]:
+    """Open a stream to look back at it."""
+    from seriatim import streams, wiring
+    from seriatim.adapters.consumer import KafkaReread
+    from seriatim.steps.commit import read_head
+    from seriatim.steps.retrace import Looking
+
+    Options.json = json
+    settings = config.load()
+    file = streams.load(stream, settings.streams)
+    name, store = file.stream.name, wiring.ledger(file)
+    head = read_head(store, name)
+    if head is None:
+        raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
+    wiring.refuse_code(file, head.ledger)
+    reread = KafkaReread(wiring.kafka_client(settings), file.stream.isolation)
+    tools = Looking(
+        stream=file.stream,
+        runner=streams.runner(file),
+        ledger=store,
+        state=wiring.state(file),
+        log=wiring.log(file, settings),
+        reread=reread,
+    )
+    try:
+        yield Lookback(file, tools, head)
+    finally:
+        reread.close()
+
+
+def time_ms(text: str) -> int:
+    """A time in UTC, in milliseconds since 1970."""
+    try:
+        if not TIME.fullmatch(text):
+            raise ValueError
+        return round(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise ConfigError(
+            f"{text!r} is neither an offset nor a time", allowed=EDGE, next="write one of these"
+        ) from None
+
+
+def shown_time(ms: int) -> str:
+    """A message's time as people write it, and can paste."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (OverflowError, ValueError, OSError):
+        return f"{ms} ms"
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on a line of its own, at once."""
+    typer.echo(msgspec.json.encode(value, enc_hook=str).decode())
+
+
+def plain(value: Any) -> str:
+    """Any value on one line, short enough for people, without what a terminal would act on."""
+    return shortened(msgspec.json.encode(value, enc_hook=str).decode(), WIDTH)
+
+
+def step_values(runner: Runner, step: Step, frontier: int) -> dict[str, Any]:
+    """A step for scripts."""
+    from seriatim.core.looks import changes
+
+    return {
+        "offset": step.offset,
+        "time": shown_time(step.timestamp),
+        "sequence": step.sequence,
+        "outcome": step.outcome,
+        "committed": step.offset < frontier,
+        "message": message_of(runner, step),
+        "changes": [
+            {"what": one.what, "before": one.before, "after": one.after}
+            for one in changes(runner, step.before, step.after)
+        ],
+        "records": step.records,
+        "findings": [{"finding": one.finding, "level": one.level, "cause": one.cause} for one in step.findings],
+        "damaged": step.damaged,
+        "quarantined": step.quarantined,
+    }
+
+
+def message_of(runner: Runner, step: Step) -> Any:
+    """A message as plain values; one that cannot be decoded, as text."""
+    from seriatim.core.looks import view_of_message
+
+    seen = msgspec.to_builtins(view_of_message(runner, step.message))
+    if isinstance(seen, dict) and list(seen) == ["poison"]:
+        return {**seen, "raw": None if step.raw is None else step.raw[:2_000].decode(errors="backslashreplace")}
+    return seen
+
+
+def show_step(runner: Runner, step: Step, frontier: int, *, mark: str = "") -> None:
+    """A step for people."""
+    values = step_values(runner, step, frontier)
+    counted = "" if step.sequence is None else f"  seq {step.sequence}"
+    ahead = "" if values["committed"] else ", not committed yet"
+    headline = f"{mark}{step.offset}  {values['time']}{counted}  {step.outcome}{ahead}"
+    color = typer.colors.RED if step.findings else None
+    typer.secho(headline, bold=True, fg=color)
+    typer.echo(f"    message   {plain(values['message'])}")
+    for one in values["changes"][:20]:
+        typer.echo(f"    {shortened(one['what'], 40):<8}  {plain(one['before'])} → {plain(one['after'])}")
+    if (more := len(values["changes"]) - 20) > 0:
+        typer.echo(f"    … and {more} more; --json has them all")
+    for record in values["records"][:20]:
+        typer.echo(f"    record {record['index']:<3}{plain({k: v for k, v in record.items() if k != 'index'})}")
+    if (more := len(values["records"]) - 20) > 0:
+        typer.echo(f"    … and {more} more records")
+    for found in step.findings:
+        text = (
+            f"    finding   {found.finding} ({found.level}){': ' if found.cause else ''}{shortened(found.cause, WIDTH)}"
+        )
+        typer.secho(text, fg=color)

@@ -1,0 +1,73 @@
+"""`seriatim trace`: one session, message by message, with what each did.
+
+Next room: steps/retrace.py goes the session's way; cli/looking.py shows a step.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from seriatim.cli import app, say
+from seriatim.cli.looking import (
+    From,
+    InPartition,
+    SessionName,
+    Topic,
+    Until,
+    lookback,
+    print_json,
+    show_step,
+    step_values,
+)
+from seriatim.cli.run import Json, StreamName
+
+
+@app.command()
+def trace(
+    stream: StreamName,
+    session: SessionName,
+    topic: Topic = None,
+    partition: InPartition = None,
+    start: From = None,
+    until: Until = None,
+    findings: Annotated[bool, typer.Option("--findings", help="Only messages with findings.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many messages.")] = None,
+    json: Json = False,
+) -> None:
+    """Show each message of a session: offset, time, message, rows before → after, records, findings.
+
+    Folds in this process, from the nearest saved state on, with the stream's own machine and tier; no Spark, and
+    nothing is changed. From the session's first message to the frontier; --until may lie beyond it: that shows
+    what the next run would do. With --json one object a line.
+
+    Example: seriatim trace demo session-00007 --from 41000 --until 41020
+    """
+    with lookback(stream, json=json) as opened:
+        place, first = opened.find(session, topic, partition)
+        way = opened.way(place, session)
+        begin = opened.offset(way, start, max(first, 0))
+        end = min(opened.offset(way, until, way.end), max(way.end, way.seen.log_end))
+        way.begin(begin) if start is not None else way.begin_early(begin)
+        if way.at > begin:
+            say(f"{opened.name}: Kafka has nothing of {place} before offset {way.seen.log_start}: from {way.at} on")
+            begin = way.at
+        way.to(begin)
+        shown = 0
+        for step in way.steps(end):
+            if findings and not step.findings:
+                continue
+            if json:
+                print_json(step_values(opened.runner, step, way.end))
+            else:
+                show_step(opened.runner, step, way.end)
+            shown += 1
+            if shown == limit:
+                return
+        if way.parted():
+            told = f"{opened.name}: at offset {way.at} this is not the state that was committed: the machine or the"
+            say(f"{told} stream's file changed since; --from {way.at} begins with the committed one", parted=way.at)
+        if not shown:
+            what = "findings" if findings else "messages"
+            say(f"{opened.name}: session {session!r} has no {what} in {place} [{begin}, {end})")

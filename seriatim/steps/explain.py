@@ -1,0 +1,172 @@
+"""Explain: one row of the output, back to the messages that made it. Reads, and changes nothing.
+
+The records of the row say which messages changed it. For the stock machine the session's messages are read again as
+well, so that those are told that named the row and left no record: set aside, dropped, headless, or contradicted.
+
+Next room: steps/retrace.py folds; adapters/lookup.py finds records; cli/explain.py shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import astuple
+
+from seriatim.core.errors import ConfigError
+from seriatim.core.looks import view_of_message
+from seriatim.core.machine import Runner
+from seriatim.core.message import Poison
+from seriatim.core.offsets import Partition
+from seriatim.core.session import Session
+from seriatim.core.step import Step
+from seriatim.core.table import TableMachine, column_type
+from seriatim.core.trace import Met
+from seriatim.ports import Head
+from seriatim.steps.retrace import Looking, Way
+
+
+class Lookup(Protocol):
+    """Committed records, by what is in their columns."""
+
+    def where(self, match: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Records with these values, in any order."""
+        ...
+
+
+class Touch(Struct, kw_only=True):
+    """A message that touched a row, or tried to."""
+
+    offset: int
+    timestamp: int | None = None
+    sequence: int | None = None
+    outcome: str = ""
+    message: Any = None
+    """None: Kafka has it no longer."""
+    records: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[dict[str, str]] = field(default_factory=list)
+
+
+class Explained(Struct, kw_only=True):
+    """A row of one session."""
+
+    session: str
+    partition: Partition
+    topic_id: str
+    touches: list[Touch] = field(default_factory=list)
+    value: dict[str, Any] | None = None
+    """The row as it is; None: it is not there."""
+    notes: list[str] = field(default_factory=list)
+
+
+def key_of(runner: Runner, text: str) -> dict[str, Any]:
+    """A row's key as a person types it: one value, or several with commas between."""
+    if runner.keyed is None:
+        raise ConfigError(
+            f"the records of machine {runner.name} name no row",
+            next="give the record's Struct a row_key, as STREAMS.md says",
+        )
+    names = runner.keyed.key
+    parts = [text] if len(names) == 1 else text.split(",")
+    if len(parts) != len(names):
+        raise ConfigError(f"--row {text!r}: a row is named by {', '.join(names)}", next="give them with commas between")
+    return {name: _typed(name, runner.columns[name], part) for name, part in zip(names, parts, strict=True)}
+
+
+def _typed(name: str, kind: str, text: str) -> Any:
+    try:
+        return text if kind == "string" else msgspec.convert(text, column_type(kind), strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--row: {name} is {kind}, {text!r} is not: {error}", next=f"give {name} as {kind}") from None
+
+
+def sessions_of(lookup: Lookup, key: Mapping[str, Any], session: str | None, topic: str | None) -> dict[Any, list[Any]]:
+    """The row's records by topic, partition, life of the topic and session, in order."""
+    match = {**key, **({"session": session} if session is not None else {}), **({"topic": topic} if topic else {})}
+    found: dict[Any, list[Any]] = {}
+    for row in lookup.where(match):
+        place = row["topic"], row["partition"], row["topic_id"], row["session"]
+        found.setdefault(place, []).append(row)
+    return {place: sorted(rows, key=lambda r: (r["offset"], r["index"])) for place, rows in sorted(found.items())}
+
+
+class Explaining:
+    """One row, in one session."""
+
+    def __init__(self, looking: Looking, head: Head, key: Mapping[str, Any]) -> None:
+        self.looking, self.head, self.key = looking, head, dict(key)
+
+    def run(self, place: tuple[str, int, str, str], rows: Sequence[Mapping[str, Any]]) -> Explained:
+        """All that touched it, oldest first."""
+        topic, number, topic_id, session = place
+        partition = Partition(topic, number)
+        done = Explained(session=session, partition=partition, topic_id=topic_id, value=self._value(rows))
+        records = _by_offset(rows)
+        account = self.head.ledger.account(partition)
+        if account is None or account.topic_id != topic_id:
+            done.notes.append(f"{topic} was made again since: its messages of then are gone")
+            done.touches = [_without_message(at, records[at]) for at in sorted(records)]
+            return done
+        try:
+            done.touches = self._touches(Way(self.looking, self.head, partition, session), records, done)
+        except ConfigError as error:
+            done.notes.append(f"messages are not shown: {error.message}")
+            done.touches = [_without_message(at, records[at]) for at in sorted(records)]
+        return done
+
+    def _value(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+        """The row as its last record leaves it."""
+        keyed = self.looking.runner.keyed
+        if not rows or keyed is None:
+            return None
+        last = rows[-1]
+        gone = bool(keyed.gone) and all(last[name] == value for name, value in keyed.gone.items())
+        return None if gone else {name: last[name] for name in keyed.columns}
+
+    def _touches(self, way: Way, records: dict[int, list[dict[str, Any]]], done: Explained) -> list[Touch]:
+        """Fold the session again; at each message that names the row, or gave a record of it, look."""
+        first = min(records, default=way.end)
+        held = self.looking.state.load(way.account.state, [way.name]).get(way.name) or Session()
+        way.begin_early(max(0, min(first, held.first_offset if held.first_offset >= 0 else first)))
+        touches = [_without_message(at, records[at]) for at in sorted(records) if at < way.at]
+        if touches:
+            done.notes.append(f"Kafka has messages that can be folded again from offset {way.at} on")
+
+        def wanted(one: Met) -> bool:
+            return one.offset in records or self._names(way.retrace.decoded(one.part))
+
+        touches += [self._touch(step, records.get(step.offset, [])) for step in way.chosen(way.end, wanted)]
+        return touches
+
+    def _names(self, message: Any) -> bool:
+        """Whether a message of the stock machine names the row."""
+        table = self.looking.runner
+        if not isinstance(table, TableMachine) or message.__class__ is Poison:
+            return False
+        wanted = [self.key[table.names[i]] for i in table.key_positions]
+        rows = message.rows if message.__class__ is table.snapshot else (message,)
+        return any([astuple(row)[i] for i in table.key_positions] == wanted for row in rows)
+
+    def _touch(self, step: Step, records: list[dict[str, Any]]) -> Touch:
+        return Touch(
+            offset=step.offset,
+            timestamp=step.timestamp,
+            sequence=step.sequence,
+            outcome=step.outcome,
+            message=msgspec.to_builtins(view_of_message(self.looking.runner, step.message)),
+            records=records,
+            findings=[{"finding": one.finding, "level": one.level, "cause": one.cause} for one in step.findings],
+        )
+
+
+def _by_offset(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["offset"], []).append(dict(row))
+    return found
+
+
+def _without_message(offset: int, records: list[dict[str, Any]]) -> Touch:
+    return Touch(offset=offset, outcome="applied", records=records, sequence=records[0].get("sequence"))

@@ -1,0 +1,193 @@
+"""Bisect and explain: from a row that looks wrong to the message that made it so, in a few folds."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+
+from seriatim.core.errors import ConfigError
+from seriatim.core.stream import Output, Stream, Table
+from seriatim.testing import MemoryStream
+from tests.steps.adders import Adder, adding
+from tests.steps.looking import explained, hunted, traced, way
+from tests.steps.mending import sliced
+from tests.steps.worlds import A0, begun, send, world
+
+FOLDS_MAX = 25
+
+
+def market(count: int, seed: int, slices: int) -> tuple[MemoryStream, str, int]:
+    """A stream of tier none in which two messages of one session are swapped, nobody knows where.
+
+    Rows are opened and closed again; the messages carry a number `n` that the stream does not look at. Returns the
+    world, the row that is left over, and the offset of the first of the two.
+    """
+    chance = Random(seed)
+    table = Table(key=("id",), columns={"id": "string", "n": "int64"}, before=False)
+    stream = Stream(name="s", topics="in-.*", machine="table", tier="none", table=table, output=Output(path="memory"))
+    made = MemoryStream(stream, stream.table_machine)
+    made.kafka.create("in-a", 1)
+    names = [f"session-{number}" for number in range(12)]
+    sent: list[tuple[str, dict[str, Any]]] = [
+        (name, {"type": "snapshot", "rows": [{"id": "base", "n": 0}]}) for name in names
+    ]
+    while len(sent) < count:
+        number, name = len(sent), chance.choice(names)
+        sent.append((name, {"type": "insert", "id": f"row-{number}", "n": number}))
+        sent.append((name, {"type": "delete", "id": f"row-{number}", "n": number + 1}))
+        sent.append((chance.choice(names), {"type": "update", "id": "base", "n": number}))
+    at = chance.choice([i for i, (_, body) in enumerate(sent) if body["type"] == "insert" and i > count // 10])
+    sent[at], sent[at + 1] = sent[at + 1], sent[at]
+    for name, body in sent:
+        made.kafka.produce("in-a", name, json.dumps(body).encode())
+    made.run(-(-len(sent) // slices))
+    return made, str(sent[at][1]["id"]), at
+
+
+def hunt(made: MemoryStream, row: str) -> tuple[list[int], int]:
+    """The script: who has the row, since when is it there, what happened around. The offsets, and how many folds."""
+    (found,) = explained(made, row)
+    broken = hunted(made, found.session, f"not any(row.id == '{row}' for row in state.rows)")
+    gone = way(made, found.session)
+    touched = [touch.offset for touch in found.touches]
+    gone.begin(min(touched))
+    gone.to(min(touched))
+    steps = [step for step in gone.steps(broken.broken + 1) if step.offset in touched]
+    assert [step.findings[0].finding for step in steps if step.findings] == ["precondition"]
+    numbers = [step.message.c1 if hasattr(step.message, "c1") else None for step in steps]
+    assert numbers == sorted(numbers, reverse=True), "the producer's own numbers are the other way round"
+    return [step.offset for step in steps], broken.folds + gone.folds + 1
+
+
+@pytest.mark.parametrize(("seed", "slices"), [(1, 1), (2, 7)])
+def test_a_swapped_pair_is_found(seed: int, slices: int) -> None:
+    """Thirty thousand messages, one swapped pair, tier none: both offsets are named, in fewer than 25 folds."""
+    made, row, at = market(30_000, seed, slices)
+    offsets, folds = hunt(made, row)
+    assert offsets == [at, at + 1]
+    assert folds < FOLDS_MAX
+
+
+@pytest.mark.full
+def test_a_swapped_pair_among_300_000_is_found() -> None:
+    """The same in a stream of 300,000 messages, folded as one slice: no saved state helps."""
+    made, row, at = market(300_000, 3, 1)
+    offsets, folds = hunt(made, row)
+    assert offsets == [at, at + 1]
+    assert folds < FOLDS_MAX
+
+
+def test_the_first_broken_offset_for_every_place() -> None:
+    """Wherever a sum passes a bound, that message is found, from slices of any size."""
+    made = adding(Adder)
+    made.kafka.create("in-a", 1)
+    for number in range(40):
+        made.kafka.produce("in-a", "s", json.dumps({"v": 1, "start": number == 0}).encode())
+    made.run(7)
+    for bound in range(1, 40):
+        done = hunted(made, "s", f"state.value <= {bound}")
+        assert (done.broken, done.good) == (bound, bound - 1)
+    assert hunted(made, "s", "state.value <= 40").broken == -1
+
+
+def test_saved_states_cost_no_fold() -> None:
+    """Between two of them lie seven messages: three halves and the end, however long the stream is."""
+    made = adding(Adder)
+    made.kafka.create("in-a", 1)
+    for number in range(700):
+        made.kafka.produce("in-a", "s", json.dumps({"v": 1, "start": number == 0}).encode())
+    made.run(7)
+    done = hunted(made, "s", "state.value <= 333")
+    assert done.broken == 333
+    assert (done.folds <= 5, done.messages <= 20, done.looked <= 8) == (True, True, True)
+
+
+def test_what_heals_by_itself_is_found_by_looking_after_each() -> None:
+    """By halves it holds at the end; with `every` the first message is named that broke it."""
+    made = begun(1)
+    send(made, A0, 3, 99, 4, 5)
+    made.run()
+    assert hunted(made, "s", "all(row.v < 50 for row in state.rows)").broken == -1
+    done = hunted(made, "s", "all(row.v < 50 for row in state.rows)", every=True)
+    assert (done.broken, done.good, done.folds) == (4, 3, 1)
+
+
+def test_an_invariant_must_hold_at_the_beginning() -> None:
+    """Else there is nothing to find, and it is said."""
+    made = begun(1)
+    send(made, A0, 3, 4)
+    made.run(2)
+    gone = way(made)
+    gone.begin(2)
+    from seriatim.core.expression import parse
+    from seriatim.steps.bisect import ROOTS, Bisecting
+
+    with pytest.raises(ConfigError, match="does not hold before offset 2"):
+        Bisecting(gone, parse("len(state.rows) == 7", ROOTS).holds).run(2, 5)
+
+
+def test_damage_is_an_invariant_like_any_other() -> None:
+    """Tier none counts a contradiction and goes on: `not damaged` finds it."""
+    made = world(tier="none")
+    made.kafka.create("in-a", 1)
+    send(made, A0, ["a"], 1, b'{"type": "delete", "id": "zz"}', 2, 3)
+    made.run()
+    assert hunted(made, "s", "not damaged").broken == 2
+
+
+def test_a_row_is_explained_from_its_first_message_to_what_it_is() -> None:
+    """Every message that named it, with its record or why there is none; then the value of now."""
+    made = world(tier="strict", sequence="seq")
+    made.kafka.create("in-a", 1)
+    bodies = [
+        {"type": "snapshot", "seq": 1, "rows": [{"id": "a", "v": 1}]},
+        {"type": "insert", "seq": 2, "id": "b", "v": 2},
+        {"type": "update", "seq": 3, "id": "a", "v": 3},
+        {"type": "update", "seq": 4, "id": "b", "v": 4},
+        {"type": "update", "seq": 6, "id": "b", "v": 6},
+        {"type": "snapshot", "seq": 7, "rows": [{"id": "b", "v": 7}]},
+        {"type": "delete", "seq": 8, "id": "b"},
+    ]
+    for body in bodies:
+        made.kafka.produce("in-a", "s", json.dumps(body).encode())
+    made.run(2)
+    (done,) = explained(made, "b")
+    told = [(touch.offset, touch.outcome, [record["op"] for record in touch.records]) for touch in done.touches]
+    assert told == [
+        (1, "applied", ["insert"]),
+        (3, "applied", ["update"]),
+        (4, "set aside", []),
+        (5, "applied", ["snapshot"]),
+        (6, "applied", ["delete"]),
+    ]
+    assert [one["finding"] for one in done.touches[2].findings] == ["sequence gap"]
+    assert done.value is None
+    (other,) = explained(made, "a")
+    assert [(touch.offset, [r["op"] for r in touch.records]) for touch in other.touches] == [
+        (0, ["snapshot"]),
+        (2, ["update"]),
+        (5, ["delete"]),
+    ]
+
+
+def test_a_row_is_explained_where_kafka_has_less() -> None:
+    """Records tell what they can; it is said from where on messages are shown."""
+    made = sliced(60, 10)
+    made.kafka.delete_records(A0, 35)
+    for done in explained(made, "a"):
+        offsets = [touch.offset for touch in done.touches]
+        assert offsets == sorted(offsets)
+        assert all((touch.message is None) == (touch.offset < 40) for touch in done.touches)
+        assert any("from offset 40 on" in note for note in done.notes) == (offsets[0] < 40)
+
+
+def test_findings_beyond_what_a_run_tells_are_traced() -> None:
+    """A run lists a hundred findings and counts the rest; a trace tells each at its message."""
+    made = world(tier="none")
+    made.kafka.create("in-a", 1)
+    send(made, A0, ["a"], *[b'{"type": "delete", "id": "zz"}'] * 150)
+    made.run()
+    assert sum(bool(step.findings) for step in traced(made)) == 150
