@@ -258,5 +258,5 @@ def _concerns(stream: str, status: Status, places: list[PartitionStatus], ledger
 
 def _halt(stream: str, one: PartitionStatus, halt: Halted) -> Concern:
     finding = Finding(finding=halt.finding, topic=one.topic, partition=one.partition, offset=halt.offset)
-    text = f"halted at offset {halt.offset}: {halt.finding}" + (f", {halt.cause}" if halt.cause else "")
+    text = f"at offset {halt.offset}: {halt.finding}" + (f", {halt.cause}" if halt.cause else "")
     return Concern(concern="halted", place=one.place, text=text, next=finding.next(stream))

@@ -41,8 +41,8 @@ def run(base: str, stream: str, name: str, manifests: Sequence[Manifest], said: 
     rows = [history.row(one) for one in manifests]
     crumbs = [("Streams", "/"), (stream, at("stream", stream))]
     if not rows:
-        body = [element("p", text("No ledger entry was made while it lasted: there was nothing to fold."), css="soft")]
-        return shell(base, f"Run {name}", crumbs, said, body)
+        words = "No ledger entry was made while it lasted: nothing was folded or judged."
+        return shell(base, f"Run {name}", crumbs, said, [element("p", text(words), css="soft")])
     last = rows[-1].sequence
     body = [
         element("p", link(base, at("stream", stream, "report", last), f"Report of entry {last}")),

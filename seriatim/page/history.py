@@ -90,13 +90,17 @@ def _entry(base: str, stream: str, one: Row) -> str:
         cell(text(when(one.at_seconds)), "when"),
         cell(text(f"{one.messages:,}"), "messages", "number"),
         cell(text(f"{one.records:,}"), "records", "number"),
-        cell(text(duration(one.took_seconds) if one.took_seconds >= 1 else "–"), "took", "number"),
+        cell(text(_took(one.took_seconds)), "took", "number"),
         cell(text("–" if one.rate is None else f"{one.rate:,.0f}"), "a second", "number"),
         cell(text(f"{one.lag:,}"), "lag after", "number"),
         cell(holes, "missing offsets", "number"),
         cell(found, "findings", "number"),
         cell(said, "certificate"),
     )
+
+
+def _took(seconds: float) -> str:
+    return "–" if seconds <= 0 else f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
 
 
 def _tone(one: Row) -> str:

@@ -56,14 +56,16 @@ details > summary { cursor: pointer; color: var(--soft); }
 footer { margin-top: 2.5rem; color: var(--soft); font-size: .82rem; overflow-wrap: anywhere; }
 #stale { display: none; } #stale.shown { display: inline; color: var(--warn); margin-left: .8rem; }
 @media (max-width: 46rem) {
-  .stack thead { display: none; } .stack, .stack tbody, .stack tr, .stack td { display: block; width: 100%; }
-  .stack tr { padding: .6rem 0; border-bottom: 1px solid var(--line); }
-  .stack tr.has-more { border-bottom: 0; padding-bottom: 0; } .stack tr.more { padding-top: 0; }
-  .stack td { border: 0; padding: .1rem 0; text-align: left; display: flex; gap: .8rem; align-items: baseline; }
-  .stack td.number { text-align: left; }
-  .stack td[data-label]::before { content: attr(data-label); flex: 0 0 7.5rem; color: var(--soft); font-size: .82rem; }
-  .stack td.name { display: block; } .stack td > * { min-width: 0; } .stack td:empty { display: none; }
-  .stack tr.more td { display: block; }
+  .stack thead { display: none; } .stack, .stack tbody { display: block; width: 100%; }
+  .stack tr { display: grid; grid-template-columns: repeat(3, 1fr); gap: .35rem .8rem; padding: .7rem 0;
+    border-bottom: 1px solid var(--line); }
+  .stack tr.has-more { border-bottom: 0; padding-bottom: .3rem; } .stack tr.more { display: block; padding-top: 0; }
+  .stack td { display: block; border: 0; padding: 0; text-align: left; min-width: 0; overflow-wrap: anywhere; }
+  .stack td.number { text-align: left; } .stack tr.more td { display: block; }
+  .stack td[data-label]::before { content: attr(data-label); display: block; color: var(--soft); font-size: .74rem; }
+  .stack td.name, .stack td[data-label="log"], .stack td[data-label="state"] { grid-column: 1 / -1; }
+  .stack td:empty { display: none; } .cards { grid-template-columns: repeat(3, 1fr); gap: .5rem; }
+  .card { padding: .5rem .6rem; } .card b { font-size: 1rem; } .card span { font-size: .76rem; }
   header .when { margin-left: 0; flex-basis: 100%; }
 }
 """

@@ -14,7 +14,7 @@ from seriatim.page.draw import time_left as left_said
 
 COLUMNS = [
     *(("stream", ""), ("verdict", ""), ("partitions", ""), ("lag", "number"), ("time left", "number")),
-    *(("last run", "number"), ("messages a second", "number"), ("quarantined", "number"), ("open gaps", "number")),
+    *(("last run", "number"), ("messages/s", "number"), ("quarantined", "number"), ("open gaps", "number")),
     ("circuit", ""),
 ]
 NEEDS_SHOWN = 2
@@ -73,7 +73,7 @@ def row(base: str, one: Glance, now_seconds: float) -> str:
             "number",
         ),
         cell(text(ago(one.ran_seconds, now_seconds)), "last run", "number"),
-        cell(text("–" if one.rate is None else f"{one.rate:,.0f}"), "messages a second", "number"),
+        cell(text("–" if one.rate is None else f"{one.rate:,.0f}"), "messages/s", "number"),
         cell(_count(one.quarantined), "quarantined", "number"),
         cell(_count(one.gaps_open), "open gaps", "number"),
         cell(element("span", text(circuit), css="bad" if circuit == "open" else ""), "circuit"),

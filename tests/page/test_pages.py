@@ -24,7 +24,7 @@ def test_a_halted_partition_is_red_with_its_offset_and_command(lake: Lake) -> No
     lake.ran(made)
     lake.stream("quotes")
     for page in (lake.get("/").text, lake.get("/stream/orders").text):
-        assert f"halted at offset {offset}: gap" in page
+        assert f"halted in-a/2</b>at offset {offset}: gap" in page
         assert "seriatim repair orders --partition in-a/2" in page
     page = lake.get("/stream/orders").text
     assert '<span class="bad">in-a/2</span>' in page
@@ -99,7 +99,7 @@ def test_the_ledger_wins_over_an_older_look(lake: Lake) -> None:
     lake.run(made)
     page = lake.get("/").text
     assert 'class="chip bad">hurt' in page
-    assert page.count("halted at offset") == 2
+    assert page.count("</b>at offset") == 2
 
 
 def test_a_stream_nobody_ran_or_watched_is_said_to_be_new(lake: Lake) -> None:
@@ -142,7 +142,7 @@ def test_the_tab_on_a_run_has_what_was_committed_meanwhile(lake: Lake) -> None:
     page = lake.get("/dag/orders/run?run_id=manual__1").text
     assert set(re.findall(r"orders/entry/(\d+)", page)) == {"2", "3"}
     assert 'href="/seriatim/stream/orders/report/3"' in page
-    assert "nothing to fold" in lake.get("/dag/orders/run?run_id=manual__2").text
+    assert "nothing was folded" in lake.get("/dag/orders/run?run_id=manual__2").text
     assert lake.get("/dag/orders/run?run_id=other").status_code == 404
 
 
