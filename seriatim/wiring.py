@@ -74,6 +74,7 @@ class FoldTask(Struct):
         from pyspark import TaskContext
 
         from seriatim.adapters.arrow import stretches
+        from seriatim.spread.fold import spread
         from seriatim.steps.task import run_task
 
         config.arm_crash_point(self.crash_point, self.driver)
@@ -83,7 +84,9 @@ class FoldTask(Struct):
         work = replace(work, attempt=f"{work.attempt}-{number}")
         gc.disable()
         try:
-            return run_task(work, stretches(batches), kit(self.file, self.kafka, work.end - work.start))
+            made = kit(self.file, self.kafka, work.end - work.start)
+            with spread(self.file, work, made) as ready:
+                return run_task(work, stretches(batches), ready)
         finally:
             gc.enable()
 

@@ -145,6 +145,17 @@ class ParquetRecords(Notes):
         rooms = [f"{room}/{partition}" for room in ("records", "state", "kept", *others)]
         return [f"{room}/{name}" for room in rooms for name in file_names(self.root / room)]
 
+    def machine_columns(self, rows: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
+        """The machine's own columns of these records."""
+        if not rows:
+            return [pa.array([], arrow_type(kind)) for kind in self.kinds]
+        try:
+            return list(map(self.column, zip(*rows, strict=True), self.kinds))
+        except UNFIT:
+            if unfit := _unfit_rows(rows, self.kinds):
+                raise UnfitRecords(unfit) from None
+            raise
+
     def delete(self, paths: Iterable[str]) -> list[str]:
         """Delete files; those that are gone already are no error."""
         deleted = sorted(paths)
@@ -164,7 +175,7 @@ class _Records:
         """Add the records of a stretch."""
         parts, positions = [], [np.asarray(folded.positions, np.int64)]
         if folded.rows:
-            columns = self._machine_columns(folded.rows)
+            columns = self.store.machine_columns(folded.rows)
             parts.append(self._batch(self._own_columns(stretch, folded), columns))
         if (gathered := folded.gathered) is not None:
             own = self._gathered_columns(stretch, gathered)
@@ -196,16 +207,8 @@ class _Records:
             "sequence": pa.array(ended.sequences, pa.int64()),
         }
         own = [made[name] for name in self.store.own]
-        self.file.add(self._batch(own, self._machine_columns(ended.rows)))
+        self.file.add(self._batch(own, self.store.machine_columns(ended.rows)))
         self.first = self.last = offset
-
-    def _machine_columns(self, rows: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
-        try:
-            return list(map(self.store.column, zip(*rows, strict=True), self.store.kinds))
-        except UNFIT:
-            if unfit := _unfit_rows(rows, self.store.kinds):
-                raise UnfitRecords(unfit) from None
-            raise
 
     def _own_columns(self, stretch: Stretch, folded: Folded) -> list[pa.Array]:
         positions = np.asarray(folded.positions, dtype=np.int64)
@@ -219,7 +222,7 @@ class _Records:
 
     def _gathered_columns(self, stretch: Stretch, gathered: Gathered) -> list[pa.Array]:
         offsets, times = gathered.positions + stretch.start, _microseconds(stretch)[gathered.positions]
-        indexes = pa.array(np.zeros(len(offsets), np.int32))
+        indexes = pa.array(np.zeros(len(offsets), np.int32)) if gathered.indexes is None else gathered.indexes
         return self._made(offsets, indexes, offsets, times, gathered.sessions, gathered.sequences)
 
     def _made(

@@ -18,7 +18,7 @@ from seriatim.core.crash import crash_point
 from seriatim.core.distance import Distance
 from seriatim.core.errors import ensure
 from seriatim.core.expiry import Expiry
-from seriatim.core.integrity import Tier
+from seriatim.core.integrity import Finding, Tier
 from seriatim.core.judge import Judge, OnPoison, told
 from seriatim.core.machine import Runner
 from seriatim.core.message import Poison, Stretch
@@ -72,6 +72,14 @@ class Fold(Judge):
         self.expiry = Expiry(limits.timeout_ms, time) if limits.timeout_ms else None
         self._distance = Distance(limits.distance_ms, self._too_far)
         self._ended: set[int] = set()
+
+    def ahead(self, stretches: Iterable[Stretch]) -> Iterable[Stretch]:
+        """The stretches to fold; who folds elsewhere sends them there early."""
+        return stretches
+
+    def must_repeat(self, halt: Finding | None) -> bool:  # noqa: ARG002  # for those who fold elsewhere
+        """Whether all of it is to be folded again, by this fold: it went further than it may."""
+        return False
 
     def stretch(self, stretch: Stretch) -> Folded:
         """Fold messages in order until the end or a halt; `consumed` says how many."""

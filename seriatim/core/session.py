@@ -98,6 +98,8 @@ class Gathered(Struct, frozen=True):
     sequences: Any
     columns: Sequence[Any]
     """The machine's own."""
+    indexes: Any = None
+    """Their numbers within their messages, where a message may have several."""
 
 
 class Folded(Struct):

@@ -157,7 +157,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 BUILT: dict[str, tuple[Any, ...]] = {
     "decoder": ("json",),
-    "parallelism": ("partition",),
+    "parallelism": ("partition", "session"),
 }
 """Values this version can honour, where it cannot honour all. Later features take their key off this list."""
 

@@ -54,6 +54,8 @@ class Work(Struct, frozen=True, kw_only=True):
     """A refold: who is folded again."""
     named: int = -1
     """A refold: the offset in the names of its files, which is the partition's frontier."""
+    share: float = 0.0
+    """Its part of all messages of the slice, where its sessions may be spread; a second try never is."""
 
     def __post_init__(self) -> None:
         ensure(self.headless_since <= self.start, "what was lost is before what is read", partition=str(self.partition))
@@ -71,7 +73,8 @@ class Result(Struct, kw_only=True):
     halt: Finding | None = None
     findings: list[Finding] = field(default_factory=list)
     lacks_headers: bool = False
-    """Messages were set aside, and their headers had not been asked for: fold again with them."""
+    """Messages were set aside, and their headers had not been asked for; or sessions were spread, and not all was as
+    usual: fold again with them, alone."""
     strangers: dict[str, int] = field(default_factory=dict)
     """Sessions that came without a snapshot and are not known here, and their first offset."""
     marks: tuple[Mark, ...] = ()
@@ -90,7 +93,7 @@ class Kit(Struct, frozen=True, kw_only=True):
     """What a task works with."""
 
     runner: Runner
-    fold: type[Fold] = Fold
+    fold: Callable[..., Fold] = Fold
     tier: Tier
     on_poison: OnPoison
     limits: Limits = NO_LIMITS
@@ -176,7 +179,7 @@ class FoldTask:
 
     def fold(self, stretches: Iterable[Stretch]) -> Result:
         """All messages in order, until the end, a hole or a halt."""
-        for stretch in stretches:
+        for stretch in self.core.ahead(stretches):
             crash_point("first-fetch")
             if not self._joins(stretch.start):
                 break
@@ -220,6 +223,7 @@ class FoldTask:
     def _result(self) -> Result:
         """Finish the files. After a raise nothing counts but what to set aside in the next try."""
         touched = self.core.touched()
+        self.lacks_headers |= self.core.must_repeat(self.halt)
         if self.core.raised or self.lacks_headers:
             self.writer.close()
             self.kept.close()

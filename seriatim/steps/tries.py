@@ -36,7 +36,8 @@ def fold_works(
     small: bool = False,
 ) -> Results:
     """What the tasks gave, once none of them has to be done again."""
-    first, works = works, dict(works)
+    total = sum(work.end - work.start for work in works.values()) or 1
+    first = works = {p: replace(work, share=(work.end - work.start) / total) for p, work in works.items()}
     results = by_partition(source.map(task(works), small=small))
     for number in range(TRIES_MAX):
         again = {p: result.raised for p, result in results.items() if result.raised or result.lacks_headers}
@@ -50,11 +51,12 @@ def fold_works(
                 careful=(*work.careful, *again[partition]),
                 moved=work.moved | homes.get(partition, {}),
                 attempt=f"{first[partition].attempt}r{number}",
+                share=0.0,
             )
             for partition, work in works.items()
             if partition in again
         }
-        works |= redo
+        works = works | redo
         ranges = {partition: OffsetRange(work.start, work.end) for partition, work in redo.items()}
         source = reader.exactly(ranges, Wish(headers=True))
         results |= by_partition(source.map(task(redo)))

@@ -159,7 +159,7 @@ OTHER = {
     "decoder": "avro",
     "on_check_failure": "stop",
     "session_timeout_hours": 7,
-    "parallelism": "session",
+    "parallelism": "none",
     "topic_drained_hours": 7,
     "alerts.time_left_warning_hours": 7,
     "alerts.late_run_minutes": 7,
