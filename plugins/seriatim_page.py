@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
-MOUNT = "/seriatim"
+from seriatim.page.address import MOUNT
+
 FOLDER = Path(__file__).resolve().parent.parent
 AT = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/") + MOUNT
 

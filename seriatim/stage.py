@@ -137,6 +137,7 @@ def environment(folder: Path, settings: Settings, servers: str) -> dict[str, str
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{config.environment().get('PATH', '')}",
         "AIRFLOW_HOME": str(folder / "airflow"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__PARALLELISM": "8",
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
@@ -238,6 +239,7 @@ def say_where(folder: Path) -> None:
     say(
         f"""
   Airflow   http://127.0.0.1:{AIRFLOW_PORT}   the DAG `demo` runs every minute; no password
+  streams   http://127.0.0.1:{AIRFLOW_PORT}/plugin/seriatim   how every stream is; the same in a terminal: seriatim top
   mails     http://127.0.0.1:{PAGE_PORT}
   output    {folder / "lake" / "demo"}   Delta tables: records, current, gaps, quarantine
   log       {folder / "airflow.log"}

@@ -24,6 +24,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 from seriatim import config, streams
 from seriatim.airflow import place
 from seriatim.airflow.command import die_with_parent, end_all
+from seriatim.airflow.link import RunPage
 from seriatim.airflow.outcome import LINES_KEPT, error_of, screen_of
 from seriatim.config import Settings
 from seriatim.core.errors import ConfigError, SeriatimError
@@ -85,6 +86,8 @@ class Submit(SparkSubmitHook):
 
 class Fold(SparkSubmitOperator):
     """Folds a stream as the trigger form asks, in one submission."""
+
+    operator_extra_links = (RunPage(),)
 
     def __init__(self, *, stream: str, folder: str, **kwargs: Any) -> None:
         super().__init__(

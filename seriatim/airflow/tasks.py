@@ -15,6 +15,7 @@ import msgspec
 from airflow.sdk import Asset
 
 from seriatim.airflow.command import Command
+from seriatim.airflow.link import RunPage
 from seriatim.core.request import arguments, parse
 
 
@@ -34,6 +35,8 @@ class Plan(Command):
 
 class Check(Command):
     """Judges what was committed and not judged yet."""
+
+    operator_extra_links = (RunPage(),)
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
         super().__init__(words=["check", stream], stream=stream, after_run=True, **kwargs)

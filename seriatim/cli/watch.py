@@ -131,7 +131,7 @@ def _tell(name: str, file: StreamFile | None, found: Seen, outbox: Outbox, setti
         stream=file.stream.name if file else name,
         to=alerts.to,
         airflow_url=settings.airflow_url,
-        report=_last_report(file.stream.output.path) if file else "",
+        report=_last_report(file, settings) if file else "",
     )
     told = alert(place, alerts.remind_hours, found, outbox, wiring.notifier(settings))
     for one in told.sent:
@@ -142,10 +142,16 @@ def _tell(name: str, file: StreamFile | None, found: Seen, outbox: Outbox, setti
     return len(told.waiting)
 
 
-def _last_report(output: str) -> str:
-    """The report of the last run, as an address that a browser on this machine opens."""
-    found = sorted((Path(output) / "reports").glob("*.html"))
-    return found[-1].absolute().as_uri() if found else ""
+def _last_report(file: StreamFile, settings: Settings) -> str:
+    """The report of the last run: behind Airflow's login if there is one, else as a file of this machine."""
+    from seriatim.page import address
+
+    found = sorted((Path(file.stream.output.path) / "reports").glob("[0-9]*.html"))
+    if not found:
+        return ""
+    if settings.airflow_url and Path(file.folder) == settings.streams:
+        return address.report(settings.airflow_url, file.stream.name, int(found[-1].stem))
+    return found[-1].absolute().as_uri()
 
 
 def _say(seen: Look, *, json: bool) -> None:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from seriatim.core.errors import ConfigError, SeriatimError
 from seriatim.core.page import COLOURS, STYLE, text
 from seriatim.page import entry, stream, streams
-from seriatim.page.draw import at, element, shell
+from seriatim.page.draw import element, shell
 from seriatim.page.look import CSS, MARK, SCRIPT
 from seriatim.page.read import Reader
 
@@ -112,7 +112,7 @@ def _streams(app: FastAPI, reader: Reader, here: Any) -> None:
         _refuse(visitor, name)
         return _answer(entry.page(_base(request), name, reader.entry(name, _number(number))))
 
-    @app.get("/stream/{name}/report/{number}")
+    @app.get("/stream/{name}/reports/{number}")
     def one_report(name: str, number: str, visitor: Visitor = here) -> Response:
         _refuse(visitor, name)
         return _answer(reader.report(name, _number(number)), policy=REPORT_POLICY)
@@ -192,8 +192,3 @@ def _number(digits: str) -> int:
     if not (digits.isascii() and digits.isdigit() and len(digits) <= NUMBER_DIGITS_MAX):
         raise Missing(f"an entry is a number, not {digits!r}")
     return int(digits)
-
-
-def report_path(stream_name: str, sequence: int) -> str:
-    """The address of a report, below the app."""
-    return at("stream", stream_name, "report", sequence)

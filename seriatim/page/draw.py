@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from urllib.parse import quote
 
 from seriatim import __version__
 from seriatim.core.alert import Concern
@@ -56,11 +55,6 @@ def shell(base: str, title: str, crumbs: Sequence[tuple[str, str]], when: str, b
 def link(base: str, path: str, label: str) -> str:
     """A link to a page of ours. The parts of `path` were made by `at`."""
     return element("a", text(label), href=f"{base}{path}")
-
-
-def at(*parts: str | int) -> str:
-    """A path of ours, each part made safe."""
-    return "".join(f"/{quote(str(part), safe='')}" for part in parts)
 
 
 def chip(word: str, tone: Tone) -> str:

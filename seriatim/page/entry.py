@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from seriatim.core.ledger import Entry, File, Manifest
 from seriatim.core.page import Table, sections, text
 from seriatim.page import history
-from seriatim.page.draw import at, element, link, shell
+from seriatim.page.address import at
+from seriatim.page.draw import element, link, shell
 from seriatim.page.read import Slice
 from seriatim.steps.report import page as report_page
 
@@ -45,7 +46,7 @@ def run(base: str, stream: str, name: str, manifests: Sequence[Manifest], said: 
         return shell(base, f"Run {name}", crumbs, said, [element("p", text(words), css="soft")])
     last = rows[-1].sequence
     body = [
-        element("p", link(base, at("stream", stream, "report", last), f"Report of entry {last}")),
+        element("p", link(base, at("stream", stream, "reports", last), f"Report of entry {last}")),
         history.chart(rows),
         history.entries(base, stream, rows[::-1]),
         *_findings(stream, manifests),
@@ -64,7 +65,7 @@ def _ways(base: str, stream: str, found: Slice) -> Iterable[str]:
     ways = [(number - 1, "‹ entry before"), (number + 1, "entry after ›")]
     links = [link(base, at("stream", stream, "entry", to), label) for to, label in ways if 0 <= to <= found.last]
     word = "Report" if found.has_report else "Report, made anew"
-    yield " · ".join([*links, link(base, at("stream", stream, "report", number), word)])
+    yield " · ".join([*links, link(base, at("stream", stream, "reports", number), word)])
 
 
 def _facts(manifest: Manifest) -> Table:

@@ -13,7 +13,8 @@ from msgspec import Struct
 from seriatim.core.ledger import Manifest
 from seriatim.core.page import text
 from seriatim.core.retention import duration
-from seriatim.page.draw import at, cell, chip, element, link, table
+from seriatim.page.address import at
+from seriatim.page.draw import cell, chip, element, link, table
 
 CHART_WIDTH, CHART_HEIGHT, CHART_TOP, CHART_LEFT = 960, 190, 24, 8
 COLUMNS = [

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from seriatim.core.page import text
 from seriatim.core.status import Glance, Tone, time_tone, urgent_first
-from seriatim.page.draw import STALE_SECONDS, ago, at, card, cell, chip, element, link, need, shell, strip, table
+from seriatim.page.address import at
+from seriatim.page.draw import STALE_SECONDS, ago, card, cell, chip, element, link, need, shell, strip, table
 from seriatim.page.draw import time_left as left_said
 
 COLUMNS = [

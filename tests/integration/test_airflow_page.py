@@ -135,7 +135,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 def test_without_a_session_nothing_is_told(airflow: Served) -> None:
     """Every page is refused; only what pages look like is anybody's."""
-    for path in ("", "stream/orders", "stream/orders/report/3", "dag/orders", "dag/orders/run?run_id=x", "nothing"):
+    for path in ("", "stream/orders", "stream/orders/reports/3", "dag/orders", "dag/orders/run?run_id=x", "nothing"):
         status, said = airflow.ask(f"/seriatim/{path}", known=False)
         assert status == 401
         assert "in-a" not in said
@@ -144,7 +144,7 @@ def test_without_a_session_nothing_is_told(airflow: Served) -> None:
 
 def test_pages_answer_at_once(airflow: Served) -> None:
     """Each within 300 ms, the best of three: somebody else may be using the machine."""
-    for path in ("", "stream/orders", "stream/orders/entry/3", "stream/orders/report/3", "dag/orders"):
+    for path in ("", "stream/orders", "stream/orders/entry/3", "stream/orders/reports/3", "dag/orders"):
         took = []
         for _ in range(3):
             began = time.monotonic()

@@ -55,9 +55,9 @@ def test_one_entry_shows_manifest_certificate_and_verdict(lake: Lake) -> None:
     page = lake.get("/stream/orders/entry/2").text
     for word in ("Certificates", "digest of values", "Manifest", "SHA-256", "Files (", "records/", "Verdicts"):
         assert word in page
-    for path in ("entry/1", "entry/3", "report/2"):
+    for path in ("entry/1", "entry/3", "reports/2"):
         assert f'href="/seriatim/stream/orders/{path}"' in page
-    report = lake.get("/stream/orders/report/2")
+    report = lake.get("/stream/orders/reports/2")
     assert "orders: entry 2" in report.text
     assert report.headers["content-security-policy"].startswith("default-src 'none'; style-src 'unsafe-inline'")
 
@@ -67,8 +67,8 @@ def test_a_report_that_a_run_wrote_is_served_as_it_is(lake: Lake) -> None:
     made = lake.stream("orders")
     (made.root / "reports").mkdir()
     (made.root / "reports" / "0000000003.html").write_text("as it was")
-    assert lake.get("/stream/orders/report/3").text == "as it was"
-    assert lake.get("/stream/orders/report/99").status_code == 404
+    assert lake.get("/stream/orders/reports/3").text == "as it was"
+    assert lake.get("/stream/orders/reports/99").status_code == 404
 
 
 def test_time_left_counts_down_and_old_looks_are_said(lake: Lake) -> None:
@@ -141,7 +141,7 @@ def test_the_tab_on_a_run_has_what_was_committed_meanwhile(lake: Lake) -> None:
     lake.runs["orders", "manual__2"] = Span(NOW + 10, NOW + 20, "success")
     page = lake.get("/dag/orders/run?run_id=manual__1").text
     assert set(re.findall(r"orders/entry/(\d+)", page)) == {"2", "3"}
-    assert 'href="/seriatim/stream/orders/report/3"' in page
+    assert 'href="/seriatim/stream/orders/reports/3"' in page
     assert "nothing was folded" in lake.get("/dag/orders/run?run_id=manual__2").text
     assert lake.get("/dag/orders/run?run_id=other").status_code == 404
 
@@ -153,7 +153,7 @@ def test_a_visitor_sees_the_streams_of_their_dags_alone(lake: Lake) -> None:
     lake.known = {"orders"}
     assert "payments" not in lake.get("/").text
     assert lake.get("/stream/orders").status_code == 200
-    for path in ("/stream/payments", "/stream/payments/entry/1", "/stream/payments/report/1", "/dag/payments"):
+    for path in ("/stream/payments", "/stream/payments/entry/1", "/stream/payments/reports/1", "/dag/payments"):
         answer = lake.get(path)
         assert answer.status_code == 404
         assert "or you may not see it" in answer.text
@@ -163,7 +163,7 @@ def test_who_is_not_logged_in_goes_to_the_login_and_comes_back(lake: Lake) -> No
     """A browser is sent there; a script is refused; nothing of a stream is told."""
     lake.stream("orders", slices=1)
     lake.logged_in = False
-    for path in ("/", "/stream/orders", "/stream/orders/report/1", "/dag/orders", "/nothing"):
+    for path in ("/", "/stream/orders", "/stream/orders/reports/1", "/dag/orders", "/nothing"):
         answer = lake.get(path, accept="text/html")
         assert answer.status_code == 307
         assert answer.headers["location"].startswith("/api/v2/auth/login?next=%2Fseriatim%2F")
@@ -178,6 +178,6 @@ def test_nothing_can_be_changed(lake: Lake) -> None:
     before = sorted(path.name for path in made.root.rglob("*"))
     for method in ("POST", "PUT", "PATCH", "DELETE"):
         assert lake.get("/stream/orders", method).status_code == 405
-    for path in ("/", "/stream/orders", "/stream/orders/entry/1", "/stream/orders/report/1"):
+    for path in ("/", "/stream/orders", "/stream/orders/entry/1", "/stream/orders/reports/1"):
         assert lake.get(path).status_code == 200
     assert sorted(path.name for path in made.root.rglob("*")) == before

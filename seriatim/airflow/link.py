@@ -1,0 +1,23 @@
+"""Link: a button on a task that leads to what its run did: entries, findings, report, behind Airflow's login.
+
+Next room: page/app.py shows it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.sdk import BaseOperatorLink
+
+from seriatim.airflow import place
+from seriatim.page import address
+
+
+class RunPage(BaseOperatorLink):
+    """To the page of the task's run."""
+
+    name = "Seriatim: what this run did"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002  # Airflow's signature
+        """The run's page."""
+        return address.run(place.address(), ti_key.dag_id, ti_key.run_id)

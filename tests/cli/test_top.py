@@ -1,0 +1,96 @@
+"""`seriatim top`: all streams at a glance, as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seriatim import cli, wiring
+from seriatim.adapters import clock
+from seriatim.core.errors import PlatformError
+from tests.page.lakes import Lake, hurt
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """A stream in trouble and one that is well, as the command line finds them."""
+    made = Lake(tmp_path)
+    worlds: dict[str, Any] = {"orders": hurt(made), "payments": made.stream("payments", slices=1)}
+    monkeypatch.setenv("SERIATIM_STREAMS", str(made.streams))
+    monkeypatch.setattr(wiring, "log", lambda file, _: worlds[file.stream.name].kafka)
+    monkeypatch.setattr(clock, "WallClock", lambda: worlds["orders"].clock)
+    return made
+
+
+def top(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    """What it says."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["top", *arguments])
+    assert ended.value.code == code
+    return capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("lake")
+def test_what_needs_a_person_comes_first_with_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a terminal it looks once, and colours nothing."""
+    said = top(capsys)
+    assert said.index("orders") < said.index("payments")
+    assert "hurt" in said
+    assert "■■■■" in said
+    assert "orders halted in-a/2: at offset 165: gap" in said
+    assert "→ seriatim repair orders --partition in-a/2" in said
+    assert "\033" not in said
+
+
+def test_scripts_get_one_object_for_each_stream(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its partitions; Kafka is asked, and what it said is left for pages."""
+    seen = {one["stream"]: one for one in map(json.loads, top(capsys, "--json").splitlines())}
+    orders = seen["orders"]
+    assert (orders["verdict"], orders["lag"], orders["quarantined"], orders["gaps_open"]) == ("hurt", 8, 1, 2)
+    assert (orders["nearest"], orders["partitions"][2]["halted"]["offset"]) == ("in-a/2", 165)
+    assert orders["time_left_seconds"] > 0
+    assert lake.status("payments").verdict == "good"
+
+
+def test_without_asking_the_last_look_is_shown(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    """And of a stream that nobody looked at, what the ledger knows."""
+    said = top(capsys, "payments", "--no-ask", "--once")
+    assert "good" in said
+    assert "never" in said
+    assert not (lake.folder / "lake" / "payments" / "status.json").exists()
+
+
+def test_a_broker_that_is_silent_hides_nothing(
+    lake: Lake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger's side is shown, and why the rest is old."""
+
+    def silent(*_: Any) -> Any:
+        raise PlatformError("Kafka does not answer", next="check the broker")
+
+    top(capsys)
+    monkeypatch.setattr(wiring, "log", silent)
+    said = top(capsys, "--once")
+    assert "payments: Kafka does not answer" in said
+    assert "seriatim repair orders" in said
+    assert lake.status("payments").verdict == "good"
+
+
+@pytest.mark.usefixtures("lake")
+def test_a_stream_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the code of bad arguments."""
+    top(capsys, "nothing", "--once", code=2)
+
+
+def test_names_that_a_terminal_would_obey_are_made_visible(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    """A session's name is whatever a producer sent."""
+    made = lake.stream("angry", slices=1)
+    lake.send(made, 0, "\033[2J\033[31mred", b"poison")
+    lake.run(made)
+    lake.ran(made)
+    said = top(capsys, "angry", "--no-ask", "--once")
+    assert "\033" not in said
+    assert "red" in said
