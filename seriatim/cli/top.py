@@ -16,14 +16,13 @@ from seriatim import config
 from seriatim.cli import Options, app
 from seriatim.cli.run import Json
 from seriatim.core.errors import ConfigError, SeriatimError
-from seriatim.core.integrity import shortened
-from seriatim.core.status import Glance, Tone, time_tone, urgent_first
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.text import Text
 
     from seriatim.config import Settings
+    from seriatim.core.status import Glance, Tone
     from seriatim.page.read import Reader
 
 COLUMNS = ["stream", "verdict", "partitions", "lag", "time left", "last run", "messages/s", "quarantined", "gaps"]
@@ -98,6 +97,8 @@ def _show(names: list[str], settings: Settings, reader: Reader, *, ask: bool, ev
 
 def _look(names: list[str], settings: Settings, reader: Reader, *, ask: bool) -> list[Glance]:
     """Every stream, what needs a person first."""
+    from seriatim.core.status import urgent_first
+
     troubles = {name: _ask(name, settings, reader) for name in names} if ask else {}
     found = [reader.glance(name) for name in names]
     return urgent_first(
@@ -140,7 +141,8 @@ def screen(glances: list[Glance], now_seconds: float) -> Group:
     lines: list[Text] = []
     for stream, need in needs[:NEEDS_MAX]:
         lines.append(Text(_plain(f"{stream} {need.key}: {need.text}"), style="red", no_wrap=True, overflow="ellipsis"))
-        lines.append(Text(f"  → {_plain(need.next)}", no_wrap=True, overflow="ellipsis"))
+        command, _, _ = need.next.partition("\n")
+        lines.append(Text(f"  → {_plain(command)}", no_wrap=True, overflow="ellipsis"))
     lines += [Text(_plain(f"{one.stream}: {one.trouble}"), style="yellow") for one in glances if one.trouble]
     if len(needs) > NEEDS_MAX:
         lines.append(Text(f"… and {len(needs) - NEEDS_MAX} more", style="dim"))
@@ -150,6 +152,7 @@ def screen(glances: list[Glance], now_seconds: float) -> Group:
 def _row(one: Glance, now_seconds: float) -> list[Text]:
     from rich.text import Text
 
+    from seriatim.core.status import time_tone
     from seriatim.page.draw import ago, time_left
 
     nearest = one.nearest
@@ -189,4 +192,6 @@ def _count(number: int | None) -> Text:
 
 def _plain(words: str) -> str:
     """One line; what a terminal would obey is made visible."""
+    from seriatim.core.integrity import shortened
+
     return shortened(" ".join(words.splitlines()), 300)
