@@ -28,9 +28,10 @@ SEEDS_FULL = 10_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--full` runs the long suites whole; `--seeds` says how many worlds are simulated."""
+    """`--full` runs the long suites whole; `--seeds` says how many worlds are simulated; `--read` who reads Kafka."""
     parser.addoption("--full", action="store_true", help="run tests marked full, and long suites whole")
     parser.addoption("--seeds", type=int, default=None, help="how many seeded worlds a simulation runs")
+    parser.addoption("--read", choices=("spark", "task"), default="spark", help="who reads Kafka in integration tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:

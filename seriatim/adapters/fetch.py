@@ -29,13 +29,15 @@ from seriatim.ports import SourceFailed, UnreadableMessage
 from seriatim.wire import MAGIC, Leader, RawBatch, connected, raw_batches
 
 FETCH_BYTES = 8 << 20
-ROWS, BATCH_BYTES = 10_000, 64 << 20
+ROWS, BATCH_BYTES = 20_000, 64 << 20
 """A batch for the fold has about so many messages, and not many more bytes than this."""
 PATIENCE_SECONDS = 60.0
 WAIT_SECONDS = 0.25
 OLD = 'say slice.read = "spark"'
 COMPILED_MIN = 5_000
 """Messages from which on compiled unpacking is worth loading it, which takes half a second once per worker."""
+RECORD_BYTES_MIN = 7
+"""Of a message without key, value and headers: seven numbers."""
 MILLISECONDS_MAX = (2**63 - 1) // 1000
 CHECKED_FROM = DefaultRecordBatch.ATTRIBUTES_OFFSET
 TIME = pa.timestamp("us", tz="UTC")
@@ -43,6 +45,7 @@ Array = Any
 """A numpy array."""
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
+Checksum = Callable[[memoryview], int]
 Unpack = Callable[[RawBatch, Array, OffsetRange, int, "_Columns"], int]
 """Appends a batch's messages that are in a range from a row on; the row after them, -1 if the batch is damaged."""
 
@@ -65,7 +68,7 @@ class KafkaRanges:
             at = whole.start
             while at < whole.end:
                 for raw in fetches.counting(at, whole.end):
-                    content = _content(partition, raw)
+                    content = gathered.content(raw)
                     if not gathered.fits(raw.count, len(content)):
                         yield gathered.taken()
                     gathered.add(raw, content)
@@ -151,14 +154,6 @@ def _judged(raw: RawBatch) -> Batch:
     )
 
 
-def _content(partition: Partition, raw: RawBatch) -> Array:
-    """A batch's records, uncompressed."""
-    try:
-        return _array(raw.records())
-    except (OSError, ValueError, KeyError) as error:
-        raise _damaged(partition, raw, str(error)) from None
-
-
 def _array(content: memoryview) -> Array:
     """Bytes for compiled code, which is compiled for bytes that nobody changes."""
     return np.frombuffer(content.toreadonly(), np.uint8)
@@ -209,7 +204,19 @@ class _Gathered:
         self.rows = self.used = 0
         self.columns: _Columns | None = None
         self.headers: list[list[Header]] | None = [] if headers else None
-        self.unpack = _compiled() if len(whole) >= COMPILED_MIN else _plain
+        self.checksum, self.unpack = _compiled() if len(whole) >= COMPILED_MIN else (calc_crc32c, _plain)
+
+    def content(self, raw: RawBatch) -> Array:
+        """A batch's records, uncompressed; proved to be what the producer sent."""
+        if self.checksum(raw.whole[CHECKED_FROM:]) != raw.crc:
+            raise _damaged(self.partition, raw, "its checksum is wrong")
+        try:
+            content = _array(raw.records())
+        except (OSError, ValueError, KeyError) as error:
+            raise _damaged(self.partition, raw, str(error)) from None
+        if raw.count * RECORD_BYTES_MIN > len(content):
+            raise _damaged(self.partition, raw, f"it cannot hold {raw.count} messages")
+        return content
 
     def fits(self, rows: int, size: int) -> bool:
         """Whether there is room for so many messages and bytes; where there is none yet, it is made to measure."""
@@ -224,7 +231,7 @@ class _Gathered:
         assert self.columns is not None
         before, self.rows = self.rows, self.unpack(raw, content, self.whole, self.rows, self.columns)
         if self.rows < 0:
-            raise _damaged(self.partition, raw, "its records or its checksum are wrong")
+            raise _damaged(self.partition, raw, "its records are none")
         self.used += len(content)
         if self.headers is not None:
             places = self.columns.header_at[before : self.rows].tolist()
@@ -254,28 +261,34 @@ class _Gathered:
         return pa.RecordBatch.from_pydict(given)
 
 
-def _compiled() -> Unpack:
-    """Unpacking in bulk."""
+def _compiled() -> tuple[Checksum, Unpack]:
+    """Checking and unpacking in bulk."""
     from seriatim.bulk.records import TABLES, crc32c, unpack
 
     place = np.zeros(1, np.int64)
 
-    def compiled(raw: RawBatch, content: Array, whole: OffsetRange, row: int, to: _Columns) -> int:
-        if crc32c(_array(raw.whole), CHECKED_FROM, len(raw.whole), TABLES) != raw.crc:
-            return -1
+    def checksum(content: memoryview) -> int:
+        return int(crc32c(_array(content), 0, len(content), TABLES))
+
+    def unpacked(raw: RawBatch, content: Array, whole: OffsetRange, row: int, to: _Columns) -> int:
         stamped = raw.stamped_ms
         numbers = (raw.count, raw.base, raw.first_ms, stamped or 0, stamped is not None, whole.start, whole.end)
         columns = [part for one in (to.keys, to.values) for part in (one.sizes, one.edges, one.content)]
         return int(unpack(content, np.array(numbers), row, place, to.offsets, to.times, to.header_at, *columns))
 
-    return compiled
+    return checksum, unpacked
 
 
 def _plain(raw: RawBatch, content: Array, whole: OffsetRange, row: int, to: _Columns) -> int:
     """Unpacking in Python: of a few messages it is done before the compiled code is loaded. -1: damaged."""
-    if calc_crc32c(bytes(raw.whole[CHECKED_FROM:])) != raw.crc:
+    try:
+        return _records(raw, memoryview(content), whole, row, to)
+    except (IndexError, ValueError):
         return -1
-    data, at = memoryview(content), 0
+
+
+def _records(raw: RawBatch, data: memoryview, whole: OffsetRange, row: int, to: _Columns) -> int:
+    at = 0
     for _ in range(raw.count):
         length, at = decode_varint(data, at)
         end = at + length

@@ -40,8 +40,8 @@ Sent = tuple[str, int, str | bytes | None, Any]
 class Lab:
     """One test's streams and their output."""
 
-    def __init__(self, folder: Path, broker: BrokerInfo, spark: Any) -> None:
-        self.folder, self.servers, self.spark = folder, broker.bootstrap_servers, spark
+    def __init__(self, folder: Path, broker: BrokerInfo, spark: Any, read: str = "spark") -> None:
+        self.folder, self.servers, self.spark, self.read = folder, broker.bootstrap_servers, spark, read
         self.settings = config.load(
             {
                 **os.environ,
@@ -59,6 +59,7 @@ class Lab:
             **(TABLE if given is None else given),
             "topics": topics,
             "output": {"path": f"lake/{name}"},
+            "slice": {"read": self.read},
             **more,
         }
         lines = [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]

@@ -24,13 +24,16 @@ def killed_at(lab: Lab, stream: str, point: str, *arguments: str) -> None:
 
 
 def test_kills_at_crash_points_leave_no_trace(lab: Lab, topic: Callable[..., str], full: bool) -> None:
-    """Runs killed one after another at each point, then one plain run: records and state as in one go."""
+    """Runs killed one after another at each point, then one plain run: records and state as in one go.
+
+    The one is read by Spark, the other by its tasks: the same messages, either way.
+    """
     count = 1_000_000 if full else 60_000
     slice_size = str(50_000 if full else 8_000)
     names = {topic(3): 3, topic(3): 3, topic(2): 2}
     lab.send(tables(names, 200, count))
     pattern = "|".join(names)
-    one, hurt = lab.stream("one", pattern), lab.stream("hurt", pattern)
+    one, hurt = lab.stream("one", pattern), lab.stream("hurt", pattern, slice={"read": "task"})
     points = EVERY_RUN if full else sorted(random.Random(4).sample(EVERY_RUN, 3), key=EVERY_RUN.index)
 
     lab.fold(one)
