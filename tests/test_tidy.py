@@ -34,7 +34,11 @@ BANNED = {
     "deadletter": "quarantine",
 }
 # Names that are not ours to choose, each with its owner.
-THEIRS: dict[str, str] = {"BaseHTTPRequestHandler": "the standard library", "exception_handler": "FastAPI"}
+THEIRS: dict[str, str] = {
+    "BaseHTTPRequestHandler": "the standard library",
+    "exception_handler": "FastAPI",
+    "high_watermark": "Kafka",
+}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

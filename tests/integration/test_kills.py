@@ -24,10 +24,7 @@ def killed_at(lab: Lab, stream: str, point: str, *arguments: str) -> None:
 
 
 def test_kills_at_crash_points_leave_no_trace(lab: Lab, topic: Callable[..., str], full: bool) -> None:
-    """Runs killed one after another at each point, then one plain run: records and state as in one go.
-
-    The one is read by Spark, the other by its tasks: the same messages, either way.
-    """
+    """Runs killed one after another, then a plain one: records and state as in one go, whoever read them."""
     count = 1_000_000 if full else 60_000
     slice_size = str(50_000 if full else 8_000)
     names = {topic(3): 3, topic(3): 3, topic(2): 2}
