@@ -17,15 +17,21 @@ from seriatim.core.message import Stretch
 from seriatim.core.offsets import OffsetRange, Partition
 
 MESSAGES_MAX = 5_000
+MORE_SECONDS = 0.05
 
 
 class KafkaReread:
     """Ranges of partitions, as a consumer of this isolation sees them."""
 
     def __init__(
-        self, client: Mapping[str, str], isolation: str = "read_committed", timeout_seconds: float = 30
+        self,
+        client: Mapping[str, str],
+        isolation: str = "read_committed",
+        timeout_seconds: float = 30,
+        *,
+        headers: bool = False,
     ) -> None:
-        self.servers, self.timeout_seconds = client["bootstrap.servers"], timeout_seconds
+        self.servers, self.timeout_seconds, self.headers = client["bootstrap.servers"], timeout_seconds, headers
         quiet = {**client, "log_level": 0}
         self._admin = AdminClient(quiet)
         self._consumer: Consumer | None = None
@@ -50,7 +56,7 @@ class KafkaReread:
         more = True
         while more:
             found, more = self._some(self._consumer, whole)
-            yield from _stretches(found)
+            yield from _stretches(found, headers=self.headers)
 
     def close(self) -> None:
         """Leave Kafka."""
@@ -72,7 +78,7 @@ class KafkaReread:
         until = time.monotonic() + self.timeout_seconds
         while time.monotonic() < until:
             found: list[Any] = []
-            for message in consumer.consume(MESSAGES_MAX, timeout=1.0):
+            for message in _next(consumer):
                 error = message.error()
                 if error is not None and error.code() == KafkaError._PARTITION_EOF:
                     return found, False
@@ -95,7 +101,13 @@ class KafkaReread:
         )
 
 
-def _stretches(messages: list[Any]) -> Iterator[Stretch]:
+def _next(consumer: Consumer) -> list[Any]:
+    """What is there as soon as anything is: a call for many waits until it has them, or its time is over."""
+    first = consumer.consume(1, timeout=1.0)
+    return first + consumer.consume(MESSAGES_MAX, timeout=MORE_SECONDS) if first else first
+
+
+def _stretches(messages: list[Any], *, headers: bool = False) -> Iterator[Stretch]:
     """Messages in order, cut wherever an offset is missing."""
     begin = 0
     for end in range(1, len(messages) + 1):
@@ -106,5 +118,6 @@ def _stretches(messages: list[Any]) -> Iterator[Stretch]:
                 [message.timestamp()[1] for message in part],
                 [message.key() for message in part],
                 [message.value() for message in part],
+                [message.headers() or [] for message in part] if headers else None,
             )
             begin = end

@@ -8,14 +8,17 @@ Next room: steps/explain.py and steps/diff.py ask; delta.py commits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import and_
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
+from msgspec import Struct
 
 from seriatim.core.errors import ConfigError
 from seriatim.core.offsets import OffsetRange, Partition
@@ -48,35 +51,75 @@ class DeltaLookup:
 
     def where(self, match: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Records with these values."""
-        condition = None
-        for name, value in match.items():
-            one = pc.field(name).is_null() if value is None else pc.field(name) == value
-            condition = one if condition is None else condition & one
-        dataset = self.table.to_pyarrow_dataset()
-        yield from dataset.to_table(filter=condition, use_threads=False).to_pylist()
-
-    def places(self) -> dict[tuple[Partition, str], OffsetRange]:
-        """What is there, by partition and life of the topic: first and last offset."""
-        dataset = self.table.to_pyarrow_dataset()
-        found = dataset.to_table(columns=["topic", "partition", "topic_id", "offset"], use_threads=False)
-        groups = found.group_by(["topic", "partition", "topic_id"], use_threads=False)
-        return {
-            (Partition(row["topic"], row["partition"]), row["topic_id"]): OffsetRange(
-                row["offset_min"], row["offset_max"] + 1
-            )
-            for row in groups.aggregate([("offset", "min"), ("offset", "max")]).to_pylist()
-        }
+        for part in self._parts:
+            yield from self._read(part, match, None, None).to_pylist()
 
     def read(self, place: tuple[Partition, str], whole: OffsetRange, columns: Sequence[str] | None = None) -> pa.Table:
         """The records of a range, by offset and index."""
         partition, topic_id = place
-        wanted = (
-            (pc.field("topic") == partition.topic)
-            & (pc.field("partition") == partition.number)
-            & (pc.field("topic_id") == topic_id)
-            & (pc.field("offset") >= whole.start)
-            & (pc.field("offset") < whole.end)
+        match = {"topic": partition.topic, "partition": partition.number, "topic_id": topic_id}
+        near = [part for part in self._parts if part.first < whole.end and whole.start <= part.last]
+        found = [self._read(part, match, whole, columns) for part in near]
+        empty = self.schema.empty_table()
+        both = pa.concat_tables([empty if columns is None else empty.select(list(columns)), *found])
+        return both.sort_by([(name, "ascending") for name in ORDER]).combine_chunks()
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The table's, as Arrow has it."""
+        return pa.schema(
+            [(field.name, _plain(field.type)) for field in pa.schema(self.table.schema().to_arrow())]  # no views
         )
-        dataset = self.table.to_pyarrow_dataset()
-        found = dataset.to_table(filter=wanted, columns=columns and list(columns), use_threads=False)
-        return found.sort_by([(name, "ascending") for name in ORDER]).combine_chunks()
+
+    @cached_property
+    def _parts(self) -> list[_Part]:
+        """The table's files.
+
+        delta-rs's own dataset is of no use here: with a filter it drops every row of a file whose statistics do not
+        name each column, and ours name the offset alone.
+        """
+        rows = pa.table(self.table.get_add_actions()).to_pylist()
+        return [
+            _Part(row["path"], row["min"]["offset"], row["max"]["offset"], row.get("partition") or {})
+            for row in sorted(rows, key=lambda row: (row["path"].rpartition("/")[0], row["min"]["offset"]))
+        ]
+
+    def _read(
+        self, part: _Part, match: Mapping[str, Any], whole: OffsetRange | None, columns: Sequence[str] | None
+    ) -> pa.Table:
+        """What of one file is wanted, with the columns that are only in its place in the table."""
+        outside = {name: value for name, value in match.items() if name in part.values}
+        empty = self.schema.empty_table() if columns is None else self.schema.empty_table().select(list(columns))
+        if any(str(part.values[name]) != str(value) for name, value in outside.items()):
+            return empty
+        wanted = [_equals(name, value) for name, value in match.items() if name not in part.values]
+        if whole is not None:
+            wanted += [pc.field("offset") >= whole.start, pc.field("offset") < whole.end]
+        condition = reduce(and_, wanted) if wanted else None
+        path = self.root / "records" / part.path
+        found = pq.read_table(path, filters=condition, use_threads=False, partitioning=None)
+        for name, value in part.values.items():
+            filled = pa.array([value] * found.num_rows, pa.string()).cast(self.schema.field(name).type)
+            found = found.append_column(name, filled)
+        return found.select(empty.column_names).cast(empty.schema)
+
+
+class _Part(Struct, frozen=True):
+    """A file of the table."""
+
+    path: str
+    first: int
+    last: int
+    values: dict[str, Any]
+    """Columns that the table is partitioned by: they are not in the file."""
+
+
+def _equals(name: str, value: Any) -> pc.Expression:
+    return pc.field(name).is_null() if value is None else pc.field(name) == value
+
+
+def _plain(kind: Any) -> pa.DataType:
+    """A type as Parquet files give it."""
+    kind = pa.field("x", kind).type
+    swapped = {pa.string_view(): pa.string(), pa.large_string(): pa.string(), pa.binary_view(): pa.binary()}
+    return pa.list_(_plain(kind.value_type)) if pa.types.is_list(kind) else swapped.get(kind, kind)

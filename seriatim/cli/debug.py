@@ -124,7 +124,7 @@ class Stepper:
             if typed == "s":
                 typer.echo(plain_state(self.runner, self.way.retrace.state()))
             elif typed == "m":
-                typer.echo(plain(view_of_message(self.runner, self.way.retrace.decoded(one.part))))
+                typer.echo(plain(view_of_message(self.runner, self.way.retrace.decoded(one.part), one.part.values[0])))
             elif typed == "r" and self.last is not None:
                 typer.echo(plain({"records": self.last.records, "findings": [f.finding for f in self.last.findings]}))
             else:
@@ -149,7 +149,9 @@ class Stepper:
     def _here(self, one: Met, state: Any) -> None:
         part = one.part
         typer.secho(f"● before offset {one.offset}  {shown_time(int(part.timestamps[0]))}", bold=True)
-        typer.echo(f"    message   {plain(view_of_message(self.runner, self.way.retrace.decoded(part)))}")
+        typer.echo(
+            f"    message   {plain(view_of_message(self.runner, self.way.retrace.decoded(part), part.values[0]))}"
+        )
         typer.echo(f"    state     {plain(shown(self.runner, state))}")
 
 

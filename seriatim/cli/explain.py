@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seriatim.cli import app, say
-from seriatim.cli.looking import Topic, lookback, plain, print_json, shown_time
+from seriatim.cli.looking import Topic, lookback, plain, print_json, shortened, shown_time
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError
-from seriatim.core.integrity import shortened
 
 if TYPE_CHECKING:
     from seriatim.cli.looking import Lookback
@@ -84,6 +83,7 @@ def _list(opened: Lookback, found: dict[Any, list[Any]], *, json: bool) -> None:
             "records": len(records),
             "first": records[0]["offset"],
             "last": records[-1]["offset"],
+            "now": "gone" if _is_gone(opened, records[-1]) else "there",
         }
         for place, records in found.items()
     ]
@@ -92,6 +92,11 @@ def _list(opened: Lookback, found: dict[Any, list[Any]], *, json: bool) -> None:
         return
     show.table(list(rows[0]), rows[:SESSIONS_SHOWN_MAX])
     say(f"{opened.name}: {len(rows)} sessions have this row; choose one with --session")
+
+
+def _is_gone(opened: Lookback, last: dict[str, Any]) -> bool:
+    gone = {} if opened.runner.keyed is None else opened.runner.keyed.gone
+    return bool(gone) and all(last[name] == value for name, value in gone.items())
 
 
 def _values(stream: str, row: str, done: Explained) -> dict[str, Any]:
@@ -143,7 +148,8 @@ def _show_touch(touch: Touch) -> None:
     if touch.message is not None:
         typer.echo(f"      message  {plain(touch.message)}")
     for record in touch.records:
-        typer.echo(f"      record   {plain(_own(record))}")
+        told = {k: v for k, v in _own(record).items() if not k.startswith("before_")}
+        typer.echo(f"      record   {plain(told)}")
     for found in touch.findings:
         cause = f": {shortened(found['cause'])}" if found["cause"] else ""
         typer.secho(f"      finding  {found['finding']} ({found['level']}){cause}", fg=color)

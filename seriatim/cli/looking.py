@@ -6,6 +6,7 @@ Next room: cli/trace.py, cli/state.py, cli/bisect.py, cli/explain.py and cli/rep
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -18,7 +19,6 @@ from msgspec import Struct
 from seriatim import config
 from seriatim.cli import Options, say
 from seriatim.core.errors import ConfigError
-from seriatim.core.integrity import shortened
 
 if TYPE_CHECKING:
     from seriatim.core.machine import Runner
@@ -38,6 +38,8 @@ Until = Annotated[str | None, typer.Option("--until", metavar="EDGE", help="Up t
 EDGE = "an offset like 41000, or a time in UTC like 2026-11-16T08:00:00Z"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,6})?)?Z")
 WIDTH = 300
+LINES = 5
+"""Rows and records that are shown of one message."""
 
 
 class Lookback(Struct, frozen=True):
@@ -96,6 +98,8 @@ def lookback(stream: str, *, json: bool) -> Iterator[Lookback]:
     Options.json = json
     settings = config.load()
     file = streams.load(stream, settings.streams)
+    runner = streams.runner(file)
+    leave_pandas_out()
     name, store = file.stream.name, wiring.ledger(file)
     head = read_head(store, name)
     if head is None:
@@ -104,7 +108,7 @@ def lookback(stream: str, *, json: bool) -> Iterator[Lookback]:
     reread = KafkaReread(wiring.kafka_client(settings), file.stream.isolation)
     tools = Looking(
         stream=file.stream,
-        runner=streams.runner(file),
+        runner=runner,
         ledger=store,
         state=wiring.state(file),
         log=wiring.log(file, settings),
@@ -114,6 +118,32 @@ def lookback(stream: str, *, json: bool) -> Iterator[Lookback]:
         yield Lookback(file, tools, head)
     finally:
         reread.close()
+
+
+class _NoPandas:
+    """Finds that there is no pandas."""
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        """Only this one is looked for here."""
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
+def leave_pandas_out() -> None:
+    """Arrow loads pandas with its first array, to know its arrays: 0.6 s of CPU before the first line, for nothing.
+
+    A machine that uses pandas has loaded it by now; then it stays.
+    """
+    if "pandas" in sys.modules:
+        return
+    finder: Any = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    try:
+        import pyarrow as pa
+
+        pa.array([""])
+    finally:
+        sys.meta_path.remove(finder)
 
 
 def time_ms(text: str) -> int:
@@ -139,6 +169,13 @@ def shown_time(ms: int) -> str:
 def print_json(value: Any) -> None:
     """One JSON object on a line of its own, at once."""
     typer.echo(msgspec.json.encode(value, enc_hook=str).decode())
+
+
+def shortened(text: str | None, length: int = 400) -> str:
+    """A text without what a terminal would act on, and not too long. What it takes is loaded with the first."""
+    from seriatim.core.integrity import shortened as cut
+
+    return cut(text, length)
 
 
 def plain(value: Any) -> str:
@@ -172,7 +209,7 @@ def message_of(runner: Runner, step: Step) -> Any:
     """A message as plain values; one that cannot be decoded, as text."""
     from seriatim.core.looks import view_of_message
 
-    seen = msgspec.to_builtins(view_of_message(runner, step.message))
+    seen = msgspec.to_builtins(view_of_message(runner, step.message, step.raw))
     if isinstance(seen, dict) and list(seen) == ["poison"]:
         return {**seen, "raw": None if step.raw is None else step.raw[:2_000].decode(errors="backslashreplace")}
     return seen
@@ -187,13 +224,14 @@ def show_step(runner: Runner, step: Step, frontier: int, *, mark: str = "") -> N
     color = typer.colors.RED if step.findings else None
     typer.secho(headline, bold=True, fg=color)
     typer.echo(f"    message   {plain(values['message'])}")
-    for one in values["changes"][:20]:
+    for one in values["changes"][:LINES]:
         typer.echo(f"    {shortened(one['what'], 40):<8}  {plain(one['before'])} → {plain(one['after'])}")
-    if (more := len(values["changes"]) - 20) > 0:
+    if (more := len(values["changes"]) - LINES) > 0:
         typer.echo(f"    … and {more} more; --json has them all")
-    for record in values["records"][:20]:
-        typer.echo(f"    record {record['index']:<3}{plain({k: v for k, v in record.items() if k != 'index'})}")
-    if (more := len(values["records"]) - 20) > 0:
+    for record in values["records"][:LINES]:
+        told = {k: v for k, v in record.items() if k != "index" and not k.startswith("before_")}
+        typer.echo(f"    record {record['index']:<3}{plain(told)}")
+    if (more := len(values["records"]) - LINES) > 0:
         typer.echo(f"    … and {more} more records")
     for found in step.findings:
         text = (

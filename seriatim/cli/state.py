@@ -11,10 +11,9 @@ import typer
 
 from seriatim import config
 from seriatim.cli import Options, app, say
-from seriatim.cli.looking import InPartition, SessionName, Topic, lookback, plain, print_json, time_ms
+from seriatim.cli.looking import InPartition, SessionName, Topic, lookback, plain, print_json, shortened, time_ms
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError, IntegrityError
-from seriatim.core.integrity import shortened
 
 if TYPE_CHECKING:
     from seriatim.cli.looking import Lookback

@@ -46,11 +46,13 @@ def view_of_state(runner: Runner, state: Any) -> Any:
     return {"rows": Rows(runner.names, state)}
 
 
-def view_of_message(runner: Runner, message: Any) -> Any:
-    """A message as expressions see it, by the names that its sender gave its fields."""
+def view_of_message(runner: Runner, message: Any, raw: bytes | None = None) -> Any:
+    """A message as expressions see it: the stock machine's as it was sent, another's as its machine takes it."""
     if message.__class__ is Poison:
         return {"poison": message.cause}
-    return msgspec.to_builtins(message) if isinstance(runner, TableMachine) else message
+    if not isinstance(runner, TableMachine):
+        return message
+    return msgspec.to_builtins(message) if raw is None else msgspec.json.decode(raw)
 
 
 def shown(runner: Runner, state: Any) -> Any:

@@ -56,7 +56,7 @@ def asked_after(runner: Runner, step: Step) -> dict[str, Any]:
         "time": step.timestamp,
         "session": step.session,
         "sequence": step.sequence,
-        "message": view_of_message(runner, step.message),
+        "message": view_of_message(runner, step.message, step.raw),
         "state": view_of_state(runner, step.before),
         "after": view_of_state(runner, step.after),
         "records": step.records,

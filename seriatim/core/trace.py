@@ -243,7 +243,7 @@ class Retrace:
             "time": int(part.timestamps[0]),
             "session": self.name,
             "sequence": None if poison else self.plain.sequences([message])[0],
-            "message": view_of_message(self.plain, message),
+            "message": view_of_message(self.plain, message, part.values[0]),
             "state": view_of_state(self.plain, self._state),
             "damaged": session.damaged >= 0,
             "quarantined": session.finding is not None,

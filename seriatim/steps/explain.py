@@ -155,7 +155,7 @@ class Explaining:
             timestamp=step.timestamp,
             sequence=step.sequence,
             outcome=step.outcome,
-            message=msgspec.to_builtins(view_of_message(self.looking.runner, step.message)),
+            message=msgspec.to_builtins(view_of_message(self.looking.runner, step.message, step.raw)),
             records=records,
             findings=[{"finding": one.finding, "level": one.level, "cause": one.cause} for one in step.findings],
         )

@@ -1,0 +1,107 @@
+"""Scratch: the folder that a replay writes, and what it says of itself. Never within a stream's output.
+
+`replay.json` comes last: a folder without it is what a replay left that was stopped.
+
+Next room: steps/replay.py folds; cli/scratch.py joins the two; lookup.py reads the table.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import Schema
+from deltalake.transaction import AddAction, create_table_with_add_actions
+
+from seriatim.core.errors import ConfigError
+from seriatim.core.ledger import File
+from seriatim.core.offsets import Partition
+from seriatim.core.outputs import room
+from seriatim.core.session import Session
+from seriatim.disk import write_file
+from seriatim.ports import StateStore
+
+MANIFEST = "replay.json"
+
+
+def refuse(folder: Path) -> None:
+    """Refuse a folder that has something in it, or lies within an output."""
+    for parent in (folder, *folder.parents):
+        if (parent / "head.json").exists() or (parent / "records" / "_delta_log").is_dir():
+            what = "a replay is in it already" if (parent / MANIFEST).exists() else f"{parent} is an output"
+            raise ConfigError(f"--to {folder}: {what}", next="give a folder of its own, that does not exist yet")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        what = "it is not empty" if folder.is_dir() else "it is a file"
+        raise ConfigError(f"--to {folder}: {what}", next="give a folder that does not exist yet, or is empty")
+
+
+def put_table(root: Path, table: str, schema: pa.Schema, files: Iterable[File]) -> None:
+    """Make a Delta table of record files that are there."""
+    (root / room(table)).mkdir(parents=True, exist_ok=True)
+    adds = [
+        AddAction(
+            path=file.path.removeprefix(f"{room(table)}/"),
+            size=file.bytes,
+            partition_values={},
+            modification_time=int(time.time() * 1000),
+            data_change=True,
+            stats=json.dumps(
+                {"numRecords": file.rows, "minValues": {"offset": file.first}, "maxValues": {"offset": file.last}}
+            ),
+        )
+        for file in files
+    ]
+    create_table_with_add_actions(str(root / room(table)), Schema.from_arrow(schema), adds, mode="error")
+
+
+def put_manifest(root: Path, values: Mapping[str, Any]) -> None:
+    """Say what the folder is."""
+    write_file(root / MANIFEST, json.dumps(dict(values), indent=1).encode())
+
+
+def manifest(root: Path) -> dict[str, Any]:
+    """What a folder says it is."""
+    try:
+        found: dict[str, Any] = json.loads((root / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{root}: it has no {MANIFEST}: no replay, or one that was stopped",
+            next="give the name of a stream, or a folder that `seriatim replay … --to` wrote to its end",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{root / MANIFEST}: {error}", next="fold the range again into another folder") from None
+    return found
+
+
+class OverBase:
+    """State of a replay: sessions it has saved itself, over those of the stream that it began with."""
+
+    def __init__(self, own: StateStore, base: StateStore, files: tuple[File, ...]) -> None:
+        self.own, self.base, self.files = own, base, files
+
+    def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]:
+        """Those that were saved meanwhile, and the rest as they were in the beginning."""
+        wanted = list(names)
+        found = self.own.load(files, wanted)
+        return {**self.base.load(self.files, [name for name in wanted if name not in found]), **found}
+
+    def holds(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
+        """Which of these names are there."""
+        wanted = list(names)
+        return self.own.holds(files, wanted) | self.base.holds(self.files, wanted)
+
+    def save(self, partition: Partition, stem: str, sessions: Mapping[str, Session], merge: Iterable[File]) -> File:
+        """Into the replay's own folder."""
+        return self.own.save(partition, stem, sessions, merge)
+
+    def each(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
+        """Those that were saved meanwhile."""
+        return self.own.each(files)
+
+    def quarantined(self, files: Iterable[File]) -> dict[str, Session]:
+        """The same, of those in quarantine."""
+        return self.own.quarantined(files)

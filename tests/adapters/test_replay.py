@@ -1,0 +1,195 @@
+"""Replay into a folder, and diff: what is folded again equals what was committed, and what differs is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from seriatim.adapters import scratch
+from seriatim.adapters.lookup import DeltaLookup
+from seriatim.adapters.memory import MemoryDigests
+from seriatim.adapters.parquet import ParquetRecords, record_schema
+from seriatim.adapters.scratch import OverBase
+from seriatim.adapters.state import ParquetState
+from seriatim.core.errors import ConfigError
+from seriatim.core.ledger import File
+from seriatim.core.machine import Runner
+from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.steps.diff import Compared, compare
+from seriatim.steps.replay import Made, Replaying
+from seriatim.steps.task import Kit
+from tests.adapters.on_disk import DiskStream
+from tests.steps.looking import head_of, looking
+
+A0, A1 = Partition("in-a", 0), Partition("in-a", 1)
+
+
+class Plainly:
+    """Messages of the past, with their headers."""
+
+    def __init__(self, made: DiskStream) -> None:
+        self.made = made
+
+    def read(self, partition: Partition, whole: OffsetRange) -> Any:
+        """Those of a range that are there."""
+        yield from self.made.reader.stretches(partition, whole, headers=True)
+
+    def compacts(self, _: str) -> bool:
+        """No topic does."""
+        return False
+
+
+def feed(made: DiskStream, partition: Partition, count: int, seed: int = 0) -> None:
+    """Snapshots, then updates, of three sessions; now and then something wrong."""
+    for number in range(count):
+        name, seq = f"s{number % 3}", number // 3 + 1
+        body: dict[str, Any] = {"type": "update", "seq": seq, "id": "a", "v": number + seed}
+        if seq in (1, 9):
+            body = {"type": "snapshot", "seq": seq, "rows": [{"id": one, "v": number} for one in "ab"]}
+        elif number == 16:
+            body["seq"] = 77
+        made.kafka.produce(partition.topic, name, json.dumps(body).encode(), partition=partition.number)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> DiskStream:
+    """A stream of two partitions folded in small slices; session s1 is set aside for a while."""
+    one = DiskStream(tmp_path / "lake")
+    one.kafka.create("in-a", 2)
+    feed(one, A0, 60)
+    feed(one, A1, 30)
+    one.run(14)
+    return one
+
+
+def kit(made: DiskStream, folder: Path, runner: Runner) -> Callable[[tuple[File, ...]], Kit]:
+    """What a replay works with."""
+    stream = made.stream
+    return lambda base: Kit(
+        runner=runner,
+        tier=stream.tier,
+        on_poison=stream.on_poison,
+        limits=stream.limits,
+        session_field=False,
+        records=ParquetRecords(folder, runner.columns, "zstd", ()),
+        state=OverBase(ParquetState(folder), made.files, base),
+        explain=made.explain,
+        digests=MemoryDigests,
+        peak_memory_bytes=lambda: 0,
+    )
+
+
+def replayed(
+    made: DiskStream, folder: Path, wanted: dict[Partition, OffsetRange], *, fresh: bool = False, size: int = 7
+) -> list[Made]:
+    """Fold ranges into a folder, as the command does."""
+    scratch.refuse(folder)
+    runner = made.stream.table_machine()
+    tools = replace(looking(made), reread=Plainly(made), runner=runner)
+    replaying = Replaying(tools, head_of(made), kit(made, folder, runner), fresh=fresh, messages_max=size)
+    done = list(replaying.run(wanted))
+    scratch.put_table(folder, "", record_schema(runner.columns), [file for part in done for file in part.records])
+    scratch.put_manifest(folder, {"replay": "s"})
+    return done
+
+
+def compared(made: DiskStream, folder: Path, done: list[Made]) -> Compared:
+    """The folder against what is committed."""
+    accounts = made.accounts()
+    lefts = {(p, account.topic_id): OffsetRange(account.born, account.frontier) for p, account in accounts.items()}
+    rights = {(part.partition, part.topic_id): OffsetRange(part.start, part.until) for part in done}
+    return compare(DeltaLookup(made.root), DeltaLookup(folder), lefts, rights, lambda _done, _total: None)
+
+
+def test_a_replay_equals_what_was_committed(made: DiskStream, tmp_path: Path) -> None:
+    """From a saved state in the middle, in stages of seven messages: the same records, and nothing is committed."""
+    entries = head_of(made).ledger.sequence
+    done = replayed(made, tmp_path / "again", {A0: OffsetRange(20, 50), A1: OffsetRange(0, 30)})
+    assert [(part.asked, part.until) for part in done] == [(20, 50), (0, 30)]
+    assert done[0].start <= 20
+    assert done[0].findings
+    told = compared(made, tmp_path / "again", done)
+    assert (told.count, told.records > 60, told.not_compared) == (0, True, [])
+    assert head_of(made).ledger.sequence == entries
+
+
+def test_what_differs_is_named(made: DiskStream, tmp_path: Path) -> None:
+    """The first record and how many; by column where both have it."""
+    done = replayed(made, tmp_path / "again", {A0: OffsetRange(0, 60)})
+    made.kafka.topics["in-a"].messages[0][40:41] = [
+        replace(made.kafka.topics["in-a"].messages[0][40], value=b'{"type": "update", "seq": 14, "id": "a", "v": -5}')
+    ]
+    other = replayed(made, tmp_path / "other", {A0: OffsetRange(0, 60)})
+    ranges = {(part.partition, part.topic_id): OffsetRange(part.start, part.until) for part in (*done, *other)}
+    sides = DeltaLookup(tmp_path / "again"), DeltaLookup(tmp_path / "other")
+    told = compare(*sides, ranges, ranges, lambda _done, _total: None)
+    first = told.partings[0]
+    assert (first.partition, first.offset, first.index, first.columns) == (A0, 40, 0, ("v",))
+    assert (told.count, told.differing) == (2, 2)
+    assert told.partings[1].columns == ("before_v",)
+
+
+def test_only_what_both_have_is_compared(made: DiskStream, tmp_path: Path) -> None:
+    """Partitions that one has not are said; records that one lacks count."""
+    done = replayed(made, tmp_path / "again", {A0: OffsetRange(0, 60)}, fresh=True)
+    told = compared(made, tmp_path / "again", done)
+    assert told.not_compared == ["in-a/1: only one of them has folded it"]
+    fresh = replayed(made, tmp_path / "late", {A0: OffsetRange(10, 60)}, fresh=True)
+    told = compared(made, tmp_path / "late", fresh)
+    assert fresh[0].headless > 0
+    assert told.only_left > 0
+    assert told.only_right == 0
+    assert told.partings[0].offset == 10
+
+
+def test_another_folder_is_left_alone(made: DiskStream, tmp_path: Path) -> None:
+    """Not an output, not below one, not one with something in it, and no replay over another."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("x")
+    (tmp_path / "file").write_text("x")
+    replayed(made, tmp_path / "again", {A1: OffsetRange(0, 30)})
+    for folder, why in (
+        (made.root, "is an output"),
+        (made.root / "records" / "deep", "is an output"),
+        (tmp_path / "full", "not empty"),
+        (tmp_path / "file", "a file"),
+        (tmp_path / "again", "a replay is in it already"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            scratch.refuse(folder)
+
+
+def test_what_kafka_has_no_more_is_said(made: DiskStream, tmp_path: Path) -> None:
+    """A range whose messages, or whose saved state's messages, are gone is refused with what to do."""
+    made.kafka.delete_records(A0, 20)
+    with pytest.raises(ConfigError, match="Kafka has"):
+        replayed(made, tmp_path / "one", {A0: OffsetRange(10, 30)})
+    made.kafka.delete_records(A0, 45)
+    with pytest.raises(ConfigError, match="no saved state") as told:
+        replayed(made, tmp_path / "two", {A0: OffsetRange(46, 60)})
+    assert "--fresh" in told.value.next
+
+
+def test_records_are_found_by_their_columns(tmp_path: Path) -> None:
+    """Also where the table is partitioned by one of them, which is not in the files then."""
+    one = DiskStream(tmp_path / "lake", output_partitions=("topic",))
+    one.kafka.create("in-a", 1)
+    one.kafka.create("in-b", 1)
+    feed(one, A0, 30)
+    feed(one, Partition("in-b", 0), 30, seed=1000)
+    one.run(14)
+    lookup = DeltaLookup(one.root)
+    rows = list(lookup.where({"id": "a", "session": "s0", "topic": "in-b"}))
+    assert rows
+    assert {(row["topic"], row["session"], row["id"]) for row in rows} == {("in-b", "s0", "a")}
+    assert len(list(lookup.where({}))) == sum(file.rows for file in one.ledger.active_files(head_of(one)))
+    life = one.accounts()[A0].topic_id
+    part = lookup.read((A0, life), OffsetRange(5, 12))
+    assert sorted({row["offset"] for row in part.to_pylist()}) == list(range(5, 12))
+    with pytest.raises(ConfigError, match="no table of records"):
+        DeltaLookup(tmp_path / "nowhere")
