@@ -1,4 +1,5 @@
-"""A real browser for tests: Chromium without a window, spoken to by its own protocol. No driver has to be installed.
+"""A real browser for tests: Chromium without a window, spoken to by its own protocol. No driver is installed for it:
+the one package it takes (websockets) is there with Airflow's server.
 
 Chromium is looked for on PATH under its usual names; where there is none, tests that need it are skipped by name.
 
