@@ -1,7 +1,7 @@
-"""A real browser for tests: Chromium without a window, spoken to by its own protocol. No driver is installed for it:
-the one package it takes (websockets) is there with Airflow's server.
+"""A real browser for tests: Chromium without a window, spoken to by its own protocol, so that no driver is needed.
 
-Chromium is looked for on PATH under its usual names; where there is none, tests that need it are skipped by name.
+The one package it takes (websockets) is there with Airflow's server. Chromium is looked for on PATH under its
+usual names; where there is none, tests that need it are skipped by name.
 
 Next room: tests/page/test_browser.py and tests/integration/test_airflow_page.py drive it.
 """
