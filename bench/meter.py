@@ -24,6 +24,8 @@ class Meter:
         self.peak = 0
         self.own_seconds = 0.0
         """What watching itself has cost."""
+        self.seen: dict[int, float] = {}
+        """CPU seconds of each process when last looked at: of those, too, that nobody waited for."""
         self._over = threading.Event()
 
     def cpu_seconds(self) -> float:
@@ -42,6 +44,7 @@ class Meter:
         while not self._over.wait(WATCH_EVERY_SECONDS):
             family = [self.me, *self.me.children(recursive=True)]
             self.peak = max(self.peak, sum(pss_bytes(process.pid) for process in family))
+            self.seen |= {process.pid: own_cpu_seconds(process) for process in family}
         self.own_seconds = time.thread_time()
 
     def measure(self, work: Callable[[], Any]) -> dict[str, Any]:
@@ -62,6 +65,7 @@ class Meter:
             "startup_cpu_seconds": cpu,
             "startup_wall_seconds": began - started_at(self.me),
             "peak_memory_mb": round(self.peak / 1e6),
+            "seen_cpu_seconds": sum(self.seen.values()),
             "found": found,
         }
 
@@ -69,6 +73,15 @@ class Meter:
     def waited(found: Any) -> float:
         """Seconds in which a contender without an end of its own only waited to see that nothing came any more."""
         return found.get("waited_seconds", 0.0) if isinstance(found, dict) else 0.0
+
+
+def own_cpu_seconds(process: psutil.Process) -> float:
+    """Of one process alone; 0 if it is gone."""
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return times.user + times.system
 
 
 def started_at(process: psutil.Process) -> float:
