@@ -9,7 +9,9 @@ Next room: seriatim/page/app.py has the pages.
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,6 +33,7 @@ class Page:
         """Answer a request."""
         if self.app is None:
             self.app = make()
+            Thread(target=import_module, args=("pyarrow",), daemon=True).start()  # so that no page waits for it
         await self.app(scope, receive, send)
 
 

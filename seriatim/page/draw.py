@@ -111,7 +111,7 @@ def strip(partitions: Sequence[PartitionStatus]) -> str:
 def bar(one: PartitionStatus) -> str:
     """A partition's log from start to end, to scale: what is folded, what waits, where it halted."""
     frontier = one.frontier or 0
-    start = frontier if one.log_start is None else one.log_start
+    start = one.log_start or 0
     end = max(frontier, start if one.log_end is None else one.log_end)
     length = max(end - start, 1)
     halt = one.halted.offset if one.halted else -1

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from seriatim.core.ledger import Entry, File, Manifest
 from seriatim.core.page import Table, sections, text
+from seriatim.core.verdict import is_silent
 from seriatim.page import history
 from seriatim.page.address import at
 from seriatim.page.draw import element, link, shell
@@ -27,7 +28,8 @@ def page(base: str, stream: str, found: Slice) -> str:
     manifest, number = found.manifest, found.manifest.entry.sequence
     report = report_page(stream, found.before, [manifest])
     tables = [table for table in report.tables if table.title in ("Certificates", "Verdicts") and table.rows]
-    tables += [*_verdicts(found.verdicts), _facts(manifest), *_files(manifest.entry)]
+    tables += [] if is_silent(manifest.entry) else [_verdicts(found.verdicts)]
+    tables += [_facts(manifest), *_files(manifest.entry)]
     body = [
         element("p", *_ways(base, stream, found), css="soft"),
         element("div", *sections(replace(report, tables=tables)), css="wide"),
@@ -87,7 +89,7 @@ def _facts(manifest: Manifest) -> Table:
     return Table(title="Manifest", columns=("what", "is"), rows=[[k, str(v)] for k, v in facts.items() if v != ""])
 
 
-def _verdicts(manifests: Sequence[Manifest]) -> Iterable[Table]:
+def _verdicts(manifests: Sequence[Manifest]) -> Table:
     """Who judged this entry later."""
     rows = [
         [one.entry.sequence, f"{one.entry.since + 1} to {one.entry.judged}", place, result, one.entry.reason]
@@ -96,7 +98,7 @@ def _verdicts(manifests: Sequence[Manifest]) -> Iterable[Table]:
     ]
     columns = ("entry", "judged", "partition", "verdict", "what was looked at")
     empty = "Not judged yet: seriatim check"
-    yield Table(title="Verdicts of later checks", columns=columns, rows=rows, empty=empty)
+    return Table(title="Verdicts of later checks", columns=columns, rows=rows, empty=empty)
 
 
 def _files(entry: Entry) -> Iterable[Table]:

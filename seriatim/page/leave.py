@@ -42,11 +42,14 @@ def leave(file: StreamFile, seen: Gathered, look: Look, store: LedgerStore, *, r
 
 
 def _gaps_open(file: StreamFile, store: LedgerStore, seen: Gathered) -> int | None:
-    """How many stretches of output are not to be trusted, as of the ledger."""
+    """How many stretches of output are not to be trusted, as of the ledger; None: the table cannot be read."""
     from seriatim.adapters.derived import DeltaDerived
     from seriatim.steps.derive import gaps_now
 
     if seen.ledger.sequence < 0:
         return 0
     derived = DeltaDerived(Path(file.stream.output.path), file.stream.output.compression)
-    return sum(gap.closed is None for gap in gaps_now(store, derived, seen.ledger))
+    try:
+        return sum(gap.closed is None for gap in gaps_now(store, derived, seen.ledger))
+    except SeriatimError:  # a run or `seriatim rebuild` mends it; whoever looks is not kept from it
+        return None

@@ -69,6 +69,16 @@ def test_without_airflow_the_report_is_a_file(lake: Lake, monkeypatch: pytest.Mo
     assert f"file://{reports}/0000000009.html\n" in watched(monkeypatch)
 
 
+def test_a_table_of_gaps_that_cannot_be_read_keeps_nobody_from_looking(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many are open is not known then; all the rest is."""
+    for path in (lake.folder / "lake" / "orders" / "gaps" / "_delta_log").glob("*.json"):
+        path.write_text("garbage")
+    assert "in-a/2" in watched(monkeypatch)
+    assert lake.status("orders").verdict == "hurt"
+
+
 def test_a_watch_that_may_not_write_says_so_and_goes_on(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

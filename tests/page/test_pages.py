@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from seriatim.core.integrity import Finding
+from seriatim.core.ledger import Entry
+from seriatim.core.verdict import Failed
 from seriatim.page.app import Span
+from seriatim.steps.commit import commit
 from tests.page.lakes import HOUR, NOW, Lake, hurt
 
 
@@ -181,3 +185,24 @@ def test_nothing_can_be_changed(lake: Lake) -> None:
     for path in ("/", "/stream/orders", "/stream/orders/entry/1", "/stream/orders/reports/1"):
         assert lake.get(path).status_code == 200
     assert sorted(path.name for path in made.root.rglob("*")) == before
+
+
+def test_a_bad_verdict_is_on_the_entry_that_it_judged(lake: Lake) -> None:
+    """And on its own page, with what to do; the circuit is open everywhere."""
+    made = lake.stream("orders", slices=2)
+    lake.ran(made)
+    head = made.ledger.head("orders")
+    failed = (Failed(partition="in-a/0", epoch=0, start=0, until=9, judged=2),)
+    told = Finding(finding="check", topic="in-a", partition=0, cause="v is small", sequence=2)
+    verdict = {"in-a/0": "bad", "in-a/1": "good"}
+    entry = Entry(kind="verdict", attempt="v", verdict=verdict, since=0, judged=2, failed=failed, findings=(told,))
+    commit(made.ledger, made.clock, head, entry)
+    judged = lake.get("/stream/orders/entry/2").text
+    assert "Verdicts of later checks" in judged
+    assert '<td class="bad">bad</td>' in judged
+    own = lake.get("/stream/orders/entry/3").text
+    assert "Verdicts of later checks" not in own
+    assert "seriatim accept orders --sequence 2" in own
+    for page in (lake.get("/").text, lake.get("/stream/orders").text):
+        assert "the circuit is open" in page
+        assert "seriatim accept orders --sequence" in page
