@@ -66,6 +66,8 @@ class FoldTask(Struct):
     crash_point: str = ""
     driver: int = 0
     """The driver's process, which a crash point takes along."""
+    trace: tuple[str, ...] = ()
+    """Sessions that are traced beside the fold."""
 
     def __call__(self, partition: Partition, batches: Iterable[pa.RecordBatch]) -> bytes:
         """Fold one partition's batches."""
@@ -86,9 +88,23 @@ class FoldTask(Struct):
         try:
             made = kit(self.file, self.kafka, work.end - work.start)
             with spread(self.file, work, made) as ready:
+                if self.trace:
+                    return self._traced(work, stretches(batches), ready)
                 return run_task(work, stretches(batches), ready)
         finally:
             gc.enable()
+
+    def _traced(self, work: Work, given: Iterable[Any], ready: Kit) -> bytes:
+        """The same, with named sessions looked at on the way; what was seen is left under `traces/`."""
+        from seriatim.adapters import traces
+        from seriatim.steps.shadow import Shadow
+        from seriatim.steps.task import run_task
+
+        shadow = Shadow(self.file.stream, streams.runner(self.file), work, state(self.file), self.trace)
+        content = run_task(work, shadow.through(given), ready)
+        rows = shadow.finish(content)
+        traces.put(Path(self.file.stream.output.path), work.partition, f"{work.epoch}-{work.start}", rows)
+        return content
 
 
 def kit(file: StreamFile, kafka: dict[str, str], messages: int = 0) -> Kit:
@@ -144,6 +160,7 @@ class LazySpark:
     def __init__(self, file: StreamFile, settings: Settings, say: Say) -> None:
         self.file, self.settings, self.say = file, settings, say
         self.spark: Any = None
+        self.trace: tuple[str, ...] = ()
         self.compiling: subprocess.Popen[bytes] | None = None
 
     def _reader(self) -> SparkReader | TaskReader:
@@ -189,7 +206,7 @@ class LazySpark:
 
         if self.compiling is None:
             self.compiling = for_later(self.file.stream, [work.end - work.start for work in works.values()])
-        return FoldTask(self.file, works, kafka, self.settings.crash_point, os.getpid())
+        return FoldTask(self.file, works, kafka, self.settings.crash_point, os.getpid(), self.trace)
 
 
 def world(file: StreamFile, settings: Settings, reader: LazySpark) -> World:

@@ -1,4 +1,4 @@
-"""The consumer: messages of the past read again from Kafka, plainly, for verify. No Spark, no group, no commit.
+"""The consumer: messages of the past read again from Kafka, plainly. No Spark, no group, no commit.
 
 Next room: spark.py reads for the fold; kafka.py asks for topics and bounds.
 """
@@ -91,13 +91,13 @@ class KafkaReread:
                 return found, found[-1].offset() + 1 < whole.end
         raise PlatformError(
             f"Kafka at {self.servers} sends no messages of {whole}",
-            next="check the broker, then verify again: nothing was signed off",
+            next="check the broker, then try again: nothing was changed",
         )
 
     def _unreachable(self, error: Any) -> PlatformError:
         return PlatformError(
             f"Kafka at {self.servers} does not answer: {error.str()}",
-            next="check SERIATIM_KAFKA_BOOTSTRAP_SERVERS and the broker, then verify again",
+            next="check SERIATIM_KAFKA_BOOTSTRAP_SERVERS and the broker, then try again",
         )
 
 

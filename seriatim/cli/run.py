@@ -38,6 +38,9 @@ def run(
     check: Annotated[
         bool, typer.Option("--check", help="Then judge what was committed, and publish what is checked.")
     ] = False,
+    trace: Annotated[
+        list[str] | None, typer.Option(metavar="SESSION", help="Leave this session's trace under traces/; repeatable.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Fold a stream from its frontier to the log ends of now, slice by slice.
@@ -55,7 +58,9 @@ def run(
     file = streams.load(stream, settings.streams)
     until = _until(until_offsets) if until_offsets else None
     config.arm_crash_point(settings.crash_point)
-    steps: list[Callable[[], object]] = [lambda: _fold(file, settings, messages_max, until, json=json)]
+    steps: list[Callable[[], object]] = [
+        lambda: _fold(file, settings, messages_max, until, trace=_traced(trace), json=json)
+    ]
     if check:
         from seriatim.cli import check as gate
         from seriatim.cli import publish
@@ -81,7 +86,13 @@ def _one_after_another(steps: Sequence[Callable[[], object]]) -> None:
 
 
 def _fold(
-    file: StreamFile, settings: Settings, messages_max: int | None, until: Mapping[Partition, int] | None, *, json: bool
+    file: StreamFile,
+    settings: Settings,
+    messages_max: int | None,
+    until: Mapping[Partition, int] | None,
+    *,
+    trace: tuple[str, ...] = (),
+    json: bool,
 ) -> None:
     from seriatim import streams, wiring
     from seriatim.cli import report, show
@@ -92,6 +103,7 @@ def _fold(
 
     runner = streams.runner(file)
     spark, progress = wiring.LazySpark(file, settings, say), show.Progress(file.stream.name)
+    spark.trace = trace
     world = wiring.world(file, settings, spark)
     folding = Folding(file.stream, runner, world, progress=progress)
     folding.outcome.findings += untold(world.ledger, file.stream.name)
@@ -112,6 +124,8 @@ def _fold(
         finally:
             progress.close()
             spark.stop()
+    if trace:
+        _leave_room(file)
     outcome.findings = under_clock(folding)
     report.leave(file, since, outcome.sequence)
     if trouble := after_run(file, world.log, world.ledger, world.state(), world.clock):
@@ -120,6 +134,27 @@ def _fold(
         show.outcome(file.stream.name, outcome, json=json)
     finally:
         mark_told(world.ledger, outcome.sequence)
+
+
+def _traced(given: list[str] | None) -> tuple[str, ...]:
+    """Sessions that are traced beside the fold."""
+    from seriatim.steps.shadow import SESSIONS_MAX
+
+    names = tuple(dict.fromkeys(given or ()))
+    if len(names) > SESSIONS_MAX:
+        raise ConfigError(f"--trace: {len(names)} sessions", next=f"trace at most {SESSIONS_MAX} at a time")
+    return names
+
+
+def _leave_room(file: StreamFile) -> None:
+    """Traces are bounded: the oldest go."""
+    from pathlib import Path
+
+    from seriatim.adapters import traces
+
+    root = Path(file.stream.output.path)
+    traces.prune(root)
+    say(f"{file.stream.name}: traces are in {root / 'traces'}")
 
 
 def under_clock(folding: Folding) -> list[Finding]:

@@ -13,9 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
-from tests.integration.lab import Lab
+from seriatim import streams, wiring
+from seriatim.steps.fold import Folding
+from tests.integration.lab import Lab, silent
 
 FIRST_LINE_CPU_SECONDS = 2.0
 COUNT = 10_000
@@ -35,8 +38,20 @@ def hurt(lab: Lab, topic: Callable[..., str]) -> tuple[Lab, str, str]:
         messages += [(name, 0, "hunted", body), (name, 0, "else", other)]
     lab.send(messages)
     stream = lab.stream("hunt", name, tier="none", sequence=None)
-    lab.fold(stream, 12_000)
+    fold_traced(lab, stream, 12_000)
     return lab, stream, name
+
+
+def fold_traced(lab: Lab, stream: str, messages_max: int) -> None:
+    """Run a stream in this process, with the hunted session traced where its messages are."""
+    file = streams.load(stream, lab.settings.streams)
+    reader = wiring.LazySpark(file, lab.settings, silent)
+    reader.spark, reader.trace = lab.spark(), ("hunted",)
+    Folding(file.stream, streams.runner(file), wiring.world(file, lab.settings, reader)).run(messages_max)
+    files = sorted((lab.root(stream) / "traces").rglob("*.parquet"), key=lambda path: int(path.stem.split("-")[1]))
+    rows = [row for path in files for row in pq.read_table(path, partitioning=None).to_pylist()]
+    assert [row["offset"] for row in rows] == list(range(1, 2 * COUNT, 2))
+    assert [row["offset"] for row in rows if row["findings"] != "[]"] == [15555]
 
 
 def told(lab: Lab, *arguments: str, code: int = 0) -> Any:

@@ -1,0 +1,93 @@
+"""Shadow: a few sessions traced beside a real run, where their messages are, for the table `traces`.
+
+The fold does not know of it: messages pass by on their way to it, and a trace of its own folds those of the named
+sessions from the same state. What a try gave counts only if the try does, and only up to where it stopped.
+
+Next room: core/trace.py folds; wiring.py puts it between the reader and the task; adapters/traces.py keeps the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from seriatim.core.looks import changes, view_of_message
+from seriatim.core.machine import Runner
+from seriatim.core.message import Stretch
+from seriatim.core.step import Step
+from seriatim.core.stream import Stream
+from seriatim.core.trace import Retrace
+from seriatim.ports import StateStore
+from seriatim.steps.task import Result, Work
+
+ROWS_MAX = 10_000
+"""Of one task. Further messages are folded and not told."""
+TEXT_MAX = 10_000
+"""Of one column, in characters."""
+SESSIONS_MAX = 20
+
+
+class Shadow:
+    """Traces of some sessions in one task."""
+
+    def __init__(self, stream: Stream, runner: Runner, work: Work, state: StateStore, names: Iterable[str]) -> None:
+        self.runner, self.work, self.rows, self.left_out = runner, work, list[dict[str, Any]](), 0
+        held = state.load(work.state, names)
+        self.retraces = [
+            Retrace(
+                stream,
+                runner,
+                work.partition,
+                name,
+                held.get(name),
+                time=work.time,
+                headless_since=work.headless_since,
+                moved=work.moved,
+            )
+            for name in names
+        ]
+
+    def through(self, stretches: Iterable[Stretch]) -> Iterator[Stretch]:
+        """The same messages, looked at on their way."""
+        for stretch in stretches:
+            for retrace in self.retraces:
+                for one in retrace.met(stretch):
+                    self._take(retrace.step(one))
+            yield stretch
+
+    def finish(self, content: bytes) -> list[dict[str, Any]]:
+        """The rows that count, by what the task says it did."""
+        result = msgspec.msgpack.decode(content, type=Result)
+        if result.certificate is None:
+            return []
+        until = result.certificate.until
+        return sorted((row for row in self.rows if row["offset"] < until), key=lambda row: row["offset"])
+
+    def _take(self, step: Step) -> None:
+        if len(self.rows) >= ROWS_MAX:
+            self.left_out += 1
+            return
+        work, runner = self.work, self.runner
+        self.rows.append(
+            {
+                "topic": work.partition.topic,
+                "topic_id": work.topic_id,
+                "partition": work.partition.number,
+                "offset": step.offset,
+                "timestamp": step.timestamp * 1000,
+                "session": step.session,
+                "sequence": step.sequence,
+                "outcome": step.outcome,
+                "message": _text(view_of_message(runner, step.message, step.raw)),
+                "changes": _text([msgspec.structs.asdict(one) for one in changes(runner, step.before, step.after)]),
+                "records": _text(step.records),
+                "findings": _text(step.findings),
+            }
+        )
+
+
+def _text(value: Any) -> str:
+    text = msgspec.json.encode(value, enc_hook=str).decode()
+    return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}…"

@@ -1,0 +1,158 @@
+"""Commands that look back: what they refuse, and how a step is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seriatim.cli import main
+from seriatim.cli.looking import plain, shortened, show_step, shown_time, step_values, time_ms
+from seriatim.cli.scratch import with_machine
+from seriatim.core.errors import ConfigError
+from seriatim.streams import StreamFile, load, runner
+from tests.steps.looking import traced
+from tests.steps.worlds import A0, begun, send, world
+
+STREAM = """
+topics = "in-.*"
+machine = "table"
+[table]
+key = ["id"]
+columns = { id = "string", v = "int64" }
+[output]
+path = "lake/s"
+"""
+MACHINE = """
+from msgspec import Struct
+from seriatim import Machine
+
+class Sum(Struct):
+    total: int = 0
+
+class Add(Struct):
+    v: int
+
+class Adder(Machine[Sum, Add, Add]):
+    def start(self, session):
+        return Sum()
+
+    def apply(self, state, message):
+        state.total += message.v
+        return [Add(state.total)]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of streams, one of which was never run."""
+    (tmp_path / "streams").mkdir()
+    (tmp_path / "streams" / "s.toml").write_text(STREAM)
+    monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path / "streams"))
+    monkeypatch.setenv("SERIATIM_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["state", "s", "x", "--version", "1", "--at-offset", "2"], "two answers"),
+        (["state", "s", "x", "--at-time", "yesterday"], "neither an offset nor a time"),
+        (["state", "s", "x", "--at-offset", "2"], "never run"),
+        (["trace", "s", "x"], "never run"),
+        (["trace", "nobody", "x"], "no stream 'nobody'"),
+        (["bisect", "s", "x", "--invariant", "1"], "never run"),
+        (["explain", "s", "--row", "a"], "never run"),
+        (["replay", "s", "x"], "must know where to stop"),
+        (["replay", "s"], "stops in one session, or goes into a folder"),
+        (["replay", "s", "x", "--machine", "a:B", "--step"], "stops in one session, or goes into a folder"),
+        (["replay", "s", "x", "--break", "exec('1')"], "is refused"),
+        (["replay", "s", "x", "--break", "1", "--to", "/tmp/nowhere-at-all"], "a break point is for one"),
+        (["replay", "s", "--to", "streams"], "not empty"),
+        (["diff", "s", "s"], "never run"),
+        (["diff", "./streams", "s"], "no replay.json"),
+    ],
+)
+def test_what_is_refused(
+    arguments: list[str], said: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and one screen that says what to do next, without a stack trace."""
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said in told
+    assert "  next  " in told
+    assert "Traceback" not in told
+
+
+def test_times_can_be_pasted_back() -> None:
+    """What a trace prints is what --from takes."""
+    for ms in (0, 1_794_845_532_367, -1_000):
+        assert shown_time(ms).startswith(("19", "20"))
+    assert time_ms(shown_time(1_794_845_532_367)) == 1_794_845_532_367
+    assert time_ms("2026-11-16T08:00Z") == 1_794_816_000_000
+    with pytest.raises(ConfigError, match="neither"):
+        time_ms("2026-13-99T99:99Z")
+    assert shown_time(10**17) == f"{10**17} ms"
+
+
+def test_what_a_terminal_would_act_on_is_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """Messages, rows and findings come from strangers: no escape reaches the terminal."""
+    for hostile in ("\x1b[2J", "\x9b2J", "\x07", "\u202e", "\r"):
+        assert plain({"id": hostile}).isprintable()
+        assert shortened(hostile).isprintable()
+    made = world(tier="none")
+    made.kafka.create("in-a", 1)
+    bad = '{"type": "insert", "id": "\\u001b[2J\\u009b\\u202e<script>", "v": 1}'
+    send(made, A0, ["a"], bad.encode(), b"\x1b]0;title\x07", 5)
+    made.run()
+    for step in traced(made):
+        show_step(made.machine(), step, 2)
+    told = capsys.readouterr().out
+    assert not {"\x1b[2", "\x9b", "\x07", "\u202e", "\x1b]"} & {
+        told[i : i + n] for n in (1, 2, 3) for i in range(len(told))
+    }
+    assert "not committed yet" in told
+    assert "<script>" in told
+
+
+def test_a_step_for_scripts() -> None:
+    """All that is known of a message, as plain values."""
+    made = begun(1)
+    made.run()
+    step = traced(made)[1]
+    assert step_values(made.machine(), step, 3) == {
+        "offset": 1,
+        "time": "1970-01-01T00:00:00.001Z",
+        "sequence": None,
+        "outcome": "applied",
+        "committed": True,
+        "message": {"type": "update", "id": "a", "v": 1},
+        "changes": [{"what": "a", "before": {"id": "a", "v": 0}, "after": {"id": "a", "v": 1}}],
+        "records": [{"index": 0, "op": "update", "id": "a", "v": 1}],
+        "findings": [],
+        "damaged": False,
+        "quarantined": False,
+    }
+
+
+def test_another_machine_from_a_file(folder: Path) -> None:
+    """By its path; the stream's own if both names are, another one else. What is no machine is refused in words."""
+    file = load("s", folder / "streams")
+    (folder / "fixed.py").write_text(MACHINE)
+    (folder / "broken.py").write_text("1 / 0")
+    other, same = with_machine(file, f"{folder / 'fixed.py'}:Adder")
+    assert (same, runner(other).columns) == (False, {"v": "int64"})
+    own = StreamFile(load("s", folder / "streams").stream, file.folder)
+    assert with_machine(own, None) == (own, True)
+    assert with_machine(own, "table") == (own, True)
+    for text, said in (
+        (f"{folder / 'broken.py'}:Adder", "ZeroDivisionError"),
+        (f"{folder / 'absent.py'}:Adder", "there is no file"),
+        ("../../etc/passwd", "is no machine"),
+        ("os:system; rm", "is no machine"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            with_machine(file, text)

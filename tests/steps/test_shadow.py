@@ -1,0 +1,114 @@
+"""Traces beside a real run: the run is the same with and without, and what is told is what it did."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from seriatim.adapters import traces
+from seriatim.core.machine import Runner
+from seriatim.core.offsets import Partition
+from seriatim.ports import Task
+from seriatim.steps import shadow as shadows
+from seriatim.steps.shadow import Shadow
+from seriatim.steps.task import Work
+from seriatim.testing import MemoryStream
+from tests.steps.adders import Raising, add, adding
+from tests.steps.looking import traced
+from tests.steps.test_retrace import noisy
+from tests.steps.worlds import A0, send, world
+
+Rows = dict[tuple[str, int], list[dict[str, Any]]]
+
+
+def watched(made: MemoryStream, names: tuple[str, ...]) -> Rows:
+    """Let the runs of a world be traced; the rows by partition and start, as files would have them."""
+    kept: Rows = {}
+
+    def task(works: dict[Partition, Work], runner: Runner) -> Task:
+        plain = MemoryStream._task(made, works, runner)
+
+        def run(partition: Partition, stretches: Iterable[Any]) -> bytes:
+            work = works[partition]
+            shadow = Shadow(made.stream, made.machine(), work, made.files, names)
+            content = plain(partition, shadow.through(stretches))  # type: ignore[arg-type]
+            if rows := shadow.finish(content):
+                kept[str(partition), work.start] = rows
+            return content
+
+        return run
+
+    made._task = task  # type: ignore[method-assign]
+    return kept
+
+
+def told(kept: Rows) -> list[tuple[Any, ...]]:
+    """All rows in order, in short."""
+    rows = [row for place in sorted(kept) for row in kept[place]]
+    return [(row["session"], row["offset"], row["outcome"], json.loads(row["records"])) for row in rows]
+
+
+@pytest.mark.parametrize("tier", ["none", "strict", "window"])
+def test_a_traced_run_tells_what_a_trace_tells(tier: Any) -> None:
+    """Message by message, across slices; the run's own output is that of a run without."""
+    fields: dict[str, Any] = {"tier": tier, "sequence": "seq", "window_messages": 3, "window_seconds": 60}
+    made, plain = world(**fields), world(**fields)
+    for one in (made, plain):
+        one.kafka.create("in-a", 1)
+        noisy(one, 120, seed=4)
+    kept = watched(made, ("s", "u"))
+    made.run(17)
+    plain.run(17)
+    strip = [{k: v for k, v in row.items() if k != "topic_id"} for row in made.rows()]
+    assert strip == [{k: v for k, v in row.items() if k != "topic_id"} for row in plain.rows()]
+    wanted = [("s", step) for step in traced(made, "s")] + [("u", step) for step in traced(made, "u")]
+    wanted.sort(key=lambda one: one[1].offset)
+    assert told(kept) == [(name, step.offset, step.outcome, step.records) for name, step in wanted]
+
+
+def test_a_try_that_does_not_count_leaves_nothing() -> None:
+    """A machine that raises is folded again with care: each message is told once."""
+    made = adding(Raising)
+    made.kafka.create("in-a", 1)
+    add(made, 100, seed=3)
+    kept = watched(made, ("s0",))
+    made.run(13)
+    assert [offset for _, offset, _, _ in told(kept)] == [step.offset for step in traced(made, "s0")]
+
+
+def test_what_lies_behind_a_halt_is_not_told() -> None:
+    """Only up to where the task stopped: the next run tells the rest."""
+    made = world(on_poison="halt")
+    made.kafka.create("in-a", 1)
+    send(made, A0, ["a"], 1)
+    send(made, A0, b"?", session="t")
+    send(made, A0, 2)
+    kept = watched(made, ("s",))
+    made.run()
+    assert [offset for _, offset, _, _ in told(kept)] == [0, 1]
+
+
+def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rows of a task, characters of a column, bytes of all files: the oldest go."""
+    monkeypatch.setattr(shadows, "ROWS_MAX", 5)
+    monkeypatch.setattr(shadows, "TEXT_MAX", 50)
+    made = world()
+    made.kafka.create("in-a", 1)
+    send(made, A0, ["a", "b", "c", "d"], *range(20))
+    kept = watched(made, ("s",))
+    made.run()
+    (rows,) = kept.values()
+    assert len(rows) == 5
+    assert len(rows[0]["records"]) == 51
+    for number in range(4):
+        traces.put(tmp_path, A0, f"0-{number}", rows)
+    one = (tmp_path / "traces" / str(A0) / "0-0.parquet").stat().st_size
+    assert len(traces.prune(tmp_path, 2 * one)) == 2
+    left = list((tmp_path / "traces").rglob("*.parquet"))
+    assert len(left) == 2
+    assert pq.read_table(left[0], partitioning=None).num_rows == 5
