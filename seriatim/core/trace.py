@@ -39,16 +39,19 @@ class Mark(Struct, frozen=True):
     time: int
 
 
-class Met(Struct, frozen=True):
-    """One message of the session, as a stretch of its own, and the largest time of all messages before it."""
+class Met(Struct, frozen=True, gc=False):
+    """One message of the session, and the largest time of all messages before it."""
 
-    part: Stretch
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
     time: int = -1
 
     @property
-    def offset(self) -> int:
-        """Where it is."""
-        return self.part.start
+    def part(self) -> Stretch:
+        """As a stretch of its own."""
+        return Stretch(self.offset, [self.timestamp], [self.key], [self.value])
 
 
 class Watched:
@@ -158,14 +161,15 @@ class Retrace:
         """The session's messages of a stretch, each with the time of all before it: by that it may have expired."""
         own, times = self._own(stretch), self._times(stretch) if self.fold.expiry else None
         for i in own:
-            yield Met(part_of(stretch, i, i + 1), -1 if times is None else times[i])
+            time = -1 if times is None else times[i]
+            yield Met(stretch.start + i, int(stretch.timestamps[i]), stretch.keys[i], stretch.values[i], time)
 
     def pass_over(self, messages: Iterable[Met]) -> int:
         """Fold messages without looking; how many they were."""
         count = 0
         for run in runs(messages):
             self._elapse(run[0].time)
-            self._fold_quickly(joined([one.part for one in run]))
+            self._fold_quickly(joined(run))
             count += len(run)
         self.folded += count
         return count
@@ -343,9 +347,6 @@ def runs(messages: Iterable[Met]) -> Iterator[list[Met]]:
         yield run
 
 
-def joined(parts: Sequence[Stretch]) -> Stretch:
-    """Neighbouring stretches of one message each, as one."""
-    if len(parts) == 1:
-        return parts[0]
-    columns = [[getattr(part, name)[0] for part in parts] for name in ("timestamps", "keys", "values")]
-    return Stretch(parts[0].start, *columns)
+def joined(run: Sequence[Met]) -> Stretch:
+    """Neighbouring messages as one stretch."""
+    return Stretch(run[0].offset, [one.timestamp for one in run], [one.key for one in run], [one.value for one in run])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -11,6 +12,7 @@ from msgspec import Struct
 
 from seriatim.core.errors import ConfigError
 from seriatim.core.integrity import TIERS, Tier
+from seriatim.core.ledger import Manifest
 from seriatim.core.machine import Machine, UserMachine
 from seriatim.core.offsets import Partition
 from seriatim.core.refold import same
@@ -356,3 +358,25 @@ def test_a_session_is_found_where_it_lives() -> None:
     assert "--partition" in told.value.next
     with pytest.raises(ConfigError, match="no partition in-a/7"):
         find(tools, head, "s", partition=Partition("in-a", 7))
+
+
+def test_of_a_long_past_no_more_is_read_than_is_needed() -> None:
+    """Two hundred entries: the last ones are enough for a late offset, and an early one is found all the same."""
+    made = world()
+    made.kafka.create("in-a", 1)
+    send(made, A0, ["a"], *range(199))
+    made.run(1)
+    read: list[int] = []
+    entries = made.ledger.entries
+
+    def counted(stream: str, after: int) -> Iterator[Manifest]:
+        for one in entries(stream, after):
+            read.append(one.entry.sequence)
+            yield one
+
+    made.ledger.entries = counted  # type: ignore[method-assign]
+    assert_at(made, 190, "s")
+    assert len(read) <= 64
+    for offset in (0, 3, 120, 199):
+        assert_at(made, offset, "s")
+    assert at(made, 120).last_offset == 120
