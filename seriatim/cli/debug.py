@@ -13,6 +13,7 @@ import dis
 import pdb  # noqa: T100  # it is what a break point is for
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from inspect import unwrap
 from typing import IO, TYPE_CHECKING, Any
 
 import typer
@@ -171,12 +172,18 @@ class Debugger(pdb.Pdb):
         if terminal is not None:
             self.use_rawinput = False
         method: Any = runner.machine.apply if isinstance(runner, UserMachine) else runner.apply
-        self.code = method.__func__.__code__
+        self.code = getattr(unwrap(getattr(method, "__func__", method)), "__code__", None)
+        """Where it stops; None: `apply` is no function with a source."""
         self.at_hand: dict[str, Any] = {"records": [] if last is None else last.records}
         self.quitted = False
 
-    def call(self, apply: Callable[[Any, Any], Any], state: Any, message: Any) -> Sequence[tuple[Any, ...]]:
+    def call(
+        self, apply: Callable[[Any, Any], Sequence[tuple[Any, ...]]], state: Any, message: Any
+    ) -> Sequence[tuple[Any, ...]]:
         """One `apply` under the debugger."""
+        if self.code is None:
+            say("the machine's apply is no plain function: it cannot be stopped in")
+            return apply(state, message)
         self.at_hand |= {"state": state, "message": message}
         self.reset()
         self.botframe = sys._getframe()

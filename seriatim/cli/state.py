@@ -52,6 +52,8 @@ def state(
     if at_time is not None:
         time_ms(at_time)
     if at_offset is None and at_time is None and diff is None:
+        if partition is not None:
+            raise ConfigError("--partition is for a point of the past", next="give --at-offset with it, or use --topic")
         _saved(stream, session, topic, version, json=json)
         return
     with lookback(stream, json=json) as opened:
