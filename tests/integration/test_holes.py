@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from confluent_kafka import Message, Producer
 
 from seriatim import streams, wiring
-from seriatim.adapters.spark import SparkSource
+from seriatim.adapters.spark import SparkSource, TaskSource
 from seriatim.config import Settings
 from seriatim.core.integrity import Mark
 from seriatim.core.offsets import OffsetRange, Partition, holes
@@ -199,6 +201,15 @@ class Dropping(wiring.LazySpark):
         return self._without(super().exactly(ranges, wish))
 
     def _without(self, source: Source) -> Source:
+        if isinstance(source, TaskSource):
+            read, lost = source.read, list(self.lost)
+
+            def losing(partition: Partition, whole: OffsetRange, headers: bool) -> Iterator[pa.RecordBatch]:
+                for batch in read(partition, whole, headers):
+                    yield batch.filter(pc.invert(pc.is_in(batch["offset"], pa.array(lost))))
+
+            source.read = losing
+            return source
         assert isinstance(source, SparkSource)
         return SparkSource(source.frame.where(~source.frame["offset"].isin(*self.lost)), source.wish)
 
