@@ -40,6 +40,8 @@ STATIC = {
     "mark.svg": ("image/svg+xml", MARK.strip()),
 }
 NUMBER_DIGITS_MAX = 12
+LOGIN_HELPS = (401, 403)
+"""Nobody is logged in; or by a token of another time, which is no good any more."""
 
 
 class Visitor(Protocol):
@@ -152,12 +154,12 @@ def _tell_in_words(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def refused(request: Request, error: HTTPException) -> Response:
-        if error.status_code == 401 and "text/html" in request.headers.get("accept", ""):
+        if error.status_code in LOGIN_HELPS and "text/html" in request.headers.get("accept", ""):
             outer = _base(request).rpartition("/")[0]
             back = quote(f"{request.url.path}{f'?{request.url.query}' if request.url.query else ''}", safe="")
             return RedirectResponse(f"{outer}/api/v2/auth/login?next={back}", headers=HEADERS)
-        words = {401: "Log in to Airflow first", 403: "You may not see this"}
-        return _said(request, words.get(error.status_code, "Refused"), str(error.detail), error.status_code)
+        title = "Log in to Airflow first" if error.status_code in LOGIN_HELPS else "Refused"
+        return _said(request, title, str(error.detail), error.status_code)
 
 
 def _base(request: Request) -> str:

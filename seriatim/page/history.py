@@ -17,6 +17,8 @@ from seriatim.page.address import at
 from seriatim.page.draw import cell, chip, element, link, table
 
 CHART_WIDTH, CHART_HEIGHT, CHART_TOP, CHART_LEFT = 960, 190, 24, 8
+SLICES_MIN = 12
+"""There is room for so many at least: two slices are no wall."""
 COLUMNS = [
     *(("entry", "number"), ("kind", ""), ("when", ""), ("messages", "number"), ("records", "number")),
     *(("took", "number"), ("a second", "number"), ("lag after", "number"), ("missing offsets", "number")),
@@ -120,7 +122,7 @@ def chart(rows: Sequence[Row]) -> str:
         return ""
     rates, lags = [one.rate or 0.0 for one in slices], [one.lag for one in slices]
     fastest, longest = max(rates), max(*lags, 1)
-    step, room = (CHART_WIDTH - 2 * CHART_LEFT) / len(slices), CHART_HEIGHT - CHART_TOP - 4
+    step, room = (CHART_WIDTH - 2 * CHART_LEFT) / max(len(slices), SLICES_MIN), CHART_HEIGHT - CHART_TOP - 4
     points = [(CHART_LEFT + (i + 0.5) * step, CHART_TOP + room * (1 - lag / longest)) for i, lag in enumerate(lags)]
     columns = [
         _column(one, CHART_LEFT + (i + 0.14) * step, step * 0.72, room * rate / fastest)

@@ -140,6 +140,11 @@ def test_without_a_session_nothing_is_told(airflow: Served) -> None:
         assert status == 401
         assert "in-a" not in said
     assert airflow.ask("/seriatim/static/look.css", known=False)[0] == 200
+    old = urllib.request.Request(f"{airflow.address}/seriatim/stream/orders")
+    old.add_header("Cookie", "_token=of-another-time")
+    old.add_header("Accept", "text/html")
+    with urllib.request.urlopen(old, timeout=60) as answer:
+        assert answer.url.startswith(f"{airflow.address}/auth/login")
 
 
 def test_pages_answer_at_once(airflow: Served) -> None:

@@ -60,7 +60,7 @@ class Lake:
         self.known: set[str] | None = None
         """The DAGs that the visitor may see; None: all."""
         self.runs: dict[tuple[str, str], Span] = {}
-        self.logged_in = True
+        self.logged_in, self.refusal = True, 401
 
     def write(self, name: str, tier: str = "strict") -> Path:
         """A stream file; where its output goes."""
@@ -125,7 +125,7 @@ class Lake:
 
         def gate() -> Any:
             if not self.logged_in:
-                raise HTTPException(401, "Not authenticated")
+                raise HTTPException(self.refusal, "Not authenticated")
             return self
 
         outer = FastAPI()

@@ -176,6 +176,13 @@ def test_who_is_not_logged_in_goes_to_the_login_and_comes_back(lake: Lake) -> No
         assert "in-a" not in refused.text
 
 
+def test_a_login_of_another_time_is_asked_for_again(lake: Lake) -> None:
+    """Airflow calls a token that it cannot read forbidden; a browser is sent to the login all the same."""
+    lake.logged_in, lake.refusal = False, 403
+    assert lake.get("/", accept="text/html").status_code == 307
+    assert lake.get("/").status_code == 403
+
+
 def test_nothing_can_be_changed(lake: Lake) -> None:
     """Pages are read-only: any other method is refused, and reading writes nothing."""
     made = lake.stream("orders")
