@@ -9,6 +9,7 @@ Next room: spark_apps/fold.py is what is submitted; airflow/params.py reads the 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -99,9 +100,15 @@ class Fold(SparkSubmitOperator):
     def words_for(self, context: Any) -> list[str]:
         """The command to be submitted, word by word; none: nothing is to be folded."""
         request = parse(dict(context["params"]))
-        if request.action == "run" and request.dry_run:
+        if request.action != "backfill" and request.dry_run:
             return []
-        return arguments(request, self.stream)
+        return arguments(request, self.stream, self._scratch(context) if request.action == "replay" else "")
+
+    def _scratch(self, context: Any) -> str:
+        """Where a replay goes: a folder for each try, below the home. Who has compared it may delete it."""
+        run, attempt = re.sub(r"[^A-Za-z0-9]+", "-", context["run_id"]), context["ti"].try_number
+        home = config.load(folder=Path(self.folder)).home
+        return str(home / "scratch" / self.stream / f"{run}-{attempt}")
 
     def execute(self, context: Any) -> None:
         """Submit, and tell what came of it."""

@@ -54,11 +54,10 @@ class Approve(ApprovalOperator):
     """Asks a person; a no is said as such."""
 
     def execute_complete(self, context: Any, **answer: Any) -> Any:
-        """Go on, or skip what follows and say that nothing was done."""
-        said = super().execute_complete(context, **answer)
-        if said["chosen_options"] != [self.APPROVE]:
+        """Go on, or say that nothing was done and skip what follows, which Airflow does by raising."""
+        if answer["event"].get("chosen_options") == [self.REJECT]:
             self.log.info(REJECTED, context["params"]["stream"])
-        return said
+        return super().execute_complete(context, **answer)
 
 
 class RepairApply(Fold):

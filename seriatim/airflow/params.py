@@ -23,7 +23,7 @@ def params() -> dict[str, Param]:
         "action": Param(
             "run",
             "run: fold what is not committed yet. backfill: fold a range again and replace it. replay: fold a range "
-            "again into scratch, changing nothing.",
+            "again into a scratch folder that the log names, changing nothing; `seriatim diff` compares it.",
             type="string",
             enum=list(ACTIONS),
             title="Action",

@@ -26,9 +26,9 @@ class Plan(Command):
         super().__init__(words=["plan", stream], stream=stream, **kwargs)
 
     def words_for(self, context: Any) -> list[str]:
-        """A plan; of a backfill, its dry run, which says all that it would replace."""
+        """A plan; of a backfill, its dry run, which says all that it would replace. A replay changes nothing."""
         request = parse(dict(context["params"]))
-        if request.action == "run":
+        if request.action != "backfill":
             return self.words
         return arguments(msgspec.structs.replace(request, dry_run=True), self.stream)
 

@@ -20,8 +20,6 @@ from seriatim.core.offsets import Partition
 
 Action = Literal["run", "backfill", "replay"]
 ACTIONS: tuple[Action, ...] = ("run", "backfill", "replay")
-BUILT = ("run", "backfill")
-"""What this version can do of them."""
 MESSAGES_MAX = 1_000_000_000
 LISTED_MAX = 1000
 TOPIC = r"[A-Za-z0-9._-]{1,249}"
@@ -85,8 +83,8 @@ def parse(given: Mapping[str, Any]) -> Request:
     return request
 
 
-def arguments(request: Request, stream: str) -> list[str]:
-    """The command that does it, word by word."""
+def arguments(request: Request, stream: str, scratch: str = "") -> list[str]:
+    """The command that does it, word by word; a replay goes into a folder of its own."""
     words = [request.action, stream]
     if request.action == "run":
         if request.until is not None:
@@ -99,6 +97,7 @@ def arguments(request: Request, stream: str) -> list[str]:
             words += ["--partition", str(partition)]
         for option, edge in (("--from", request.start), ("--until", request.until)):
             words += [option, edge.text] if edge else []
+        words += ["--to", scratch] if request.action == "replay" else []
         words += ["--dry-run"] if request.dry_run else []
     if request.messages_max is not None:
         words += ["--messages-max", str(request.messages_max)]
@@ -187,9 +186,12 @@ def _check_range(request: Request) -> None:
 
 
 def _check_action(request: Request) -> None:
-    if request.action not in BUILT:
-        _refuse("action", f"{request.action!r} is not built yet in this version", " | ".join(BUILT))
     named = request.topics or request.partitions
+    if request.action == "replay":
+        if len(named) > 1:
+            _refuse("partitions", f"{len(named)} are named", "for a replay one partition, or one topic, or times alone")
+        if request.messages_max is not None:
+            _refuse("messages_max", "a replay has no slices", "nothing")
     if request.action != "run":
         if request.start is None and not named:
             _refuse("from", f"a {request.action} of everything is not meant", "from, or topics, or partitions")

@@ -112,6 +112,23 @@ def test_a_backfill_of_topics_by_time() -> None:
     assert arguments(request, "orders")[2:] == ["--topic", "prefix-a", "--from", "2026-11-16T08:00Z"]
 
 
+def test_a_replay_goes_into_a_folder_of_its_own() -> None:
+    """The range as for a backfill, and where to; nothing of it comes from the form but the range."""
+    request = parse({"action": "replay", "partitions": ONE, "from": "10", "until": "20"})
+    words = ["replay", "orders", "--partition", "prefix-a/3", "--from", "10", "--until", "20", "--to", "/scratch/1"]
+    assert arguments(request, "orders", "/scratch/1") == words
+
+
+@pytest.mark.parametrize(
+    ("field", "more"),
+    [("partitions", {"partitions": ["a/0", "a/1"]}), ("messages_max", {"partitions": ONE, "messages_max": 5})],
+)
+def test_what_a_replay_cannot_take_is_refused_by_name(field: str, more: dict[str, Any]) -> None:
+    """Several partitions, a slice size."""
+    with pytest.raises(ConfigError, match=f"^{field}: "):
+        parse({"action": "replay", **more})
+
+
 def test_whom_a_request_means() -> None:
     """The partitions named, those of the topics named, or all."""
     here, there = Partition("a", 0), Partition("b", 0)

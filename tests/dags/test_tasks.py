@@ -25,7 +25,9 @@ class Keep:
 def context(**params):
     form = {name: bag.dags["orders"].params.get_param(name).value for name in bag.dags["orders"].params}
     run = Made(run_type="manual", run_id="r1")
-    return {"dag": bag.dags["orders"], "run_id": "r1", "params": {**form, **params}, "dag_run": run}
+    task = Made(try_number=2, log_url="log")
+    given = {"params": {**form, **params}, "dag_run": run, "ti": task}
+    return {"dag": bag.dags["orders"], "run_id": "r1", **given}
 Command.log = Keep()
 def tried(task, given):
     try:
@@ -60,6 +62,7 @@ given = context(**{"action": "backfill", "partitions": ["a/0"], "from": "5", "un
 answers['plan_refuses_what_a_schema_cannot'] = [tried(one, given), notes()]
 one = Fold(task_id="fold", stream="orders", folder=FOLDER)
 asked = [{}, {"messages_max": 5}, {"action": "backfill", "topics": ["a"]}, {"dry_run": True}]
+asked += [{"action": "replay", "topics": ["a"]}]
 answers['fold_takes_its_words_from_the_form'] = [one.words_for(context(**given)) for given in asked]
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -157,7 +160,9 @@ def test_plan_refuses_what_a_schema_cannot(answers: dict[str, Any]) -> None:
 
 def test_fold_takes_its_words_from_the_form(answers: dict[str, Any]) -> None:
     """A plain run, a bounded one, a backfill; a dry run folds nothing."""
-    words = answers["fold_takes_its_words_from_the_form"]
+    *words, replay = answers["fold_takes_its_words_from_the_form"]
+    assert replay[:5] == ["replay", "orders", "--topic", "a", "--to"]
+    assert replay[5].endswith("/home/scratch/orders/r1-2")
     assert words == [
         ["run", "orders"],
         ["run", "orders", "--messages-max", "5"],

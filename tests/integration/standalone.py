@@ -27,6 +27,8 @@ from tests.dags.bag import ROOT, environment
 
 START_SECONDS = 600
 RUN_SECONDS = 900
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Spark folds a handful of messages here: a compiler that thinks longer costs more than it gives."""
 
 
 class Standalone:
@@ -46,6 +48,7 @@ class Standalone:
         self.environment = {
             **environment(folder),
             "AIRFLOW__CORE__DAGS_FOLDER": str(self.dags),
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{folder / 'airflow' / 'airflow.db'}?timeout=120",
             "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "True",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
             "AIRFLOW__CORE__PARALLELISM": "8",
@@ -53,14 +56,15 @@ class Standalone:
             "AIRFLOW__API__PORT": str(self.port),
             "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{self.port}",
             "AIRFLOW__API__WORKERS": "1",
-            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "15",
-            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "15",
+            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "60",
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "60",
             "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
             "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
             "SERIATIM_SMTP": f"127.0.0.1:{self.mail_port}",
             "SERIATIM_SPARK_MASTER": "local[2]",
             "SERIATIM_SPARK_DRIVER_MEMORY": "1g",
+            "JDK_JAVA_OPTIONS": SHORT_LIVED,
             **settings,
         }
         self.process: subprocess.Popen[bytes] | None = None
@@ -85,7 +89,7 @@ class Standalone:
     def stop(self) -> None:
         """End the whole group, kindly at first."""
         if self.process is not None:
-            for number, seconds in ((signal.SIGINT, 10), (signal.SIGKILL, 10)):
+            for number, seconds in ((signal.SIGINT, 2), (signal.SIGKILL, 10)):
                 try:
                     os.killpg(self.process.pid, number)
                     self.process.wait(seconds)
