@@ -24,7 +24,7 @@ def status_of(stream: Stream, seen: Gathered, look: Look, *, ran: bool, before: 
         stream=stream.name,
         at_seconds=now,
         sequence=seen.ledger.sequence,
-        ran_seconds=now if ran else before.ran_seconds if before else None,
+        ran_seconds=now if ran else _ran(seen, before),
         tier=stream.tier,
         verdict=found["verdict"],
         circuit=found["circuit"],
@@ -35,6 +35,12 @@ def status_of(stream: Stream, seen: Gathered, look: Look, *, ran: bool, before: 
         quarantined_count=len(found["quarantined"]),
         concerns=look.concerns,
     )
+
+
+def _ran(seen: Gathered, before: Status | None) -> float | None:
+    """When a run last ended: as it was noted, and not before it last committed something."""
+    noted = before.ran_seconds if before else None
+    return max(noted or 0.0, seen.ledger.pace.at_seconds) or None
 
 
 def _limit(one: PartitionStatus, stream: Stream, clocked: Clocks) -> float | None:

@@ -11,7 +11,7 @@ from seriatim import cli, wiring
 from seriatim.adapters import clock
 from seriatim.adapters.memory.mail import MemoryNotifier
 from seriatim.core.status import Status
-from tests.page.lakes import Lake, hurt
+from tests.page.lakes import NOW, Lake, hurt
 
 
 @pytest.fixture
@@ -44,11 +44,12 @@ def test_watch_leaves_the_status_file(lake: Lake, monkeypatch: pytest.MonkeyPatc
     first = msgspec.json.decode(path.read_bytes(), type=Status)
     assert (first.verdict, first.quarantined_count, first.gaps_open, len(first.partitions)) == ("hurt", 1, 2, 4)
     assert {one.concern for one in first.concerns} == {"halted", "quarantine"}
-    assert first.ran_seconds is None
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(first, ran_seconds=7.0)))
-    with pytest.raises(SystemExit):
-        cli.main(["watch", "--once", "--no-mail"])
-    assert lake.status("orders").ran_seconds == 7.0
+    assert first.ran_seconds == pytest.approx(NOW, abs=1.0), "its last entry"
+    for noted, kept in ((NOW + 99, NOW + 99), (7.0, first.ran_seconds)):
+        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(first, ran_seconds=noted)))
+        with pytest.raises(SystemExit):
+            cli.main(["watch", "--once", "--no-mail"])
+        assert lake.status("orders").ran_seconds == kept
 
 
 def test_a_mail_links_to_the_report_behind_airflows_login(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
