@@ -82,6 +82,14 @@ class Rewind(Struct, frozen=True, kw_only=True):
         """Where the partition went on behind the last loss before an offset; -1: nothing was lost."""
         return max([self.base.headless_since, *(whole.end for whole in self.passed if whole.end <= offset)])
 
+    def reached(self, at: int) -> Iterator[int]:
+        """The offset where a stage ends, and those right behind losses that begin there: nothing is folded between."""
+        yield at
+        for lost in self.passed:
+            if lost.start == at < lost.end:
+                at = lost.end
+                yield at
+
     def cut(self, at: int, end: int) -> int:
         """The end of a piece that begins at `at`: no release by hand is inside."""
         return min([end, *(offset for offset in self.released if at < offset < end)])

@@ -245,8 +245,9 @@ class Refolding:
         self._tell(making.past, result.findings)
         self.done.records += certificate.counts.records
         self.done.messages += certificate.counts.messages
-        if names := progress.rewind.released.get(progress.at):
-            self._release_again(progress, names)
+        for at in progress.rewind.reached(progress.at):
+            if names := progress.rewind.released.get(at):
+                self._release_again(progress, names, at)
         if stage.border:
             self._settle(making)
 
@@ -266,14 +267,14 @@ class Refolding:
         was, now = state.load(committed.state, names), state.load(progress.state, names)
         progress.settle([name for name in names if same(was.get(name), now.get(name), self.runner)])
 
-    def _release_again(self, progress: Progress, names: Iterable[str]) -> None:
+    def _release_again(self, progress: Progress, names: Iterable[str], at: int) -> None:
         """A person released these here: what they said holds for the refold, too."""
         rewind, state = progress.rewind, self.world.state()
-        account = replace(rewind.account, headless_since=rewind.headless_since(progress.at))
+        account = replace(rewind.account, headless_since=rewind.headless_since(at))
         found = {name: one for name, one in state.load(progress.state, names).items() if is_released(one, account)}
         if found:
             freed = {name: free(one, account, self.stream.tier) for name, one in found.items()}
-            stem = f"{stem_prefix(rewind.account.epoch, rewind.account.frontier)}{self.done.hold}f{progress.at}"
+            stem = f"{stem_prefix(rewind.account.epoch, rewind.account.frontier)}{self.done.hold}f{at}"
             progress.state = (*progress.state, state.save(rewind.partition, stem, freed, ()))
 
     def _refuse_fewer(self, making: Making, at: int) -> None:

@@ -281,3 +281,19 @@ def test_a_refold_passes_over_what_a_forward_passed_over(finding: str, stage: in
     repair(one, stage, ranges={"in-a/0": (begin, 14)})
     assert one.accounts()[A0].epoch == 2
     assert (table(one, A0), one.sessions(A0), [gap for gap in gaps(one) if gap[-1] != "repair"]) == before
+
+
+def test_a_release_right_behind_a_forward_is_made_again() -> None:
+    """Who was released where the partition went on behind a loss is not set aside by a refold of what was before."""
+    one = sequenced("strict", on_poison="halt")
+    tell(one, 2, 2)
+    one.run()
+    tell(one, 9, 9)
+    one.kafka.produce("in-a", None, b"?")
+    one.run()
+    repair(one, forward=True, partition="in-a/0")
+    repair(one, ranges={"in-a/0": (0, 4)})
+    assert one.sessions(A0)["s"].finding == "sequence gap"
+    release(means(one), "s", "it is right as it is")
+    repair(one, ranges={"in-a/0": (0, 2)})
+    assert one.sessions(A0)["s"].finding is None
