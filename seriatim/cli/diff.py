@@ -95,11 +95,13 @@ def _tell(left: str, right: str, done: Compared, *, json: bool) -> None:
             typer.echo(f"{left} and {right} do not differ: {done.records} records")
         return
     first = done.partings[0]
+    session = plain((first.left or first.right or {}).get("session"))
     counted = f"{done.differing} records differ, {done.only_left} only in {left}, {done.only_right} only in {right}"
     raise IntegrityError(
         f"{left} and {right} differ, first at {first.partition}, offset {first.offset}, index {first.index}",
         count=counted,
-        next=f"seriatim trace shows a session around it: --from {max(0, first.offset - 5)} --until {first.offset + 1}",
+        next=f"seriatim trace STREAM {session} --partition {first.partition}"
+        f" --from {max(0, first.offset - 5)} --until {first.offset + 1}",
     )
 
 

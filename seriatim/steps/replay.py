@@ -11,7 +11,7 @@ Next room: steps/refold.py is the same with a commit; cli/scratch.py says where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -225,13 +225,14 @@ class Replaying:
 
     def _release(self, made: Made, rewind: Rewind, state: StateStore) -> None:
         """Whom a person released here is released here again."""
-        names: Iterable[str] = rewind.released.get(made.until, ())
-        account = replace(rewind.account, headless_since=rewind.headless_since(made.until))
-        held = {name: one for name, one in state.load(made.state, names).items() if is_released(one, account)}
-        if held:
-            freed = {name: free(one, account, self.looking.stream.tier) for name, one in held.items()}
-            stem = f"{rewind.account.epoch}-{made.until}-released"
-            made.state = (*made.state, state.save(made.partition, stem, freed, ()))
+        for at in rewind.reached(made.until):
+            names = rewind.released.get(at, ())
+            account = replace(rewind.account, headless_since=rewind.headless_since(at))
+            held = {name: one for name, one in state.load(made.state, names).items() if is_released(one, account)}
+            if held:
+                freed = {name: free(one, account, self.looking.stream.tier) for name, one in held.items()}
+                stem = f"{rewind.account.epoch}-{at}-released"
+                made.state = (*made.state, state.save(made.partition, stem, freed, ()))
 
 
 def _nothing(account: Account, whole: OffsetRange) -> Account:

@@ -240,7 +240,7 @@ class Way:
 
     def _parts(self, until: int) -> Iterator[list[Met]]:
         """The session's messages up to an offset, in lists; between two of them it may be released, or in doubt."""
-        ahead = sorted(self._ahead(until), key=lambda turn: turn.at)
+        ahead = sorted(self._ahead(until), key=lambda turn: (turn.at, turn.release))
         whole = OffsetRange(self.at, max(self.at, until))
         for many in self._some(whole):
             left = many

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from random import Random
 from typing import Any
 
 import pytest
 from msgspec import Struct
 
-from seriatim.core.errors import ConfigError
+from seriatim.core.errors import ConfigError, IntegrityError
 from seriatim.core.integrity import TIERS, Tier
 from seriatim.core.ledger import Manifest
 from seriatim.core.machine import Machine, UserMachine
@@ -380,3 +381,49 @@ def test_of_a_long_past_no_more_is_read_than_is_needed() -> None:
     for offset in (0, 3, 120, 199):
         assert_at(made, offset, "s")
     assert at(made, 120).last_offset == 120
+
+
+def lives(seed: int) -> MemoryStream:
+    """A world of one partition through all that runs, repairs, releases and forwards do to it, in any order."""
+    chance = Random(seed)
+    fields: dict[str, Any] = {"tier": chance.choice(TIERS), "sequence": "seq"}
+    fields |= {"window_messages": 3, "window_seconds": 60, "session_timeout_hours": chance.choice((0, 1))}
+    made = world(on_poison=chance.choice(("quarantine", "quarantine", "halt", "skip")), **fields)
+    made.kafka.create("in-a", 1)
+    noisy(made, 40, chance.randrange(10**6))
+    made.run(chance.choice((3, 7, 20)))
+
+    def refold() -> None:
+        account = made.accounts()[A0]
+        edges = sorted(chance.sample(range(account.born, account.frontier + 1), 2))
+        repair(made, chance.choice((3, 1000)), ranges={"in-a/0": (edges[0], edges[1])})
+
+    def let_go() -> None:
+        waiting = [name for name, one in made.sessions(A0).items() if one.finding]
+        release(means(made), chance.choice([*waiting, "s"]), "meant")
+
+    deeds: list[Callable[[], object]] = [
+        lambda: noisy(made, chance.randrange(5, 40), chance.randrange(10**6)),
+        lambda: made.run(chance.choice((3, 7, 20, 1000))),
+        refold,
+        lambda: repair(made, session=chance.choice("stu"), start=chance.randrange(40), partition="in-a/0"),
+        let_go,
+        lambda: repair(made, forward=True, partition="in-a/0"),
+    ]
+    for _ in range(chance.randrange(6, 16)):
+        with suppress(ConfigError, IntegrityError, ValueError):  # nothing to release, to pass over, to fold again
+            chance.choice(deeds)()
+    return made
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_a_stream_lived_through(seed: int) -> None:
+    """From its beginning and from every saved state on, each session's way ends as it is committed."""
+    made = lives(seed)
+    assert_committed(made)
+    for point in way(made).saved():
+        for name, committed in made.sessions(A0).items():
+            gone = way(made, name)
+            gone.begin(point.account.frontier)
+            gone.to(gone.end)
+            assert same(gone.retrace.saved(), committed, made.machine()), (name, point.account.frontier)
