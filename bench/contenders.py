@@ -49,6 +49,10 @@ sequence = "seq"
 [output]
 path = "OUT"
 """
+READ = """[slice]
+read = "{}"
+"""
+"""Ours as the documents advise it for large streams (`task`), and as it is by default, through Spark's own source."""
 QUIX_LOCK = Path(__file__).parent / "quix.lock"
 
 
@@ -151,8 +155,10 @@ def kafka_streams(run: Run) -> Ready:
 
 CONTENDERS: dict[str, Callable[[Run], Ready]] = {
     "floor": floor,
-    "table": lambda run: ours(run, TABLE, answer.OURS),
-    "machine": lambda run: ours(run, MACHINE, {}),
+    "table": lambda run: ours(run, TABLE + READ.format("task"), answer.OURS),
+    "machine": lambda run: ours(run, MACHINE + READ.format("task"), {}),
+    "table-spark": lambda run: ours(run, TABLE + READ.format("spark"), answer.OURS),
+    "machine-spark": lambda run: ours(run, MACHINE + READ.format("spark"), {}),
     "spark-apply": lambda run: spark_python(run, "apply"),
     "spark-transform": lambda run: spark_python(run, "transform"),
     "spark-scala": lambda run: _of_files(run, java_peers.scala(run.folder)),

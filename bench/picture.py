@@ -8,7 +8,7 @@ from math import log10
 
 WIDTH, ROW, LEFT, TOP = 760, 30, 150, 50
 INK, PALE, OURS, THEIRS = "#1f2933", "#d9dee4", "#1b7f5c", "#7a8ba0"
-OURS_NAMES = ("table", "machine")
+OURS_NAMES = ("table", "machine", "table-spark", "machine-spark")
 COLOURS = ("#1b7f5c", "#b4552d", "#3b5ea8", "#7a8ba0")
 
 

@@ -29,6 +29,7 @@ from seriatim.embedded import broker
 RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "bench_contenders.svg"
 RUN_SECONDS_MAX = 900
+OURS = ("table", "machine", "table-spark", "machine-spark")
 Runs = dict[str, list[dict[str, Any]]]
 
 
@@ -144,7 +145,8 @@ def summary(runs: Runs, count: int) -> dict[str, Any]:
 def ratios(contenders: dict[str, Any]) -> dict[str, Any]:
     """CPU per message: everybody's to the floor's, and every peer's to ours (so many times ours is faster)."""
     pairs = [(name, "floor") for name in contenders]
-    pairs += [(peer, our) for our in ("table", "machine") for peer in contenders if peer not in ("floor", our)]
+    peers = [name for name in contenders if name not in OURS and name != "floor"]
+    pairs += [(peer, our) for our in OURS for peer in peers]
     return {
         f"{name}/{base}": {
             kind: round(contenders[name]["cpu_us_per_message"][kind] / contenders[base]["cpu_us_per_message"][kind], 2)
