@@ -112,7 +112,7 @@ class Fold(SparkSubmitOperator):
 
     def execute(self, context: Any) -> None:
         """Submit, and tell what came of it."""
-        if str(getattr(context["dag_run"], "run_type", "")).endswith("backfill"):
+        if getattr(context["dag_run"], "run_type", "") == "backfill":
             self.log.info(ONLY_NEW)
         words = self.words_for(context)
         if not words:

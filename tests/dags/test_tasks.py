@@ -64,6 +64,13 @@ one = Fold(task_id="fold", stream="orders", folder=FOLDER)
 asked = [{}, {"messages_max": 5}, {"action": "backfill", "topics": ["a"]}, {"dry_run": True}]
 asked += [{"action": "replay", "topics": ["a"]}]
 answers['fold_takes_its_words_from_the_form'] = [one.words_for(context(**given)) for given in asked]
+from airflow.sdk.api.datamodels._generated import DagRunType
+Fold.log, kinds = Keep(), []
+for kind in (DagRunType.BACKFILL, DagRunType.MANUAL):
+    before = len(said)
+    one.execute({**context(dry_run=True), "dag_run": Made(run_type=kind)})
+    kinds.append(" ".join(said[before:]))
+answers['a_backfill_of_airflow_says_what_it_is_for'] = kinds
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 def nothing(self, conn_id): raise AirflowNotFoundException(conn_id)
@@ -204,3 +211,10 @@ def test_a_plan_of_a_repair_is_shown_with_what_it_leaves(answers: dict[str, Any]
 def test_a_plan_that_leaves_something_is_still_a_plan(answers: dict[str, Any]) -> None:
     """Exit 3 with a plan printed is one to approve; without, and any other, is an error."""
     assert answers["a_plan_that_leaves_something_is_still_a_plan"] == [True, True, False, False]
+
+
+def test_a_backfill_of_airflow_says_what_it_is_for(answers: dict[str, Any]) -> None:
+    """By the type of its run as Airflow hands it to a task; other runs say nothing of it."""
+    backfill, manual = answers["a_backfill_of_airflow_says_what_it_is_for"]
+    assert "trigger this DAG with action = backfill" in backfill
+    assert "action = backfill" not in manual
