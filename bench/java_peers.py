@@ -19,6 +19,7 @@ import pyspark
 
 from bench.data import AT_ONCE, TOPIC, WARM_MESSAGES, WARM_TOPIC
 from seriatim import config, wiring
+from seriatim.core.errors import SeriatimError
 from seriatim.embedded import jars, java
 
 SOURCES = Path(__file__).parent / "jvm"
@@ -131,7 +132,10 @@ def _started(command: list[str], folder: Path) -> Callable[[], Any]:
 
 
 def _jars(group: str, settings: config.Settings) -> list[Path]:
-    return jars.ensure(group, settings, print_aside)
+    try:
+        return jars.ensure(group, settings, print_aside)
+    except SeriatimError as error:
+        raise CannotRunError(f"its JARs could not be fetched: {error.message}") from None
 
 
 def _from_spark() -> list[Path]:

@@ -27,7 +27,8 @@ from seriatim import config
 from seriatim.embedded import broker
 
 RESULTS = Path(__file__).parent / "results"
-PICTURE = Path(__file__).parent.parent / "docs" / "images" / "bench_contenders.svg"
+DOCS = Path(__file__).parent.parent / "docs"
+MARKS = "<!-- figures of make bench: begin -->\n", "<!-- end -->\n"
 RUN_SECONDS_MAX = 900
 OURS = ("table", "machine", "table-spark", "machine-spark")
 Runs = dict[str, list[dict[str, Any]]]
@@ -57,7 +58,7 @@ def main() -> None:
     finally:
         broker.stop(home, say)
         shutil.rmtree(home, ignore_errors=True)
-    keep(summary({name: runs[name] for name in names}, count), Path(chosen.results), picture=chosen.picture)
+    keep(summary({name: runs[name] for name in names}, count), Path(chosen.results), docs=chosen.docs)
     unfinished.unlink()
 
 
@@ -68,7 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(CONTENDERS))
     parser.add_argument("--fresh", action="store_true", help="forget what a broken-off run has measured")
     parser.add_argument("--results", default=str(RESULTS))
-    parser.add_argument("--picture", action="store_true", help="draw docs/images/bench_contenders.svg anew")
+    parser.add_argument("--docs", action="store_true", help="put table and picture into docs/PERFORMANCE.md")
     return parser.parse_args()
 
 
@@ -157,7 +158,7 @@ def ratios(contenders: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def keep(found: dict[str, Any], results: Path, *, picture: bool) -> None:
+def keep(found: dict[str, Any], results: Path, *, docs: bool) -> None:
     """Print the table, store the figures, draw them."""
     results.mkdir(exist_ok=True)
     (results / "latest.json").write_text(json.dumps(found, indent=2) + "\n")
@@ -165,8 +166,12 @@ def keep(found: dict[str, Any], results: Path, *, picture: bool) -> None:
     cpu = {name: one["cpu_us_per_message"] for name, one in found["contenders"].items()}
     drawn = bars("CPU µs a message, best and median", {n: (c["best"], c["median"]) for n, c in cpu.items()})
     (results / "latest.svg").write_text(drawn)
-    if picture:
-        PICTURE.write_text(drawn)
+    if docs:
+        (DOCS / "images" / "bench_contenders.svg").write_text(drawn)
+        page = DOCS / "PERFORMANCE.md"
+        before, _, rest = page.read_text().partition(MARKS[0])
+        after = rest.partition(MARKS[1])[2]
+        page.write_text("".join([before, MARKS[0], "\n".join(table(found)), "\n", MARKS[1], after]))
 
 
 def table(found: dict[str, Any]) -> Iterator[str]:
