@@ -140,6 +140,8 @@ class Refolding:
             )
             for rewind in rewinds
         }
+        for making in makings.values():
+            self._release_reached(making.progress)
         total, number = sum(len(rewind.reads) for rewind in rewinds), 0
         while active := {p: making for p, making in makings.items() if making.next_stage()}:
             self._stage(head, active, number)
@@ -245,9 +247,7 @@ class Refolding:
         self._tell(making.past, result.findings)
         self.done.records += certificate.counts.records
         self.done.messages += certificate.counts.messages
-        for at in progress.rewind.reached(progress.at):
-            if names := progress.rewind.released.get(at):
-                self._release_again(progress, names, at)
+        self._release_reached(progress)
         if stage.border:
             self._settle(making)
 
@@ -266,6 +266,12 @@ class Refolding:
         names, state = progress.doubtful(), self.world.state()
         was, now = state.load(committed.state, names), state.load(progress.state, names)
         progress.settle([name for name in names if same(was.get(name), now.get(name), self.runner)])
+
+    def _release_reached(self, progress: Progress) -> None:
+        """Whom a person released where the refold is now. At its very beginning that is in the saved state."""
+        for at in progress.rewind.reached(progress.at):
+            if at > progress.rewind.start and (names := progress.rewind.released.get(at)):
+                self._release_again(progress, names, at)
 
     def _release_again(self, progress: Progress, names: Iterable[str], at: int) -> None:
         """A person released these here: what they said holds for the refold, too."""

@@ -175,6 +175,7 @@ class Replaying:
     def _fold(self, rewind: Rewind, made: Made, past: Past) -> None:
         kit, time = self.kit(rewind.base.state), rewind.base.time
         moved = {session: "another partition" for finding, _, session in past.told if finding == "moved session"}
+        self._release(made, rewind, kit.state)
         for number, stage in enumerate(stages(rewind, self.messages_max)):
             work = Work(
                 partition=made.partition,
@@ -226,7 +227,7 @@ class Replaying:
     def _release(self, made: Made, rewind: Rewind, state: StateStore) -> None:
         """Whom a person released here is released here again."""
         for at in rewind.reached(made.until):
-            names = rewind.released.get(at, ())
+            names = rewind.released.get(at, ()) if at > rewind.start else ()
             account = replace(rewind.account, headless_since=rewind.headless_since(at))
             held = {name: one for name, one in state.load(made.state, names).items() if is_released(one, account)}
             if held:

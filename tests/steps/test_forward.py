@@ -297,3 +297,20 @@ def test_a_release_right_behind_a_forward_is_made_again() -> None:
     release(means(one), "s", "it is right as it is")
     repair(one, ranges={"in-a/0": (0, 2)})
     assert one.sessions(A0)["s"].finding is None
+
+
+def test_so_it_is_where_a_refold_begins_with_the_loss() -> None:
+    """The saved state is from right before the loss: what the session was released for stays in the records."""
+    one = sequenced("once", on_poison="halt")
+    tell(one, 2, 2)
+    tell(one, 9, 9)
+    one.kafka.produce("in-a", None, b"?")
+    one.run()
+    repair(one, forward=True, partition="in-a/0")
+    release(means(one), "s", "it is right as it is")
+    tell(one, 12, 12)
+    one.run()
+    before = table(one, A0)
+    assert before[-1]["v"] == 12
+    repair(one, ranges={"in-a/0": (3, 5)})
+    assert table(one, A0) == before
