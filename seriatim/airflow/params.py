@@ -10,7 +10,18 @@ from __future__ import annotations
 
 from airflow.sdk import Param
 
-from seriatim.core.request import ACTIONS, EDGE_SHOWN, LISTED_MAX, MESSAGES_MAX, OFFSET, PARTITION, TIME, TOPIC
+from seriatim.core.request import (
+    ACTIONS,
+    EDGE_SHOWN,
+    LISTED_MAX,
+    MESSAGES_MAX,
+    OFFSET,
+    PARTITION,
+    SESSION_MAX,
+    TIME,
+    TOPIC,
+    TRACED_MAX,
+)
 
 WHAT, WHERE, HOW = "What to do", "Which messages (backfill, replay)", "How"
 END = r"$(?!\n)"
@@ -41,6 +52,15 @@ def params() -> dict[str, Param]:
             minimum=1,
             maximum=MESSAGES_MAX,
             title="Slice size",
+            section=HOW,
+        ),
+        "trace": Param(
+            [],
+            "Sessions to trace, one a line: what each message of theirs does is left under traces/ of the output.",
+            type=["array", "null"],
+            items={"type": "string", "maxLength": SESSION_MAX},
+            maxItems=TRACED_MAX,
+            title="Trace",
             section=HOW,
         ),
     }

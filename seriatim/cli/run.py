@@ -138,11 +138,11 @@ def _fold(
 
 def _traced(given: list[str] | None) -> tuple[str, ...]:
     """Sessions that are traced beside the fold."""
-    from seriatim.steps.shadow import SESSIONS_MAX
+    from seriatim.core.request import TRACED_MAX
 
     names = tuple(dict.fromkeys(given or ()))
-    if len(names) > SESSIONS_MAX:
-        raise ConfigError(f"--trace: {len(names)} sessions", next=f"trace at most {SESSIONS_MAX} at a time")
+    if len(names) > TRACED_MAX:
+        raise ConfigError(f"--trace: {len(names)} sessions", next=f"trace at most {TRACED_MAX} at a time")
     return names
 
 

@@ -29,7 +29,9 @@ TIME = r"20[0-9]{2}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9](:[0-5][0-9])?Z"
 EDGE_SHOWN = "an offset like 41000, or a time in UTC like 2026-11-16T08:00:00Z"
 STREAM = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 SESSION_MAX = 1000
-FIELDS = ("action", "topics", "partitions", "from", "until", "messages_max", "dry_run")
+TRACED_MAX = 20
+"""Sessions that a run traces at most."""
+FIELDS = ("action", "topics", "partitions", "from", "until", "messages_max", "trace", "dry_run")
 
 
 class Edge(Struct, frozen=True):
@@ -55,6 +57,8 @@ class Request(Struct, frozen=True, kw_only=True):
     start: Edge | None = None
     until: Edge | None = None
     messages_max: int | None = None
+    trace: tuple[str, ...] = ()
+    """Sessions that a run traces beside the fold."""
     dry_run: bool = False
 
     def wants(self, partition: Partition) -> bool:
@@ -76,6 +80,7 @@ def parse(given: Mapping[str, Any]) -> Request:
         start=_edge("from", filled.get("from")),
         until=_edge("until", filled.get("until")),
         messages_max=_messages_max(filled.get("messages_max")),
+        trace=_traced(filled.get("trace", [])),
         dry_run=_flag(filled.get("dry_run", False), "dry_run"),
     )
     _check_range(request)
@@ -90,6 +95,7 @@ def arguments(request: Request, stream: str, scratch: str = "") -> list[str]:
         if request.until is not None:
             (place,) = request.partitions
             words += ["--until-offsets", f'{{"{place.topic}": {{"{place.number}": {request.until.offset}}}}}']
+        words += [f"--trace={name}" for name in request.trace]
     else:
         for topic in request.topics:
             words += ["--topic", topic]
@@ -116,7 +122,7 @@ def repair_words(given: Mapping[str, Any]) -> list[str]:
     places = _listed("partition", [filled["partition"]] if "partition" in filled else [], PARTITION)
     words += [f"--partition={place}" for place in places]
     if session is not None:
-        if not isinstance(session, str) or len(session) > SESSION_MAX or not session.isprintable():
+        if not _is_session(session):
             _refuse("session", f"found {_shown(session)}", f"a session's name, at most {SESSION_MAX} characters")
         words.append(f"--session={session}")
     if (start := _edge("from", filled.get("from"))) is not None:
@@ -159,6 +165,18 @@ def _edge(key: str, value: Any) -> Edge | None:
     return _refuse(key, f"found {_shown(value)}", EDGE_SHOWN)
 
 
+def _is_session(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= SESSION_MAX and value.isprintable()
+
+
+def _traced(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(map(_is_session, value)):
+        _refuse("trace", f"found {_shown(value)}", "a list of sessions' names")
+    if len(value) > TRACED_MAX:
+        _refuse("trace", f"{len(value)} are named", f"at most {TRACED_MAX}")
+    return tuple(dict.fromkeys(value))
+
+
 def _messages_max(value: Any) -> int | None:
     if value is not None and (type(value) is not int or not 1 <= value <= MESSAGES_MAX):
         _refuse("messages_max", f"found {_shown(value)}", f"a whole number, 1 to {MESSAGES_MAX}")
@@ -193,6 +211,8 @@ def _check_action(request: Request) -> None:
         if request.messages_max is not None:
             _refuse("messages_max", "a replay has no slices", "nothing")
     if request.action != "run":
+        if request.trace:
+            _refuse("trace", f"a {request.action} is not traced", "nothing; `seriatim trace` looks at what was folded")
         if request.start is None and not named:
             _refuse("from", f"a {request.action} of everything is not meant", "from, or topics, or partitions")
         return

@@ -26,7 +26,6 @@ ROWS_MAX = 10_000
 """Of one task. Further messages are folded and not told."""
 TEXT_MAX = 10_000
 """Of one column, in characters."""
-SESSIONS_MAX = 20
 
 
 class Shadow:

@@ -167,3 +167,14 @@ def test_a_repair_word_by_word() -> None:
     given = {"stream": "orders", "partition": "a/3", "session": "--apply", "from": "7", "forward": True}
     words = ["repair", "orders", "--partition=a/3", "--session=--apply", "--from=7", "--forward"]
     assert repair_words(given) == words
+
+
+def test_a_run_can_be_asked_to_trace_sessions() -> None:
+    """Each name is one word of the command, whatever it begins with; a name that is none is refused."""
+    request = parse({"trace": ["session-7", "--debug", "session-7"]})
+    assert arguments(request, "orders") == ["run", "orders", "--trace=session-7", "--trace=--debug"]
+    for given in (["a\nb"], "session-7", [7], ["x" * 1001], [f"s{number}" for number in range(21)]):
+        with pytest.raises(ConfigError, match="trace"):
+            parse({"trace": given})
+    with pytest.raises(ConfigError, match="is not traced"):
+        parse({"action": "backfill", "topics": ["a"], "trace": ["s"]})

@@ -77,7 +77,7 @@ def test_its_tasks_follow_each_other(dags: dict[str, Any]) -> None:
 def test_the_form_left_as_it_is_is_a_plain_run(dags: dict[str, Any]) -> None:
     """Every field has a default that its own schema takes."""
     form = dags["orders"]["params"]
-    assert list(form) == ["action", "dry_run", "topics", "partitions", "from", "until", "messages_max"]
+    assert list(form) == ["action", "dry_run", "topics", "partitions", "from", "until", "messages_max", "trace"]
     assert (form["action"], form["dry_run"], form["topics"], form["from"]) == ("run", False, [], None)
 
 
