@@ -34,6 +34,8 @@ class Options:
     debug = False
     json = False
     """Every line on stderr is a JSON object. Set by the command that promises it."""
+    own_process = False
+    """Whether the process is the command's own, and nobody else is in it."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -60,6 +62,7 @@ def say(text: str, **fields: Any) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; turn our errors into one screen and an exit code."""
+    Options.own_process = arguments is None
     try:
         app(arguments)
     except Exception as error:

@@ -132,9 +132,10 @@ class _NoPandas:
 def leave_pandas_out() -> None:
     """Arrow loads pandas with its first array, to know its arrays: 0.6 s of CPU before the first line, for nothing.
 
-    A machine that uses pandas has loaded it by now; then it stays.
+    A machine that uses pandas has loaded it by now; then it stays. Arrow remembers that there is none, so this is for
+    a process of our own.
     """
-    if "pandas" in sys.modules:
+    if "pandas" in sys.modules or not Options.own_process:
         return
     finder: Any = _NoPandas()
     sys.meta_path.insert(0, finder)

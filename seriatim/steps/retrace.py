@@ -32,7 +32,7 @@ from seriatim.core.trace import Mark, Met, Retrace
 from seriatim.ports import Head, LedgerStore, Log, Reread, StateStore
 from seriatim.steps.release import free, is_released
 
-ENTRIES = (64, 1_024)
+ENTRIES = 64
 """How many of the last entries are read before all of them are."""
 
 
@@ -207,7 +207,7 @@ class Way:
         if self._read_all or (self.past.points and not everything):
             return
         last, stream = self.head.ledger.sequence, self.head.ledger.stream
-        after = -1 if everything else max(-1, last - ENTRIES[0])
+        after = -1 if everything else max(-1, last - ENTRIES)
         entries = (one for one in self.looking.ledger.entries(stream, after) if one.entry.sequence <= last)
         self.past = history.read(entries, [self.partition])[self.partition]
         self._read_all = after < 0
