@@ -47,6 +47,10 @@ KEEP_HOURS_MAX = 24
 VACUUM_EVERY = 20
 """Commits between two looks for files that no reader needs."""
 NAME = re.compile(r"(?P<place>[^/]+/\d+)/\d+-(?P<depth>\d+)-(?P<value>\d+)-[0-9a-f]{12}\.parquet")
+NAME_MAX = 128
+"""Characters of a session's name in the statistics."""
+TABLE_SETTINGS: Mapping[str, str | None] = {"delta.dataSkippingStatsColumns": "topic,partition,offset,session"}
+"""delta-rs drops rows under a filter where statistics lack a column that it expects."""
 HARMLESS = ("VACUUM START", "VACUUM END")
 TROUBLE = (DeltaError, OSError, pa.ArrowException)
 
@@ -179,7 +183,14 @@ class DeltaCurrent:
         if at.token is None:
             self.path.mkdir(parents=True, exist_ok=True)
             schema = Schema.from_arrow(self.merging.schema)
-            create_table_with_add_actions(str(self.path), schema, done.adds, mode="error", commit_properties=properties)
+            create_table_with_add_actions(
+                str(self.path),
+                schema,
+                done.adds,
+                mode="error",
+                configuration=TABLE_SETTINGS,
+                commit_properties=properties,
+            )
             return
         self._refuse_other_columns(at.token)
         at.token.create_write_transaction(
@@ -261,8 +272,9 @@ def _add(file: File, partition: Partition, rows: pa.Table) -> AddAction:
         end: {"topic": partition.topic, "partition": partition.number, "offset": offsets[end], "session": sessions[end]}
         for end in ("min", "max")
     }
-    if max(len(sessions["min"]), len(sessions["max"])) > 128:
-        ends = {end: {name: value for name, value in of.items() if name != "session"} for end, of in ends.items()}
+    ends["min"]["session"] = sessions["min"][:NAME_MAX]
+    if len(sessions["max"]) > NAME_MAX:
+        ends["max"]["session"] = sessions["max"][:NAME_MAX] + "\U0010ffff"
     stats = {"numRecords": file.rows, "minValues": ends["min"], "maxValues": ends["max"]}
     return AddAction(
         path=file.path.removeprefix("current/"),

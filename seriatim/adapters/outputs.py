@@ -29,6 +29,7 @@ KEY = "seriatim"
 TABLE_SETTINGS = {
     "delta.logRetentionDuration": "interval 3650 days",
     "delta.enableExpiredLogCleanup": "false",
+    "delta.dataSkippingStatsColumns": "offset",
 }
 """As that of `records`: the log outlives any audit."""
 TROUBLE = (DeltaError, OSError, pa.ArrowException)

@@ -55,7 +55,9 @@ def put_table(root: Path, table: str, schema: pa.Schema, files: Iterable[File]) 
         )
         for file in files
     ]
-    create_table_with_add_actions(str(root / room(table)), Schema.from_arrow(schema), adds, mode="error")
+    settings = {"delta.dataSkippingStatsColumns": "offset"}
+    path = str(root / room(table))
+    create_table_with_add_actions(path, Schema.from_arrow(schema), adds, mode="error", configuration=settings)
 
 
 def put_manifest(root: Path, values: Mapping[str, Any]) -> None:
