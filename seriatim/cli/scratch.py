@@ -54,6 +54,7 @@ def into(
 
     folder = to.expanduser().absolute()
     scratch.refuse(folder)
+    _refuse_meant(folder)
     with lookback(stream, json=json) as opened:
         file, same = with_machine(opened.file, machine)
         runner = _runner(opened, file, same=same)
@@ -70,6 +71,20 @@ def into(
             progress.close()
         values = _write(opened, file, runner, folder, made, machine=machine, fresh=fresh or not same)
         print_json(values) if json else _show(opened.name, folder, made)
+
+
+def _refuse_meant(folder: Path) -> None:
+    """Refuse what some stream's file names as its output, though nothing is there yet."""
+    from seriatim import config, streams
+
+    home = config.load().streams
+    for name in streams.names(home):
+        try:
+            output = Path(streams.load(name, home).stream.output.path)
+        except ConfigError:  # a stream file that is wrong has no output to protect
+            continue
+        if folder == output or output in folder.parents or folder in output.parents:
+            raise ConfigError(f"--to {folder}: the output of stream {name} is {output}", next="give a folder elsewhere")
 
 
 def with_machine(file: StreamFile, machine: str | None) -> tuple[StreamFile, bool]:
