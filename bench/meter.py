@@ -17,10 +17,10 @@ WATCH_EVERY_SECONDS = 1.0
 
 
 class Meter:
-    """CPU and memory of this process and everything below it."""
+    """CPU and memory of a process, this one if none is given, and everything below it."""
 
-    def __init__(self) -> None:
-        self.me = psutil.Process()
+    def __init__(self, process: psutil.Process | None = None) -> None:
+        self.me = process or psutil.Process()
         self.peak = 0
         self.own_seconds = 0.0
         """What watching itself has cost."""
@@ -31,7 +31,7 @@ class Meter:
     def cpu_seconds(self) -> float:
         """All that was spent so far, by the dead, too."""
         total = 0.0
-        for process in [self.me, *self.me.children(recursive=True)]:
+        for process in self.family():
             try:
                 times = process.cpu_times()
                 total += times.user + times.system + times.children_user + times.children_system
@@ -39,17 +39,24 @@ class Meter:
                 continue
         return total
 
+    def family(self) -> list[psutil.Process]:
+        """The process and those below it; nobody once it is gone."""
+        try:
+            return [self.me, *self.me.children(recursive=True)]
+        except psutil.Error:
+            return []
+
     def watch(self) -> None:
         """Look at memory until told to stop."""
         while not self._over.wait(WATCH_EVERY_SECONDS):
-            family = [self.me, *self.me.children(recursive=True)]
+            family = self.family()
             self.peak = max(self.peak, sum(pss_bytes(process.pid) for process in family))
             self.seen |= {process.pid: own_cpu_seconds(process) for process in family}
         self.own_seconds = time.thread_time()
 
     def measure(self, work: Callable[[], Any]) -> dict[str, Any]:
         """What the work takes; and, beside it, what start-up and warm-up took before."""
-        watcher = threading.Thread(target=self.watch)
+        watcher, born = threading.Thread(target=self.watch), started_at(self.me)
         watcher.start()
         cpu, began = self.cpu_seconds(), time.monotonic()
         try:
@@ -63,7 +70,7 @@ class Meter:
             "cpu_seconds": spent - self.own_seconds,
             "wall_seconds": wall - self.waited(found),
             "startup_cpu_seconds": cpu,
-            "startup_wall_seconds": began - started_at(self.me),
+            "startup_wall_seconds": began - born,
             "peak_memory_mb": round(self.peak / 1e6),
             "seen_cpu_seconds": sum(self.seen.values()),
             "found": found,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from math import log10
+from math import ceil, floor, log10
 
 WIDTH, ROW, LEFT, TOP = 760, 30, 150, 50
 INK, PALE, OURS, THEIRS = "#1f2933", "#d9dee4", "#1b7f5c", "#7a8ba0"
@@ -21,27 +21,30 @@ def bars(title: str, figures: Mapping[str, tuple[float, float]]) -> str:
         y, colour = TOP + number * ROW, OURS if name in OURS_NAMES else THEIRS
         parts.append(_text(LEFT - 10, y + 15, name, anchor="end"))
         parts.append(f'<rect x="{LEFT}" y="{y + 2}" width="{best * scale:.1f}" height="18" fill="{colour}"/>')
-        end = LEFT + median * scale
-        parts.append(f'<line x1="{LEFT}" x2="{end:.1f}" y1="{y + 11}" y2="{y + 11}" stroke="{INK}" stroke-width="2"/>')
+        begin, end = LEFT + best * scale, LEFT + median * scale
+        line = f'x1="{begin:.1f}" x2="{end:.1f}" y1="{y + 11}" y2="{y + 11}"'
+        parts.append(f'<line {line} stroke="{INK}" stroke-width="2"/>')
         parts.append(_text(end + 8, y + 15, f"{best:.1f}"))
     return _page(title, TOP + len(figures) * ROW + 10, parts)
 
 
 def lines(title: str, across: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Curves over a logarithmic axis, from nought upward."""
+    """Curves over two logarithmic axes: a straight line at 45 degrees is growth in step."""
     xs = sorted({x for curve in curves.values() for x, _ in curve})
-    highest = max(y for curve in curves.values() for _, y in curve) * 1.1
+    ys = [y for curve in curves.values() for _, y in curve]
     low, high = log10(xs[0]), log10(xs[-1])
+    bottom, top = floor(log10(min(ys))), ceil(log10(max(ys)))
 
     def at(x: float, y: float) -> tuple[float, float]:
-        return 80 + (log10(x) - low) / (high - low or 1) * (WIDTH - 140), 320 - y / highest * 260
+        across = (log10(x) - low) / (high - low or 1)
+        return 80 + across * (WIDTH - 140), 320 - (log10(y) - bottom) / (top - bottom or 1) * 260
 
-    parts = [f'<line x1="80" x2="{WIDTH - 60}" y1="320" y2="320" stroke="{INK}"/>']
-    parts += [_text(at(x, 0)[0], 340, f"{x:,.0f}" if x >= 10 else f"{x:g}", anchor="middle") for x in xs]
-    for part in range(1, 5):
-        y = highest * part / 4
-        parts.append(f'<line x1="80" x2="{WIDTH - 60}" y1="{at(1, y)[1]:.0f}" y2="{at(1, y)[1]:.0f}" stroke="{PALE}"/>')
-        parts.append(_text(72, at(1, y)[1] + 4, f"{y:.3g}", anchor="end"))
+    parts = [_text(at(x, 1)[0], 340, f"{x:,.0f}" if x >= 10 else f"{x:g}", anchor="middle") for x in xs]
+    for power in range(bottom, top + 1):
+        y = at(xs[0], 10.0**power)[1]
+        colour = INK if power == bottom else PALE
+        parts.append(f'<line x1="80" x2="{WIDTH - 60}" y1="{y:.0f}" y2="{y:.0f}" stroke="{colour}"/>')
+        parts.append(_text(72, y + 4, f"{10.0**power:,g}", anchor="end"))
     for number, (name, curve) in enumerate(curves.items()):
         colour = COLOURS[number % len(COLOURS)]
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in curve))

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 from confluent_kafka import Producer
 
 from bench.contenders import TABLE
@@ -47,32 +48,32 @@ def place() -> Iterator[tuple[Path, str]]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def run(home: Path, servers: str, read: str, topic: str = TOPIC) -> dict[str, Any]:
+def run(home: Path, servers: str, given: argparse.Namespace) -> dict[str, Any]:
     """`seriatim run`, measured from start to end."""
     (home / "streams").mkdir(exist_ok=True)
-    text = TABLE.replace("TOPIC", topic).replace("OUT", str(home / "out")) + f'[slice]\nread = "{read}"\n'
+    text = TABLE.replace("TOPIC", TOPIC).replace("OUT", str(home / "out"))
+    text += f'[slice]\nread = "{given.read}"\nmessages_max = {given.slice}\n'
     (home / "streams" / "s.toml").write_text(text)
     more = {"SERIATIM_KAFKA_BOOTSTRAP_SERVERS": servers, "SERIATIM_STREAMS": str(home / "streams")}
     command = [sys.executable, "-m", "seriatim", "run", "s"]
 
-    def work() -> None:
-        ended = subprocess.run(command, env={**os.environ, **more}, text=True, capture_output=True, check=False)
-        if ended.returncode:
-            raise SystemExit(f"the run failed:\n{ended.stderr[-2000:]}")
-
-    found = Meter().measure(work)
+    with (home / "log").open("w") as log:
+        process = subprocess.Popen(command, env={**os.environ, **more}, stdout=log, stderr=log)
+        found = Meter(psutil.Process(process.pid)).measure(process.wait)
+    if process.returncode:
+        raise SystemExit(f"the run failed:\n{(home / 'log').read_text()[-2000:]}")
     kept = ("seen_cpu_seconds", "wall_seconds", "peak_memory_mb")
     return {name: round(found[name], 1) for name in kept} | {"load": round(os.getloadavg()[0], 1)}
 
 
 def backlog(given: argparse.Namespace) -> dict[str, Any]:
-    """The first run over so many messages of backlog, in slices of two million."""
+    """The first run over so many messages of backlog, in slices of at most `--slice`."""
     found = {}
     for count in given.messages:
         with place() as (home, servers):
             say(f"making {count:,} messages")
             produce(servers, count)
-            found[f"{count}"] = run(home, servers, given.read)
+            found[f"{count}"] = run(home, servers, given)
             say(f"backlog of {count:,}: {found[f'{count}']}")
     return found
 
@@ -81,7 +82,7 @@ def idle(given: argparse.Namespace) -> dict[str, Any]:
     """A run with a little to do, then one with nothing: Spark is not even started."""
     with place() as (home, servers):
         produce(servers, 1000)
-        return {"first": run(home, servers, given.read), "idle": run(home, servers, given.read)}
+        return {"first": run(home, servers, given), "idle": run(home, servers, given)}
 
 
 def sessions(given: argparse.Namespace) -> dict[str, Any]:
@@ -91,13 +92,13 @@ def sessions(given: argparse.Namespace) -> dict[str, Any]:
         with place() as (home, servers):
             make_topics({"bootstrap.servers": servers}, {TOPIC: 1})
             _send(servers, ((f"session-{n:07}", snapshot(1, 3)) for n in range(many)))
-            first = run(home, servers, given.read)
+            first = run(home, servers, given)
             step = many // 1000
             _send(
                 servers,
                 ((f"session-{n * step:07}", update(2 + turn, turn % 3)) for turn in range(10) for n in range(1000)),
             )
-            found[f"{many}"] = {"first": first, "touched": run(home, servers, given.read)}
+            found[f"{many}"] = {"first": first, "touched": run(home, servers, given)}
             say(f"{many:,} sessions: {found[f'{many}']}")
     return found
 
@@ -127,6 +128,7 @@ def main() -> None:
     parser.add_argument("what", choices=list(WHOLE))
     parser.add_argument("--messages", type=int, nargs="+", default=None, help="amounts to compare")
     parser.add_argument("--read", default="spark", choices=["spark", "task"], help="slice.read of the stream")
+    parser.add_argument("--slice", type=int, default=2_000_000, help="slice.messages_max of the stream")
     given = parser.parse_args()
     measure, usual = WHOLE[given.what]
     given.messages = given.messages or usual
