@@ -71,6 +71,7 @@ def bisect(
         way.begin(begin) if start is not None else way.begin_early(begin)
         begin = max(begin, way.at)
         done = Bisecting(way, asked).run(begin, end, every=every)
+        opened.quiet()
         if expression is not None and expression.unseen:
             say(f"{opened.name}: nothing ever had {', '.join(sorted(expression.unseen))}: is it spelled right?")
         _tell(opened, way, done, invariant, json=json)

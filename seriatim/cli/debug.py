@@ -84,8 +84,16 @@ def _is_wanted(way: Way, step: Step, wanted: Wanted) -> bool:
 class Stepper:
     """A person who goes from message to message."""
 
-    def __init__(self, way: Way, until: int, wanted: Wanted, *, json: bool = False) -> None:
-        self.way, self.until, self.wanted, self.json = way, until, wanted, json
+    def __init__(
+        self,
+        way: Way,
+        until: int,
+        wanted: Wanted,
+        *,
+        json: bool = False,
+        quiet: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.way, self.until, self.wanted, self.json, self.quiet = way, until, wanted, json, quiet
         self.runner: Runner = way.looking.runner
         self.last: Step | None = None
         self.stopped = 0
@@ -148,6 +156,7 @@ class Stepper:
             show_step(self.runner, self.last, self.way.end)
 
     def _here(self, one: Met, state: Any) -> None:
+        self.quiet()
         part = one.part
         typer.secho(f"● before offset {one.offset}  {shown_time(int(part.timestamps[0]))}", bold=True)
         typer.echo(

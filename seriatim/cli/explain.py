@@ -53,6 +53,7 @@ def explain(
             return
         explaining = Explaining(opened.tools, opened.head, key)
         done = [explaining.run(place, rows) for place, rows in found.items()]
+        opened.quiet()
         for one in done:
             if json:
                 print_json(_values(opened.name, row, one))

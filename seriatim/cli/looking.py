@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -38,6 +39,7 @@ Until = Annotated[str | None, typer.Option("--until", metavar="EDGE", help="Up t
 EDGE = "an offset like 41000, or a time in UTC like 2026-11-16T08:00:00Z"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,6})?)?Z")
 WIDTH = 300
+PATIENCE_SECONDS = 2.0
 LINES = 5
 """Rows and records that are shown of one message."""
 
@@ -58,6 +60,12 @@ class Lookback(Struct, frozen=True):
     def runner(self) -> Runner:
         """The machine of now."""
         return self.tools.runner
+
+    def quiet(self) -> None:
+        """No more progress: what was asked for is printed now."""
+        if isinstance(self.tools.told, Patient):
+            self.tools.told.close()
+        self.tools.told = None
 
     def find(self, session: str, topic: str | None, partition: str | None) -> tuple[Partition, int]:
         """Where a session lives, and the first offset that is known to be its own; -1: none is."""
@@ -87,6 +95,23 @@ class Lookback(Struct, frozen=True):
         return way.seen.log_end if found < 0 else found
 
 
+class Patient:
+    """Progress of what takes more than two seconds."""
+
+    def __init__(self, stream: str) -> None:
+        from seriatim.cli.show import Progress
+
+        self.began, self.progress = time.monotonic(), Progress(stream, "offsets")
+
+    def __call__(self, done: int, total: int) -> None:
+        if time.monotonic() - self.began > PATIENCE_SECONDS:
+            self.progress(done, total)
+
+    def close(self) -> None:
+        """Leave the living line."""
+        self.progress.close()
+
+
 @contextmanager
 def lookback(stream: str, *, json: bool) -> Iterator[Lookback]:
     """Open a stream to look back at it."""
@@ -113,10 +138,13 @@ def lookback(stream: str, *, json: bool) -> Iterator[Lookback]:
         state=wiring.state(file),
         log=wiring.log(file, settings),
         reread=reread,
+        told=Patient(name),
     )
+    opened = Lookback(file, tools, head)
     try:
-        yield Lookback(file, tools, head)
+        yield opened
     finally:
+        opened.quiet()
         reread.close()
 
 

@@ -101,7 +101,7 @@ def _stop(
         wanted = Wanted(
             expression=expression, on_finding=on_finding, every=step and condition is None and not on_finding
         )
-        stepper = Stepper(way, end, wanted, json=json)
+        stepper = Stepper(way, end, wanted, json=json, quiet=opened.quiet)
         if step and not json:
             stepper.talk(read_line)
         elif is_terminal() and not json:

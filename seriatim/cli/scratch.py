@@ -61,7 +61,7 @@ def into(
         reread: Any = opened.tools.reread
         if isinstance(reread, KafkaReread):
             reread.headers = True
-        tools, progress = replace(opened.tools, stream=file.stream, runner=runner), Progress(opened.name)
+        tools, progress = replace(opened.tools, stream=file.stream, runner=runner, told=None), Progress(opened.name)
         kit = _kit(opened, file, runner, folder)
         replaying = Replaying(tools, opened.head, kit, fresh=fresh or not same, progress=progress)
         wanted = _ranges(opened, replaying, partition, topic, start, until)

@@ -64,6 +64,7 @@ def state(
             return
         end = at_offset + 1 if at_offset is not None else opened.offset(way, at_time, 0)
         found = _at(opened, way, end)
+        opened.quiet()
         print_json(found) if json else _show_state(found)
 
 

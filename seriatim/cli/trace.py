@@ -54,6 +54,7 @@ def trace(
             say(f"{opened.name}: Kafka has nothing of {place} before offset {way.seen.log_start}: from {way.at} on")
             begin = way.at
         way.to(begin)
+        opened.quiet()
         shown = 0
         for step in way.steps(end):
             if findings and not step.findings:

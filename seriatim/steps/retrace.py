@@ -45,6 +45,8 @@ class Looking(Struct, kw_only=True):
     state: StateStore
     log: Log
     reread: Reread
+    told: Callable[[int, int], None] | None = None
+    """Hears how much of a range is read."""
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -299,6 +301,8 @@ class Way:
                 self._refuse_fewer(counted_from, at, count + at - max(stretch.start, counted_from))
                 counted_from, count = borders.pop(0), 0
             count += stretch.start + len(stretch) - max(stretch.start, counted_from)
+            if self.looking.told is not None:
+                self.looking.told(stretch.start - whole.start, len(whole))
             yield stretch
         for at in borders:
             self._refuse_fewer(counted_from, at, count)
