@@ -18,9 +18,12 @@ KEPT_MAX = 200
 PAGE = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="15"><title>mails</title>'
     '<body style="font-family:sans-serif;max-width:60em;margin:2em auto">'
-    "<h2>{count} mails</h2>{mails}</body>"
+    "<h2>{count}</h2>{mails}</body>"
 )
-ONE = '<details{opened} style="border-top:1px solid #ccc"><summary>{subject}</summary><pre>{text}</pre></details>'
+ONE = (
+    '<details{opened} style="border-top:1px solid #ccc"><summary>{subject}</summary>'
+    '<pre style="white-space:pre-wrap">{text}</pre></details>'
+)
 
 
 class Kept:
@@ -38,7 +41,8 @@ class Kept:
     def page(self) -> str:
         """All of them, their text escaped."""
         shown = [_shown(mail, opened=number == 0) for number, mail in enumerate(self.mails)]
-        return PAGE.format(count=len(self.mails), mails="".join(shown))
+        count = f"{len(self.mails)} mail{'s' * (len(self.mails) != 1)}"
+        return PAGE.format(count=count, mails="".join(shown))
 
 
 def _shown(mail: EmailMessage, *, opened: bool) -> str:
