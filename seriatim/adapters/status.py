@@ -22,6 +22,8 @@ from seriatim.core.ledger import Ledger, Manifest, decode
 from seriatim.core.status import Status
 
 FILE = "status.json"
+SEQUENCE_MAX = 10**12
+"""Beyond it is no ledger, but a witness that is damaged."""
 
 
 class StatusFiles:
@@ -29,12 +31,13 @@ class StatusFiles:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._listed: dict[int, list[str]] | None = None
 
     def status(self) -> Status | None:
         """What the last look said; none, or one that cannot be read: the next look writes it anew."""
         try:
             return msgspec.json.decode((self.root / FILE).read_bytes(), type=Status)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError):  # text that is no UTF-8 is a ValueError
             return None
 
     def put_status(self, status: Status) -> None:
@@ -47,10 +50,13 @@ class StatusFiles:
         """The last entry and its hash; None: it was never run."""
         try:
             seen = json.loads((self.root / "head.json").read_bytes())
-            return int(seen["sequence"]), str(seen["sha256"])
+            sequence, sha256 = int(seen["sequence"]), str(seen["sha256"])
+            if not 0 <= sequence < SEQUENCE_MAX:
+                raise ValueError(f"its sequence is {sequence}")
+            return sequence, sha256
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, OverflowError, RecursionError, KeyError, TypeError) as error:
             raise IntegrityError(
                 f"{self.root.name}: head.json cannot be read: {error}",
                 next=f"restore {self.root / 'head.json'} from a backup",
@@ -84,12 +90,18 @@ class StatusFiles:
 
     def _named(self, sequence: int, last: int, sha256: str) -> str:
         """The hash of an entry's manifest. Where tries left several, the entry after it says which."""
-        if sequence == last:
-            return sha256
-        found = [path.name for path in (self.root / "manifests").glob(f"{sequence:010d}-*.json.zst")]
-        if len(found) == 1:
-            return found[0].partition("-")[2].removesuffix(".json.zst")
-        return self._manifest(sequence + 1, self._named(sequence + 1, last, sha256)).entry.previous
+        if self._listed is None:  # once: a page may need fifty of five thousand
+            self._listed = _listed(self.root / "manifests")
+        known = self._listed
+        if sequence < last and len(known.get(sequence, ())) == 1:
+            return known[sequence][0]
+        at = min(
+            (number for number, found in known.items() if sequence < number < last and len(found) == 1), default=last
+        )
+        named = known[at][0] if at < last else sha256
+        for number in range(at, sequence, -1):
+            named = self._manifest(number, named).entry.previous
+        return named
 
     def _manifest(self, sequence: int, sha256: str) -> Manifest:
         import pyarrow as pa
@@ -106,3 +118,13 @@ class StatusFiles:
                 f"the manifest of entry {sequence} cannot be read: {why}", next="`seriatim verify` says what is wrong"
             ) from None
         return replace(found, ledger=replace(found.ledger, sha256=sha256))
+
+
+def _listed(folder: Path) -> dict[int, list[str]]:
+    """Manifests that are there: their hashes, by entry."""
+    found: dict[int, list[str]] = {}
+    for path in folder.glob("*-*.json.zst"):
+        number, _, sha256 = path.name.removesuffix(".json.zst").partition("-")
+        if number.isdecimal():
+            found.setdefault(int(number), []).append(sha256)
+    return found

@@ -152,6 +152,10 @@ def _tell_in_words(app: FastAPI) -> None:
         code = 404 if isinstance(error, ConfigError) else 503
         return _said(request, "Not there" if code == 404 else "It cannot be read", error.render(), code)
 
+    @app.exception_handler(OSError)
+    def unreadable(request: Request, error: OSError) -> Response:
+        return _said(request, "It cannot be read", f"{error}\nnext: look at the disk and at who may read there", 503)
+
     @app.exception_handler(HTTPException)
     def refused(request: Request, error: HTTPException) -> Response:
         if error.status_code in LOGIN_HELPS and "text/html" in request.headers.get("accept", ""):

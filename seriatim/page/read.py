@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from seriatim import streams
 from seriatim.adapters.status import StatusFiles
-from seriatim.core.errors import ConfigError, SeriatimError
+from seriatim.core.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.core.ledger import Ledger, Manifest
 from seriatim.core.status import Glance, glance
 from seriatim.core.stream import STREAM_NAME
@@ -41,6 +41,8 @@ class History(Struct, frozen=True):
     file: StreamFile
     ledger: Ledger | None
     manifests: list[Manifest]
+    trouble: str = ""
+    """Why it goes back no further."""
 
 
 class Slice(Struct, frozen=True):
@@ -84,7 +86,12 @@ class Reader:
         files = self._of(file)
         ledger = self._head(files)
         now = glance(name, file.stream.tier, files.status(), ledger, self.clock())
-        return History(now, file, ledger, list(files.back(HISTORY)))
+        manifests: list[Manifest] = []
+        try:
+            manifests.extend(files.back(HISTORY))
+        except IntegrityError as error:  # one damaged entry of the past does not hide how the stream is
+            return History(now, file, ledger, manifests, error.render())
+        return History(now, file, ledger, manifests)
 
     def between(self, name: str, began: float, ended: float) -> list[Manifest]:
         """The entries made in a stretch of time, oldest first."""

@@ -31,6 +31,7 @@ def page(base: str, found: History, now_seconds: float) -> str:
         *needs(now),
         *partitions(now, found.ledger),
         *_slices(base, now.stream, rows),
+        *([element("div", element("pre", _lines(found.trouble)), css="need bad-edge")] if found.trouble else []),
         *findings(now.stream, found.manifests),
         *_sessions(now),
         element(
