@@ -204,6 +204,8 @@ class _Gathered:
         self.rows = self.used = 0
         self.columns: _Columns | None = None
         self.headers: list[list[Header]] | None = [] if headers else None
+        self.checksum: Checksum
+        self.unpack: Unpack
         self.checksum, self.unpack = _compiled() if len(whole) >= COMPILED_MIN else (calc_crc32c, _plain)
 
     def content(self, raw: RawBatch) -> Array:
