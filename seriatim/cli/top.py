@@ -88,6 +88,7 @@ def _show(names: list[str], settings: Settings, reader: Reader, *, ask: bool, ev
         return
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
+            live.update(screen(_look(names, settings, reader, ask=False), time.time()), refresh=True)
             while True:
                 live.update(screen(_look(names, settings, reader, ask=ask), time.time()), refresh=True)
                 time.sleep(every)
@@ -99,11 +100,21 @@ def _look(names: list[str], settings: Settings, reader: Reader, *, ask: bool) ->
     """Every stream, what needs a person first."""
     from seriatim.core.status import urgent_first
 
-    troubles = {name: _ask(name, settings, reader) for name in names} if ask else {}
+    troubles = _ask_all(names, settings, reader) if ask else {}
     found = [reader.glance(name) for name in names]
     return urgent_first(
-        msgspec.structs.replace(one, trouble=troubles[one.stream]) if troubles.get(one.stream) else one for one in found
+        msgspec.structs.replace(one, trouble=one.trouble or troubles.get(one.stream, "")) for one in found
     )
+
+
+def _ask_all(names: list[str], settings: Settings, reader: Reader) -> dict[str, str]:
+    """Ask about each. A broker that did not answer once is not waited for again, a stream after the other."""
+    troubles: dict[str, str] = {}
+    silent = ""
+    for name in names:
+        troubles[name] = silent or _ask(name, settings, reader)
+        silent = silent or (troubles[name] if troubles[name].startswith("Kafka ") else "")
+    return troubles
 
 
 def _ask(name: str, settings: Settings, reader: Reader) -> str:

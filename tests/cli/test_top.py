@@ -79,6 +79,26 @@ def test_a_broker_that_is_silent_hides_nothing(
     assert lake.status("payments").verdict == "good"
 
 
+def test_a_broker_that_is_silent_is_waited_for_once(
+    lake: Lake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty seconds for each of two hundred streams would be an hour without a picture."""
+    asked: list[str] = []
+
+    def silent(file: Any, _: Any) -> Any:
+        asked.append(file.stream.name)
+        raise PlatformError("Kafka at x:1 does not answer", next="check the broker")
+
+    for name in ("broken", "ruined"):  # before and after it, neither of which says anything about Kafka
+        (lake.streams / f"{name}.toml").write_text("topics =")
+    monkeypatch.setattr(wiring, "log", silent)
+    said = top(capsys)
+    assert asked == ["orders"]
+    assert "payments: Kafka at x:1 does not answer" in said
+    assert "broken: broken.toml: not TOML" in said
+    assert "ruined: ruined.toml: not TOML" in said
+
+
 @pytest.mark.usefixtures("lake")
 def test_a_stream_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """With the code of bad arguments."""
