@@ -55,6 +55,16 @@ def load(stream: str, folder: Path) -> StreamFile:
     if not path.is_file():
         raise _unknown(stream, path, folder)
     try:
+        return _read(path, folder)
+    except ConfigError:
+        raise
+    except (OSError, ValueError, ArithmeticError, RecursionError) as error:  # whatever is wrong, it is this file's
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"{path.name}: cannot be read: {why}", next=f"fix {path}") from None
+
+
+def _read(path: Path, folder: Path) -> StreamFile:
+    try:
         given = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path.name}: not TOML: {error}", next=f"fix {path}") from None

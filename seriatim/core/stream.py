@@ -280,8 +280,9 @@ def _check_names(file: _File, stream: Stream) -> None:
         file.refuse("topics", f"not a regular expression: {error}", "a regex that matches whole topic names")
     if not stream.topics:
         file.refuse("topics", "empty", "a regex that matches whole topic names")
-    if not stream.output.path:
-        file.refuse("output.path", "missing or empty", "a folder")
+    if not stream.output.path or not stream.output.path.isprintable():
+        found = f"found {stream.output.path!r}" if stream.output.path else "missing or empty"
+        file.refuse("output.path", found, "a folder")
     if "://" in stream.output.path and not stream.output.path.startswith("file://"):
         file.refuse("output.path", "object stores are not built yet in this version", "a folder")
     _check_requests(file, stream)
