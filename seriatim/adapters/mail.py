@@ -16,10 +16,11 @@ from typing import Literal
 
 from msgspec import Struct
 
-from seriatim.core.alert import Mail
+from seriatim.core.alert import Mail, MailRefusedError
 from seriatim.core.errors import ConfigError, PlatformError
 
 TIMEOUT_SECONDS = 15.0
+REFUSED = (smtplib.SMTPRecipientsRefused, smtplib.SMTPDataError)
 Tls = Literal["none", "starttls", "tls"]
 
 
@@ -65,7 +66,9 @@ class SmtpNotifier:
         try:
             with self._connected() as connection:
                 refused = connection.send_message(self._message(mail))
-        except (smtplib.SMTPException, OSError) as error:
+        except REFUSED as error:
+            raise MailRefusedError(f"the mail server {where} did not take the mail: {_said(error)}") from None
+        except (smtplib.SMTPException, OSError, ValueError) as error:  # the last: what no server or password should be
             raise PlatformError(f"the mail server {where} did not take the mail: {_said(error)}") from None
         return f"the mail server {where} refused {', '.join(sorted(refused))}" if refused else ""
 

@@ -15,12 +15,14 @@ from typing import Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.core.errors import IntegrityError
+from seriatim.core.errors import IntegrityError, PlatformError
 from seriatim.core.integrity import Finding
 
 RUN, TROUBLE = "run", "trouble"
 PATIENCE_SECONDS = {TROUBLE: 600.0, "held": 3600.0}
 """What may pass by itself is mailed only when it lasts: a broker that restarts, a repair at work."""
+HURT = (RUN, "halted", "quarantine", "circuit")
+"""What explains that a run ended with 3, once it was told."""
 HOUR_SECONDS = 3600.0
 NOTE_KEPT_SECONDS = 48 * HOUR_SECONDS
 """A run that is over leaves a note; after so long nobody waits for it any more."""
@@ -73,6 +75,10 @@ class Mail(Struct, frozen=True, kw_only=True):
     text: str
     html: str
     at_seconds: float
+
+
+class MailRefusedError(PlatformError):
+    """The mail server is there, and does not take this mail: others may go."""
 
 
 class Desk(Struct, frozen=True, kw_only=True):
@@ -179,8 +185,8 @@ def _is_told(failed: Note, opened: dict[str, Incident], *, news: bool) -> bool:
     """Whether a failure adds nothing: runs are known to fail, or its findings were told by an earlier look."""
     if news:
         return False
-    told = [key for key, incident in opened.items() if incident.mailed_seconds is not None]
-    return bool(told) if failed.exit_code == IntegrityError.exit_code else RUN in told
+    told = {one.concern.concern for one in opened.values() if one.mailed_seconds is not None}
+    return not told.isdisjoint(HURT) if failed.exit_code == IntegrityError.exit_code else RUN in told
 
 
 def _run_concern(failed: Note) -> Concern:

@@ -21,6 +21,10 @@ from seriatim.core.integrity import TITLES, Finding, shortened
 from seriatim.core.retention import duration
 
 FINDINGS_SHOWN_MAX = 20
+THINGS_SHOWN_MAX = 50
+"""Of each kind: a mail of megabytes is taken by no server."""
+FOR_EVER_SECONDS = 100 * 365 * 86_400
+"""A topic may be kept for as long as a number can say: no calendar has that day."""
 SUBJECT_MAX = 150
 STYLE = "font-family:sans-serif;font-size:14px;color:#222"
 Facts = dict[str, str]
@@ -100,9 +104,15 @@ def _sections(alert: Alert, place: Place, at_seconds: float) -> list[Section]:
     told = ("halted", "quarantine") if alert.findings else ()
     if alert.failed:
         made.append(_failure(alert.failed, place, told=bool(alert.findings)))
-    made += [_concern(one) for one in alert.new if one.concern not in told]
-    made += [_open(one, "still open", at_seconds) for one in alert.reminded]
-    made += [_open(one, "over", at_seconds) for one in alert.over]
+    rooms = (
+        [_concern(one) for one in alert.new if one.concern not in told],
+        [_open(one, "still open", at_seconds) for one in alert.reminded],
+        [_open(one, "over", at_seconds) for one in alert.over],
+    )
+    for room in rooms:
+        made += room[:THINGS_SHOWN_MAX]
+        if (rest := len(room) - THINGS_SHOWN_MAX) > 0:
+            made.append(Section(f"{rest} more of this kind", {"next": f"seriatim status {place.stream}"}))
     return made
 
 
@@ -124,7 +134,7 @@ def _finding(finding: Finding, place: Place, at_seconds: float) -> Section:
 
 
 def _time_left(seconds: int | None, at_seconds: float) -> str:
-    if seconds is None:
+    if seconds is None or seconds > FOR_EVER_SECONDS:
         return ""
     return f"{duration(seconds)}: Kafka drops data that waits from {when(at_seconds + seconds)} on"
 

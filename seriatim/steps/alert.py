@@ -15,7 +15,7 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.core.alert import Concern, Desk, Mail, Note, Seen, judge, settled
+from seriatim.core.alert import Concern, Desk, Mail, MailRefusedError, Note, Seen, judge, settled
 from seriatim.core.crash import crash_point
 from seriatim.core.errors import PlatformError, SeriatimError
 from seriatim.core.integrity import Finding
@@ -89,19 +89,23 @@ def alert(
 
 
 def send_waiting(outbox: Outbox, notifier: Notifier | None) -> Sent:
-    """Send what waits, oldest first, until one cannot be sent."""
+    """Send what waits, oldest first, until one cannot be sent; one that is refused is in nobody's way."""
     done = Sent(sent=[], waiting=list(outbox.desk().mails))
     if notifier is None:
         done.trouble = "no mail server is set" if done.waiting else ""
         return done
-    while done.waiting:
+    for mail in tuple(done.waiting):
         try:
-            done.trouble = notifier.send(done.waiting[0]) or done.trouble
+            done.trouble = notifier.send(mail) or done.trouble
+        except MailRefusedError as error:
+            done.trouble = error.message
+            continue
         except PlatformError as error:
             done.trouble = error.message
             return done
         crash_point("alert-sent")
-        done.sent.append(done.waiting.pop(0))
+        done.sent.append(mail)
+        done.waiting.remove(mail)
         outbox.put_desk(replace(outbox.desk(), mails=tuple(done.waiting)))
     return done
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +130,37 @@ def test_ports_have_defaults() -> None:
     assert server("mail", tls="tls").port == 465
     with pytest.raises(ConfigError, match="smtp_password_file"):
         server("mail", password_file=Path("/none/such"))
+
+
+def test_a_server_that_answers_nonsense_is_trouble() -> None:
+    """A challenge that is not base64, a password beyond ASCII: said as trouble, and the password in no text."""
+    with Nonsense() as port:
+        for password in (SECRET, f"{SECRET}ü"):
+            notifier = SmtpNotifier(server(f"127.0.0.1:{port}", user="u", password=password))
+            with pytest.raises(PlatformError, match="did not take the mail") as trouble:
+                notifier.send(MAIL)
+            assert SECRET not in trouble.value.render()
+
+
+class Nonsense:
+    """A server that asks for a login, and answers it with what is no challenge."""
+
+    def __enter__(self) -> int:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._serve, daemon=True).start()
+        return int(self.socket.getsockname()[1])
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self.socket.accept()
+                with suppress(OSError), connection, connection.makefile("rw", newline="") as lines:
+                    lines.write("220 here\r\n")
+                    lines.flush()
+                    answers = {"e": "250-here\r\n250 AUTH CRAM-MD5\r\n", "A": "334 a\r\n"}
+                    for line in lines:
+                        lines.write(answers.get(line[0], "250 so\r\n"))
+                        lines.flush()

@@ -11,6 +11,7 @@ HOUR = 3600.0
 HALTED = Concern(concern="halted", place="a/0", text="halted at offset 3", next="look")
 LATE = Concern(concern="late", text="5 messages wait", next="run")
 HELD = Concern(concern="held", place="a/1", text="held by r", next="look")
+BLIND = Concern(concern="blind", place="a", text="its retention cannot be read", next="ask")
 TROUBLE = Concern(concern="trouble", text="PlatformError: no broker", next="retry")
 GAP = Finding(finding="gap", topic="a", partition=0, offset=3)
 
@@ -172,3 +173,12 @@ def test_a_ledger_that_cannot_be_read_moves_nothing() -> None:
     post.look(sequence=4)
     post.fail()
     assert post.desk.told == 4
+
+
+def test_what_no_open_incident_explains_is_told() -> None:
+    """A check that cannot read a file ends with 3 and has no finding; a topic we may not ask about is no excuse."""
+    post = Post()
+    post.look(BLIND)
+    said = post.note("task", task="check", exit_code=3, text="IntegrityError: a record file cannot be read")
+    assert post.look(BLIND, notes=[*post.note(), *said]).failed
+    assert not post.look(BLIND, notes=[*post.note(), *said])

@@ -126,3 +126,17 @@ def test_the_same_alert_is_the_same_mail() -> None:
     alert = Alert(findings=[GAP])
     assert compose(alert, PLACE, 1.0) == compose(alert, PLACE, 1.0)
     assert compose(alert, PLACE, 1.0).id != compose(alert, PLACE, 2.0).id
+
+
+def test_a_moment_past_all_calendars_is_no_moment() -> None:
+    """A topic kept for ever may say so by the largest number there is."""
+    mail = compose(Alert(findings=[replace(GAP, time_left_seconds=2**63 // 1000)]), PLACE, 1.0)
+    assert "Kafka drops" not in mail.text
+
+
+def test_many_things_are_cut_too() -> None:
+    """No server takes a mail of 15 MB, and one that is refused is in the way of the next."""
+    many = [Concern(concern="halted", place=f"a/{number}", text="x" * 200, next="look") for number in range(10_000)]
+    mail = compose(Alert(new=many), PLACE, 1.0)
+    assert "10000 things to look at" in mail.text
+    assert len(mail.text) + len(mail.html) < 200_000

@@ -209,3 +209,16 @@ def test_a_stream_whose_file_broke_is_told_to_whom_it_named_before() -> None:
     (mail,) = watcher.post.mails
     assert mail.to == ("ops@example.org",)
     assert "PlatformError: no broker" in mail.text
+
+
+def test_a_mail_that_is_refused_is_not_in_the_way_of_others(hurt: Watcher) -> None:
+    """Nobody of that name any more: it waits by itself, and what comes after it is sent."""
+    hurt.post.refuses = {"GapError"}
+    told = hurt.look()
+    assert (len(told.sent), len(told.waiting)) == (0, 1)
+    waiting = told.waiting[0]
+    hurt.outbox.put_desk(replace(hurt.outbox.desk(), mails=(waiting, replace(waiting, id="2", subject="another"))))
+    told = hurt.look()
+    assert ([mail.subject for mail in told.sent], told.waiting) == (["another"], [waiting])
+    assert hurt.outbox.desk().mails == (waiting,)
+    assert "refused" in told.trouble

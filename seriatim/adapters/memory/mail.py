@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from msgspec import Struct, field
 
-from seriatim.core.alert import Desk, Mail, Note
+from seriatim.core.alert import Desk, Mail, MailRefusedError, Note
 from seriatim.core.errors import PlatformError, ensure
 
 
@@ -51,8 +51,12 @@ class MemoryNotifier(Struct):
 
     mails: list[Mail] = field(default_factory=list)
     down: bool = False
+    refuses: set[str] = field(default_factory=set)
+    """Words of subjects that it does not take."""
 
     def send(self, mail: Mail) -> str:
+        if any(word in mail.subject for word in self.refuses):
+            raise MailRefusedError("the mail server refused it")
         if self.down:
             raise PlatformError("the mail server is down")
         self.mails.append(mail)
