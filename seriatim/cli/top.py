@@ -29,6 +29,9 @@ COLUMNS = ["stream", "verdict", "partitions", "lag", "time left", "last run", "m
 COLUMNS += ["circuit", "Kafka as of"]
 NUMBERS = ("lag", "time left", "last run", "messages/s", "quarantined", "gaps")
 STYLES: dict[Tone, str] = {"": "dim", "good": "green", "warn": "yellow", "bad": "bold red"}
+SPARED = ("Kafka as of", "circuit", "partitions", "messages/s", "gaps", "last run", "quarantined")
+"""Columns that a narrow terminal does without, the first of them first. The name of a stream is never one."""
+PADDING = 3
 CELLS_MAX = 24
 NEEDS_MAX = 12
 
@@ -84,13 +87,14 @@ def _show(names: list[str], settings: Settings, reader: Reader, *, ask: bool, ev
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     if not every:
-        console.print(screen(_look(names, settings, reader, ask=ask), time.time()))
+        console.print(screen(_look(names, settings, reader, ask=ask), time.time(), console.width))
         return
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            live.update(screen(_look(names, settings, reader, ask=False), time.time()), refresh=True)
+            live.update(screen(_look(names, settings, reader, ask=False), time.time(), console.width), refresh=True)
             while True:
-                live.update(screen(_look(names, settings, reader, ask=ask), time.time()), refresh=True)
+                seen = _look(names, settings, reader, ask=ask)
+                live.update(screen(seen, time.time(), console.width), refresh=True)
                 time.sleep(every)
     except KeyboardInterrupt:
         return
@@ -136,18 +140,20 @@ def _ask(name: str, settings: Settings, reader: Reader) -> str:
     return ""
 
 
-def screen(glances: list[Glance], now_seconds: float) -> Group:
+def screen(glances: list[Glance], now_seconds: float, width: int = 200) -> Group:
     """A table of streams, and below it what needs a person."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
+    rows = [dict(zip(COLUMNS, _row(one, now_seconds), strict=True)) for one in glances]
+    shown = _fitting(rows, width)
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for name in COLUMNS:
+    for name in shown:
         drawn.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=name != "stream")
-    for one in glances:
-        drawn.add_row(*_row(one, now_seconds))
+    for row in rows:
+        drawn.add_row(*(row[name] for name in shown))
     needs = [(one.stream, need) for one in glances for need in one.concerns]
     lines: list[Text] = []
     for stream, need in needs[:NEEDS_MAX]:
@@ -158,6 +164,17 @@ def screen(glances: list[Glance], now_seconds: float) -> Group:
     if len(needs) > NEEDS_MAX:
         lines.append(Text(f"… and {len(needs) - NEEDS_MAX} more", style="dim"))
     return Group(drawn, *lines)
+
+
+def _fitting(rows: list[dict[str, Text]], width: int) -> list[str]:
+    """The columns that there is room for."""
+    widths = {name: max(len(name), *(row[name].cell_len for row in rows)) + PADDING for name in COLUMNS}
+    shown = list(COLUMNS)
+    for name in SPARED:
+        if sum(widths[one] for one in shown) <= width:
+            break
+        shown.remove(name)
+    return shown
 
 
 def _row(one: Glance, now_seconds: float) -> list[Text]:

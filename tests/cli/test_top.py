@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from seriatim import cli, wiring
 from seriatim.adapters import clock
+from seriatim.cli.top import screen
 from seriatim.core.errors import PlatformError
 from tests.page.lakes import Lake, hurt
 
@@ -114,3 +117,16 @@ def test_names_that_a_terminal_would_obey_are_made_visible(lake: Lake, capsys: p
     said = top(capsys, "angry", "--no-ask", "--once")
     assert "\033" not in said
     assert "red" in said
+
+
+@pytest.mark.parametrize("width", [200, 100, 80, 60, 40])
+def test_a_narrow_terminal_does_without_columns_not_without_names(lake: Lake, width: int) -> None:
+    """What a stream is called, how it is and how long there is time is there in full."""
+    reader = lake.reader()
+    console = Console(width=width, file=StringIO(), force_terminal=False)
+    console.print(screen([reader.glance(name) for name in reader.names()], lake.now, width))
+    said = console.file.getvalue()  # type: ignore[attr-defined]  # it is the text above
+    table = said.partition("orders halted")[0]
+    assert all(word in table for word in ("orders", "payments", "hurt", "time left"))
+    assert "…" not in table
+    assert ("Kafka as of" in table) is (width == 200)
