@@ -23,18 +23,20 @@ from seriatim.steps.task import Work, read_result, run_task
 
 MESSAGES, SESSIONS = 30_000, 50
 USUAL = {"table": 3.9, "bench.machine:Rows": 5.3}
-"""Times the yardstick, as measured on the day this was written (plain folds: what is compiled is not looked at)."""
-SLIP = 5
+"""Times the yardstick (plain folds: what is compiled is not looked at). On a busy machine 3.9 to 7.0 and 4.5 to 6.6
+were seen, so red is at three times the usual: what is five times slower is above it in a noisy minute, too."""
+SLIP = 3
 
 
-def cpu_seconds(work: Callable[[], object]) -> float:
-    """Of the best of three."""
-    taken = []
-    for _ in range(3):
-        began = time.process_time()
-        work()
-        taken.append(time.process_time() - began)
-    return min(taken)
+def times_slower(work: Callable[[], object], beside: Callable[[], object]) -> float:
+    """CPU of the one by that of the other, in turn, best of five each."""
+    taken: dict[Callable[[], object], list[float]] = {work: [], beside: []}
+    for _ in range(5):
+        for one, spent in taken.items():
+            began = time.process_time()
+            one()
+            spent.append(time.process_time() - began)
+    return min(taken[work]) / min(taken[beside])
 
 
 def given() -> list[pa.RecordBatch]:
@@ -66,7 +68,7 @@ def test_a_fivefold_slip_is_seen(tmp_path: Path, machine: str) -> None:
         )
         assert read_result(run_task(work, stretches(messages), wiring.kit(file, {}))).certificate
 
-    times = cpu_seconds(fold) / cpu_seconds(lambda: yardstick(messages, tmp_path))
+    times = times_slower(fold, lambda: yardstick(messages, tmp_path))
     assert times < USUAL[machine] * SLIP, (
         f"{times:.1f} times the yardstick, {USUAL[machine]} is usual: profile the fold"
     )
