@@ -11,15 +11,16 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from seriatim.core.alert import Desk, Note
-from seriatim.core.errors import ConfigError
+from seriatim.core.errors import ConfigError, PlatformError
 
 DESK, NOTES, LOCK = "desk.json", "notes", "lock"
 
@@ -47,16 +48,21 @@ class DiskOutbox:
             yield
 
     def desk(self) -> Desk:
-        """What is known; a new desk, if there is none."""
+        """What is known; a new desk, if there is none. A damaged one silences nobody: it is put aside and told."""
         try:
             return msgspec.json.decode((self.folder / DESK).read_bytes(), type=Desk)
         except FileNotFoundError:
             return Desk()
-        except msgspec.MsgspecError as error:
-            raise ConfigError(
-                f"{self.folder / DESK} cannot be read: {error}",
-                next="look at it, then move it away: mails that wait in it are lost, open incidents are told again",
-            ) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self._put_aside(str(error))
+            return Desk()
+
+    def _put_aside(self, why: str) -> None:
+        aside = self.folder / f"damaged-{uuid.uuid4().hex[:8]}.json"
+        text = f"the outbox was damaged ({why}): open incidents are told again\n  next       mails that waited: {aside}"
+        self.leave(Note(kind="failed", at_seconds=time.time(), text=text))
+        with suppress(FileNotFoundError):  # somebody else was faster
+            (self.folder / DESK).rename(aside)
 
     def put_desk(self, desk: Desk) -> None:
         self._write(self.folder / DESK, msgspec.json.format(msgspec.json.encode(desk)))
@@ -74,13 +80,21 @@ class DiskOutbox:
             (self.folder / NOTES / name).unlink(missing_ok=True)
 
     def _write(self, path: Path, content: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with draft.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise PlatformError(
+                f"{path} cannot be written: {error.strerror}",
+                next="make room and give the right to write there, or set SERIATIM_OUTBOX to another folder",
+            ) from None
 
 
 def _note(path: Path) -> Note:

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if Options.debug:
             raise
-        known = error if isinstance(error, SeriatimError) else _unforeseen(error)
+        known = error if isinstance(error, SeriatimError) else unforeseen(error)
         tell(known)
         sys.exit(known.exit_code)
 
@@ -86,7 +86,7 @@ def _json(value: dict[str, Any]) -> str:
     return msgspec.json.encode(value, enc_hook=str).decode()
 
 
-def _unforeseen(error: Exception) -> SeriatimError:
+def unforeseen(error: Exception) -> SeriatimError:
     """What no step foresaw: trouble with the disk or network, or our own bug."""
     what = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError):

@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import Options, app, say
+from seriatim.cli import Options, app, say, unforeseen
 from seriatim.cli.run import Json
 from seriatim.core.errors import ConfigError, IntegrityError, PlatformError, SeriatimError
 from seriatim.core.retention import duration
@@ -71,11 +71,12 @@ def _round(stream: str | None, settings: Settings, *, mail: bool, json: bool) ->
     for name in names:
         try:
             codes.append(_one(name, settings, mail=mail, json=json))
-        except SeriatimError as error:
+        except Exception as error:  # one stream's trouble, foreseen or not, hides no other
             if Options.debug:
                 raise
-            _say_trouble(name, error, json=json)
-            codes.append(error.exit_code)
+            known = error if isinstance(error, SeriatimError) else unforeseen(error)
+            _say_trouble(name, known, json=json)
+            codes.append(known.exit_code)
     return IntegrityError.exit_code if IntegrityError.exit_code in codes else max(codes)
 
 

@@ -9,7 +9,7 @@ Next room: core/alert.py decides what is news; core/mail.py words it; cli/watch.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
 from msgspec import Struct
@@ -35,7 +35,10 @@ class Outbox(Protocol):
         ...
 
     def desk(self) -> Desk: ...
-    def put_desk(self, desk: Desk) -> None: ...
+    def put_desk(self, desk: Desk) -> None:
+        """Raises `PlatformError`: nothing was kept."""
+        ...
+
     def notes(self) -> dict[str, Note]:
         """By name, oldest first."""
         ...
@@ -78,14 +81,24 @@ def alert(
     to = place.to or desk.to
     seen = replace(seen, notes=list(notes.values()))
     after, news = judge(desk, seen, remind_hours)
-    if news and to:
-        mail = compose(news, replace(place, to=to), seen.at_seconds)
-        after = replace(after, mails=(*after.mails, mail))
-    if (after := replace(after, to=to)) != desk:
-        outbox.put_desk(after)
+    mails = (compose(news, replace(place, to=to), seen.at_seconds),) if news and to else ()
+    if (after := replace(after, to=to, mails=(*after.mails, *mails))) != desk:
+        _keep(after, mails, outbox, notifier)
     crash_point("alert-kept")
     outbox.drop(settled(notes, seen.at_seconds))
     return send_waiting(outbox, notifier)
+
+
+def _keep(desk: Desk, mails: tuple[Mail, ...], outbox: Outbox, notifier: Notifier | None) -> None:
+    """Onto the disk; what cannot be kept is sent at once, and again at every look until it can."""
+    try:
+        outbox.put_desk(desk)
+    except PlatformError:
+        if notifier is not None:
+            with suppress(PlatformError):
+                for mail in mails:
+                    notifier.send(mail)
+        raise
 
 
 def send_waiting(outbox: Outbox, notifier: Notifier | None) -> Sent:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from seriatim.adapters.memory.mail import MemoryOutbox
 from seriatim.adapters.outbox import DESK, NOTES, DiskOutbox
 from seriatim.core.alert import Concern, Desk, Incident, Mail, Note
-from seriatim.core.errors import ConfigError
+from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.steps.alert import Outbox
 
 Make = Callable[[], Outbox]
@@ -62,13 +64,30 @@ def test_two_projects_have_two_desks(tmp_path: Path) -> None:
     assert there.desk() == Desk()
 
 
-def test_a_desk_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
-    """Never taken for an empty one: mails may wait in it."""
+def test_a_desk_that_cannot_be_read_is_put_aside_and_told(tmp_path: Path) -> None:
+    """Refused, it would silence its stream for good. It is kept, and a person hears of it, once."""
     outbox = DiskOutbox(tmp_path, "orders", Path("/a"))
     outbox.put_desk(Desk())
     (outbox.folder / DESK).write_text("{")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        outbox.desk()
+    assert (outbox.desk(), outbox.desk()) == (Desk(), Desk())
+    (note,) = outbox.notes().values()
+    (aside,) = outbox.folder.glob("damaged-*")
+    assert (note.kind, aside.name in note.text, aside.read_text()) == ("failed", True, "{")
+
+
+@pytest.mark.parametrize("what", ["desk", "note"])
+def test_a_full_disk_is_said_and_leaves_no_draft(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As trouble of the platform, with what to do."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    outbox = DiskOutbox(tmp_path, "orders", Path("/a"))
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(PlatformError, match="No space left") as trouble:
+        outbox.put_desk(Desk()) if what == "desk" else outbox.leave(Note(kind="good", at_seconds=1.0))
+    assert "SERIATIM_OUTBOX" in trouble.value.next
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_note_that_cannot_be_read_is_told_as_a_failure(tmp_path: Path) -> None:

@@ -98,6 +98,26 @@ def test_a_stream_that_cannot_be_looked_at_does_not_hide_the_others(
     assert (first["stream"], first["error"]) == ("broken", "ConfigError")
 
 
+def test_what_nobody_foresaw_does_not_hide_the_others(
+    made: MemoryStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bug of ours at one stream, and the next one is looked at."""
+
+    def bug(name: str, *_: object) -> object:
+        if name == "first":
+            raise ZeroDivisionError("nobody foresaw this")
+        return outbox(name, *_)
+
+    outbox = wiring.outbox
+    monkeypatch.setattr(wiring, "outbox", bug)
+    (tmp_path / "first.toml").write_text(STREAM)
+    made.run()
+    assert code("watch", "--once") == 1
+    out = capsys.readouterr().out
+    assert "first: BrokenPromiseError: ZeroDivisionError: nobody foresaw this" in out
+    assert "s: good" in out
+
+
 def test_it_looks_until_ctrl_c(
     made: MemoryStream, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

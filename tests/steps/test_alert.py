@@ -222,3 +222,17 @@ def test_a_mail_that_is_refused_is_not_in_the_way_of_others(hurt: Watcher) -> No
     assert ([mail.subject for mail in told.sent], told.waiting) == (["another"], [waiting])
     assert hurt.outbox.desk().mails == (waiting,)
     assert "refused" in told.trouble
+
+
+def test_a_mail_that_cannot_be_kept_is_sent_all_the_same(hurt: Watcher) -> None:
+    """A full disk hurts more than the outbox, so a person hears of it, if at every look."""
+
+    class Full(MemoryOutbox):
+        def put_desk(self, desk: Desk) -> None:  # noqa: ARG002  # as the port has it
+            raise PlatformError("no room")
+
+    hurt.outbox = Full(kept=hurt.outbox.kept)
+    for count in (1, 2):
+        with pytest.raises(PlatformError, match="no room"):
+            hurt.look()
+        assert [mail.subject for mail in hurt.post.mails] == ["[seriatim] s: GapError in in-a/0 at offset 3"] * count
