@@ -14,6 +14,7 @@ from seriatim.config import PREFIX, Settings
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docker-compose.yaml").read_text()
+DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 KEYS = {
@@ -104,3 +105,13 @@ def test_versions_are_those_that_were_tried() -> None:
     wanted = re.search(r"^apache-airflow==(\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
     assert wanted
     assert f"apache/airflow:{wanted[1]}-python3.11" in (ROOT / "docker" / "Dockerfile").read_text()
+
+
+def test_what_is_written_to_is_made_for_who_writes() -> None:
+    """Docker gives a volume to root where the image has no such folder. JARs are fetched to where tasks look."""
+    ours = SERVICES["scheduler"]
+    made = set(re.findall(r"/opt/\S+", re.search(r"install --directory --owner=airflow.*", DOCKERFILE)[0]))  # type: ignore[index]
+    volumes = {mount.split(":")[1] for mount in ours["volumes"] if not mount.startswith(".")}
+    assert volumes - {"/opt/airflow/logs"} <= made  # that one is Airflow's own
+    assert {"/opt/seriatim", ours["environment"]["SERIATIM_HOME"]} <= made
+    assert f"ENV SERIATIM_HOME={ours['environment']['SERIATIM_HOME']}\n" in DOCKERFILE
