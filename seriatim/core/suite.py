@@ -37,7 +37,7 @@ class Expectation(Struct, frozen=True):
     def name(self) -> str:
         """What people call it: `meta.name`, or its type and columns."""
         named = self.meta.get("name")
-        return str(named) if named else " ".join([self.type.removeprefix("expect_"), *(self.columns() or ())])
+        return str(named) if named else " ".join([self.type.removeprefix("expect_"), *map(str, self.columns() or ())])
 
     @property
     def says(self) -> str:
@@ -74,8 +74,9 @@ class Suite(Struct, frozen=True):
 
 
 class _File(Struct):
+    expectations: list[Expectation]
+    """Required: a file with a slip in this word would expect nothing, and everything would be good."""
     name: str = ""
-    expectations: list[Expectation] = []
 
 
 class Suites(Struct, frozen=True):
