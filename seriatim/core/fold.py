@@ -171,13 +171,15 @@ class Fold(Judge):
                 self.window.flush(session, Turn(name, i, None, -1, snapshot=False), out)
             self._end(session, name, i, out)
         in_order = self.window is None or sequence is None or message.__class__ is Poison
-        if in_order or session.finding is not None or (name in self.moved and not session.awake):
+        if in_order or session.finding is not None:
             return False
         try:
             snapshot = self.runner.is_snapshot(message)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's own
             self._quarantine(session, name, "raised", i, out, cause=told(error))
             return True
+        if name in self.moved and not (session.awake or session.waiting or snapshot):
+            return False
         given = self._stretch
         time = int(given.timestamps[i])
         waiting = Waiting(sequence, given.start + i, time, given.keys[i], given.values[i], snapshot)  # type: ignore[arg-type]
