@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from seriatim import streams
 
+DAGS = Path(__file__).parent.parent / "dags"
 GOOD = """topics = "t"
 machine = "m:M"
 [output]
@@ -45,3 +47,13 @@ def test_a_file_that_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Path, "read_text", refuse)
     _, (refused,) = streams.readable(tmp_path)
     assert "bad.toml: cannot be read: Permission denied" in refused.message
+
+
+def test_a_stream_does_not_take_the_name_of_a_dag_of_ours(tmp_path: Path) -> None:
+    """Airflow would show one or the other by turns, and the alerts would stop."""
+    ours = [found for path in DAGS.glob("*.py") for found in re.findall(r'dag_id="(\w+)"', path.read_text())]
+    assert len(ours) == 3
+    for name in ours:
+        (tmp_path / f"{name}.toml").write_text(GOOD)
+    good, refused = streams.readable(tmp_path)
+    assert (good, len(refused)) == ([], 3)

@@ -177,6 +177,10 @@ NUMBERS = (
 """Bounds of whole numbers."""
 
 
+OWN_DAGS = ("seriatim_compact", "seriatim_repair", "seriatim_watch")
+"""Names that Airflow knows already."""
+
+
 class _File:
     """A stream file while it is being checked: errors name it and the key."""
 
@@ -190,8 +194,9 @@ class _File:
 def parse(name: str, given: Mapping[str, Any], where: str) -> Stream:
     """A stream from what its TOML says. `where` is the file as the user knows it."""
     file = _File(name, where)
-    if not STREAM_NAME.fullmatch(name):
-        file.refuse("file name", f"{name!r} cannot name a stream", "letters, digits, - and _, at most 64")
+    if not STREAM_NAME.fullmatch(name) or name in OWN_DAGS:
+        allowed = f"letters, digits, - and _, at most 64; not {', '.join(OWN_DAGS)}"
+        file.refuse("file name", f"{name!r} cannot name a stream", allowed)
     fields = _checked(file, Stream, given, "")
     for key in ("topics", "machine", "output"):
         if key not in fields:
