@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -102,8 +103,10 @@ class FoldTask(Struct):
 
         shadow = Shadow(self.file.stream, streams.runner(self.file), work, state(self.file), self.trace)
         content = run_task(work, shadow.through(given), ready)
-        rows = shadow.finish(content)
-        traces.put(Path(self.file.stream.output.path), work.partition, f"{work.epoch}-{work.start}", rows)
+        root, stem = Path(self.file.stream.output.path), f"{work.epoch}-{work.start}"
+        shadow.leave(content, lambda rows: traces.put(root, work.partition, stem, rows))
+        if shadow.trouble:
+            sys.stderr.write(f"{shadow.trouble}\n")
         return content
 
 

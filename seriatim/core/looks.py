@@ -52,7 +52,10 @@ def view_of_message(runner: Runner, message: Any, raw: bytes | None = None) -> A
         return {"poison": message.cause}
     if not isinstance(runner, TableMachine):
         return message
-    return msgspec.to_builtins(message) if raw is None else msgspec.json.decode(raw)
+    try:
+        return msgspec.to_builtins(message) if raw is None else msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # in a field that the table has not: 1e999
+        return msgspec.to_builtins(message)
 
 
 def shown(runner: Runner, state: Any) -> Any:

@@ -1,21 +1,22 @@
 """Shadow: a few sessions traced beside a real run, where their messages are, for the table `traces`.
 
 The fold does not know of it: messages pass by on their way to it, and a trace of its own folds those of the named
-sessions from the same state. What a try gave counts only if the try does, and only up to where it stopped.
+sessions from the same state. What a try gave counts only if the try does, and only up to where it stopped. Whatever
+goes wrong here ends the trace, and never the run.
 
 Next room: core/trace.py folds; wiring.py puts it between the reader and the task; adapters/traces.py keeps the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from seriatim.core.looks import changes, view_of_message
 from seriatim.core.machine import Runner
-from seriatim.core.message import Stretch
+from seriatim.core.message import YEARS_MS, Stretch
 from seriatim.core.step import Step
 from seriatim.core.stream import Stream
 from seriatim.core.trace import Retrace
@@ -32,29 +33,28 @@ class Shadow:
     """Traces of some sessions in one task."""
 
     def __init__(self, stream: Stream, runner: Runner, work: Work, state: StateStore, names: Iterable[str]) -> None:
+        self.stream, self.state, self.names = stream, state, tuple(names)
         self.runner, self.work, self.rows, self.left_out = runner, work, list[dict[str, Any]](), 0
-        held = state.load(work.state, names)
-        self.retraces = [
-            Retrace(
-                stream,
-                runner,
-                work.partition,
-                name,
-                held.get(name),
-                time=work.time,
-                headless_since=work.headless_since,
-                moved=work.moved,
-            )
-            for name in names
-        ]
+        self.retraces: list[Retrace] | None = None
+        self.trouble = ""
+        """Why the trace ended before the task did, in a sentence."""
 
     def through(self, stretches: Iterable[Stretch]) -> Iterator[Stretch]:
         """The same messages, looked at on their way."""
         for stretch in stretches:
-            for retrace in self.retraces:
-                for one in retrace.met(stretch):
-                    self._take(retrace.step(one))
+            if not self.trouble:
+                try:
+                    self._look(stretch)
+                except Exception as error:  # noqa: BLE001  # whatever it is, it is not the run's
+                    self._give_up(f"from offset {stretch.start} on", error)
             yield stretch
+
+    def leave(self, content: bytes, put: Callable[[list[dict[str, Any]]], None]) -> None:
+        """Hand the rows that count to whoever keeps them."""
+        try:
+            put(self.finish(content))
+        except Exception as error:  # noqa: BLE001  # a full disk, a row that Parquet cannot hold
+            self._give_up("no row of it is kept", error)
 
     def finish(self, content: bytes) -> list[dict[str, Any]]:
         """The rows that count, by what the task says it did."""
@@ -63,6 +63,35 @@ class Shadow:
             return []
         until = result.certificate.until
         return sorted((row for row in self.rows if row["offset"] < until), key=lambda row: row["offset"])
+
+    def _give_up(self, what: str, error: Exception) -> None:
+        self.trouble = (
+            f"{self.stream.name}: {self.work.partition} [{self.work.start}, {self.work.end}) is not traced, {what}:"
+            f" {type(error).__name__}: {str(error)[:200]}. The run goes on; seriatim trace folds the messages again."
+        )
+
+    def _look(self, stretch: Stretch) -> None:
+        if self.retraces is None:
+            self.retraces = self._begun()
+        for retrace in self.retraces:
+            for one in retrace.met(stretch):
+                self._take(retrace.step(one))
+
+    def _begun(self) -> list[Retrace]:
+        work, held = self.work, self.state.load(self.work.state, self.names)
+        return [
+            Retrace(
+                self.stream,
+                self.runner,
+                work.partition,
+                name,
+                held.get(name),
+                time=work.time,
+                headless_since=work.headless_since,
+                moved=work.moved,
+            )
+            for name in self.names
+        ]
 
     def _take(self, step: Step) -> None:
         if len(self.rows) >= ROWS_MAX:
@@ -75,7 +104,7 @@ class Shadow:
                 "topic_id": work.topic_id,
                 "partition": work.partition.number,
                 "offset": step.offset,
-                "timestamp": step.timestamp * 1000,
+                "timestamp": step.timestamp * 1000 if YEARS_MS[0] <= step.timestamp <= YEARS_MS[1] else None,
                 "session": step.session,
                 "sequence": step.sequence,
                 "outcome": step.outcome,

@@ -7,19 +7,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
 from seriatim.adapters import traces
 from seriatim.core.machine import Runner
-from seriatim.core.offsets import Partition
+from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.ports import Task
 from seriatim.steps import shadow as shadows
 from seriatim.steps.shadow import Shadow
-from seriatim.steps.task import Work
+from seriatim.steps.task import Result, Work
 from seriatim.testing import MemoryStream
 from tests.steps.adders import Raising, add, adding
-from tests.steps.looking import traced
+from tests.steps.looking import explained, traced
+from tests.steps.mending import MemoryReread
 from tests.steps.test_retrace import noisy
 from tests.steps.worlds import A0, send, world
 
@@ -112,3 +114,42 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     left = list((tmp_path / "traces").rglob("*.parquet"))
     assert len(left) == 2
     assert pq.read_table(left[0], partitioning=None).num_rows == 5
+
+
+def test_what_no_row_can_hold_is_told_otherwise(tmp_path: Path) -> None:
+    """A number that no float is, in a field that the table has not; a time that no calendar has: told, kept, read."""
+    made = world(on_poison="skip")
+    made.kafka.create("in-a", 1)
+    send(made, A0, ["a"], b'{"type": "update", "id": "a", "v": 5, "extra": 1e999}')
+    made.kafka.produce("in-a", "s", b'{"type": "update", "id": "a", "v": 6}', timestamp=10**17)
+    made.run()
+    work = Work(partition=A0, start=0, end=3, epoch=0, topic_id="x", state=(), attempt="a")
+    shadow = Shadow(made.stream, made.machine(), work, made.files, ("s",))
+    assert len(list(shadow.through(MemoryReread(made).read(A0, OffsetRange(0, 3))))) == 1
+    rows = shadow.rows
+    assert [json.loads(row["message"]).get("v") for row in rows] == [None, 5, None]
+    assert [row["timestamp"] is None for row in rows] == [False, False, True]
+    traces.put(tmp_path, A0, "0-0", rows)
+    assert len(explained(made, "a")[0].touches) == 2
+
+
+def test_whatever_goes_wrong_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the trace, or when its rows are kept: said in one sentence, and the messages went through."""
+
+    def fails(*_: Any) -> Any:
+        raise OSError("no space left")
+
+    made = world()
+    made.kafka.create("in-a", 1)
+    send(made, A0, ["a"], 1, 2)
+    work = Work(partition=A0, start=0, end=3, epoch=0, topic_id="x", state=(), attempt="a")
+    given = list(MemoryReread(made).read(A0, OffsetRange(0, 3)))
+    late = Shadow(made.stream, made.machine(), work, made.files, ("s",))
+    assert list(late.through(given)) == given
+    assert len(late.rows) == 3
+    late.leave(msgspec.msgpack.encode(Result()), fails)
+    assert "no space left. The run goes on" in late.trouble
+    monkeypatch.setattr(shadows, "view_of_message", fails)
+    early = Shadow(made.stream, made.machine(), work, made.files, ("s",))
+    assert list(early.through(given)) == given
+    assert "is not traced, from offset 0 on: OSError: no space left" in early.trouble
