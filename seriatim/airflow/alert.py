@@ -35,7 +35,9 @@ class Alert:
         self.streams, self.folder, self.good = tuple(streams), folder, good
 
     def __call__(self, context: Mapping[str, Any]) -> None:
-        """Leave a note, then have it told."""
+        """Leave a note, then have it told. A rehearsal that went well says nothing of runs."""
+        if self.good and place.is_rehearsal(context):
+            return
         note = Note(
             kind="good" if self.good else "failed",
             at_seconds=time.time(),
@@ -46,7 +48,7 @@ class Alert:
         for stream in self._concerned(context):
             outbox = place.outbox(self.folder, stream)
             if not self.good or RUN in outbox.desk().open or outbox.notes():
-                outbox.leave(note)
+                place.leave(self.folder, stream, note, log)
                 self._tell(stream)
 
     def _concerned(self, context: Mapping[str, Any]) -> list[str]:

@@ -156,7 +156,7 @@ class Command(BaseOperator):
         """A note for the alert, where there is a stream that it concerns."""
         if self.stream:
             note = place.note_of_task(context, self.task_id, code, screen)
-            place.outbox(self.folder, self.stream).leave(note)
+            place.leave(self.folder, self.stream, note, self.log)
 
     def on_kill(self) -> None:
         """End the process and all that it started."""

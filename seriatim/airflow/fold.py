@@ -121,7 +121,11 @@ class Fold(SparkSubmitOperator):
         settings = config.load(folder=Path(self.folder))
         self.application_args = words
         self._spark_binary = _beside_python("spark-submit")
-        self._hook = self._submission = self._prepared(settings)
+        try:
+            self._hook = self._submission = self._prepared(settings)
+        except SeriatimError as error:
+            self._leave(context, error.exit_code, error.render())
+            raise
         try:
             super().execute(context)
         except (AirflowException, OSError, RuntimeError) as error:  # Airflow's is the same whatever happened
@@ -160,9 +164,12 @@ class Fold(SparkSubmitOperator):
         code = process.poll() if process is not None else None
         said: Sequence[str] = [*hook.said] if code else [f"PlatformError: spark-submit did not run: {error}"]
         found = error_of(f"seriatim {verb}", code or 4, said)
-        note = place.note_of_task(context, self.task_id, found.exit_code, screen_of(said) or found.render())
-        place.outbox(self.folder, self.stream).leave(note)
+        self._leave(context, found.exit_code, screen_of(said) or found.render())
         return found
+
+    def _leave(self, context: Any, code: int, screen: str) -> None:
+        """A note for the alert."""
+        place.leave(self.folder, self.stream, place.note_of_task(context, self.task_id, code, screen), self.log)
 
     def on_kill(self) -> None:
         """The driver is a child of spark-submit's JVM: both end, and Spark's own workers with them."""

@@ -17,6 +17,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 
 from seriatim import config, streams, wiring
 from seriatim.core.alert import Note
+from seriatim.core.errors import SeriatimError
 from seriatim.steps.alert import Outbox
 
 SMTP_CONNECTION = "smtp_default"
@@ -25,6 +26,14 @@ SMTP_CONNECTION = "smtp_default"
 def outbox(folder: str, stream: str) -> Outbox:
     """The stream's desk."""
     return wiring.outbox(stream, config.load(folder=Path(folder)))
+
+
+def leave(folder: str, stream: str, note: Note, log: Any) -> None:
+    """Leave a note. Where there is no room or right, that is said, and whoever leaves it goes on as without it."""
+    try:
+        outbox(folder, stream).leave(note)
+    except SeriatimError as error:
+        log.warning("%s", error.render())
 
 
 def has_ledger(folder: str, stream: str) -> bool:
@@ -63,6 +72,12 @@ def _mail_server() -> dict[str, str]:
 
 def _is_true(value: Any) -> bool:
     return str(value).lower() in ("true", "1", "yes")
+
+
+def is_rehearsal(context: Mapping[str, Any]) -> bool:
+    """Whether the form asks for a run that changes nothing."""
+    form = context.get("params") or {}
+    return form.get("dry_run") is True or form.get("action") == "replay"
 
 
 def address() -> str:

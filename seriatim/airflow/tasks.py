@@ -13,7 +13,9 @@ from typing import Any
 
 import msgspec
 from airflow.sdk import Asset
+from airflow.sdk.exceptions import AirflowSkipException
 
+from seriatim.airflow import place
 from seriatim.airflow.command import Command
 from seriatim.airflow.link import RunPage
 from seriatim.core.request import arguments, parse
@@ -41,6 +43,11 @@ class Check(Command):
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
         super().__init__(words=["check", stream], stream=stream, after_run=True, **kwargs)
 
+    def execute(self, context: Any) -> None:
+        """Judge, unless nothing is to be changed."""
+        skip_rehearsal(self.stream, context)
+        super().execute(context)
+
 
 class Publish(Command):
     """Publishes what is checked, whatever failed before it."""
@@ -51,8 +58,17 @@ class Publish(Command):
 
     def execute(self, context: Any) -> None:
         """Publish; the asset says what of it is new."""
+        skip_rehearsal(self.stream, context)
         if printed := self.printed(context):
             context["outlet_events"][asset(self.stream)].extra = msgspec.json.decode(printed)
+
+
+def skip_rehearsal(stream: str, context: Any) -> None:
+    """A dry run and a replay leave the ledger and `current` alone, and no asset tells of them."""
+    if place.is_rehearsal(context):
+        raise AirflowSkipException(
+            f"{stream}: a dry run or a replay changes nothing, so nothing is judged or published"
+        )
 
 
 def asset(stream: str) -> Asset:

@@ -123,6 +123,35 @@ one = RepairPlan(task_id="plan", folder=FOLDER)
 answers['a_plan_that_leaves_something_is_still_a_plan'] = [
     one.is_fine(*given) for given in [(0, "{}"), (3, "{}"), (3, ""), (4, "{}")]
 ]
+from seriatim.airflow.tasks import Check, Publish
+def skipped(kind, **form):
+    try:
+        return kind(task_id="t", stream="orders", folder=FOLDER).execute(context(**form))
+    except AirflowSkipException as word:
+        return str(word)
+asked = [{"dry_run": True}, {"action": "replay", "topics": ["a"]}, {}]
+answers['a_rehearsal_judges_and_publishes_nothing'] = [
+    [skipped(kind, **form) for form in asked] for kind in (Check, Publish)
+]
+told = []
+class Told(Alert):
+    def _tell(self, stream): told.append(stream)
+place.outbox(FOLDER, "orders").leave(Note(kind="failed", at_seconds=1.0, run="r0"))
+for form in asked:
+    Told(["orders"], FOLDER, good=True)(context(**form))
+answers['a_rehearsal_ends_no_incident'] = [note[0] for note in notes()]
+def full(*_): raise SeriatimError("no room")
+from seriatim.adapters.outbox import DiskOutbox
+kept, DiskOutbox.leave, told = DiskOutbox.leave, full, []
+Told(["orders"], FOLDER)(context())
+one = Command(task_id="plan", words=["plan", "none-such"], folder=FOLDER, stream="orders")
+answers['a_note_that_cannot_be_left_is_told_all_the_same'] = [told, tried(one, context())[0]]
+DiskOutbox.leave = kept
+one = Fold(task_id="fold", stream="orders", folder=FOLDER)
+def nowhere(*_): raise PlatformError("no JARs can be had", next="make setup")
+from seriatim.core.errors import PlatformError
+jars.ensure = nowhere
+answers['fold_leaves_a_note_where_nothing_could_be_submitted'] = [tried(one, context()), notes()]
 print(json.dumps(answers))
 """
 
@@ -218,3 +247,30 @@ def test_a_backfill_of_airflow_says_what_it_is_for(answers: dict[str, Any]) -> N
     backfill, manual = answers["a_backfill_of_airflow_says_what_it_is_for"]
     assert "trigger this DAG with action = backfill" in backfill
     assert "action = backfill" not in manual
+
+
+def test_a_rehearsal_judges_and_publishes_nothing(answers: dict[str, Any]) -> None:
+    """A dry run and a replay change nothing, as the form says; any other run goes on."""
+    for dry, replay, plain in answers["a_rehearsal_judges_and_publishes_nothing"]:
+        assert "changes nothing" in dry
+        assert "changes nothing" in replay
+        assert plain is None
+
+
+def test_a_rehearsal_ends_no_incident(answers: dict[str, Any]) -> None:
+    """Runs failed, and a dry run went well: that says nothing of runs."""
+    assert answers["a_rehearsal_ends_no_incident"] == ["failed", "good"]
+
+
+def test_a_note_that_cannot_be_left_is_told_all_the_same(answers: dict[str, Any]) -> None:
+    """A disk that is full is when a person is needed; and a task's error stays what it is, so it is not retried."""
+    assert answers["a_note_that_cannot_be_left_is_told_all_the_same"] == [["orders"], "ConfigError"]
+
+
+def test_fold_leaves_a_note_where_nothing_could_be_submitted(answers: dict[str, Any]) -> None:
+    """JARs or a connection that are not there: the mail says which."""
+    error, left = answers["fold_leaves_a_note_where_nothing_could_be_submitted"]
+    assert error == ["PlatformError", "no JARs can be had"]
+    ((kind, task, code, text),) = left
+    assert (kind, task, code) == ("task", "fold", 4)
+    assert "make setup" in text
