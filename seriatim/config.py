@@ -53,6 +53,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     crash_point: str = ""
     """For tests: the named point at which this process kills itself, as NAME or NAME:HIT."""
 
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name) for name in self.__struct_fields__ if name != "smtp_password"}
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
 
 def load(environ: dict[str, str] | None = None, folder: Path | None = None) -> Settings:
     """Settings from the environment over seriatim.toml (in the working folder) over defaults."""

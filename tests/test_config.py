@@ -40,3 +40,11 @@ def test_a_wrong_choice_is_refused(tmp_path: Path) -> None:
     """With the setting named."""
     with pytest.raises(ConfigError, match="smtp_tls"):
         config.load({"SERIATIM_SMTP_TLS": "maybe"}, tmp_path)
+
+
+def test_a_password_is_in_no_text_of_settings() -> None:
+    """Whoever prints them, in a log or an error, prints no secret."""
+    settings = config.load({"SERIATIM_SMTP_PASSWORD": "canary-77", "SERIATIM_SMTP": "mail:25"})
+    assert settings.smtp_password == "canary-77"
+    assert "canary" not in f"{settings} {settings!r}"
+    assert "mail:25" in repr(settings)
