@@ -20,8 +20,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from msgspec import Struct
 
-from seriatim.core.errors import ConfigError
+from seriatim.core.errors import ConfigError, IntegrityError
 from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.core.outputs import ROOM
 
 ORDER = ("offset", "index")
 
@@ -48,6 +49,11 @@ class DeltaLookup:
     def columns(self) -> list[str]:
         """Names of all columns."""
         return [field.name for field in self.table.schema().fields]
+
+    @property
+    def others(self) -> list[str]:
+        """Names of the machine's other tables, beside this one."""
+        return sorted(path.parent.name for path in self.root.glob(f"{ROOM}*/_delta_log"))
 
     def where(self, match: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Records with these values."""
@@ -97,7 +103,13 @@ class DeltaLookup:
             wanted += [pc.field("offset") >= whole.start, pc.field("offset") < whole.end]
         condition = reduce(and_, wanted) if wanted else None
         path = self.root / "records" / part.path
-        found = pq.read_table(path, filters=condition, use_threads=False, partitioning=None)
+        try:
+            found = pq.read_table(path, filters=condition, use_threads=False, partitioning=None)
+        except (pa.ArrowException, OSError) as error:
+            raise IntegrityError(
+                f"{path}: it cannot be read: {(str(error).splitlines() or [''])[0][:200]}",
+                next="of a stream: seriatim verify STREAM tells what is hurt; of a replay: fold it again elsewhere",
+            ) from None
         for name, value in part.values.items():
             filled = pa.array([value] * found.num_rows, pa.string()).cast(self.schema.field(name).type)
             found = found.append_column(name, filled)

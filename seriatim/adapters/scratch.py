@@ -17,9 +17,9 @@ import pyarrow as pa
 from deltalake import Schema
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-from seriatim.core.errors import ConfigError
+from seriatim.core.errors import BrokenPromiseError, ConfigError
 from seriatim.core.ledger import File
-from seriatim.core.offsets import Partition
+from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.outputs import room
 from seriatim.core.session import Session
 from seriatim.disk import write_file
@@ -28,12 +28,38 @@ from seriatim.ports import StateStore
 MANIFEST = "replay.json"
 
 
+def settled(to: Path) -> Path:
+    """Where a path leads, whatever links are on the way. One that leads nowhere is refused."""
+    named = to.expanduser().absolute()
+    try:
+        lost = next((one for one in (named, *named.parents) if one.is_symlink() and not one.exists()), None)
+        folder = named.resolve()
+    except (OSError, RuntimeError):  # a circle of links
+        lost = named
+    if lost is not None:
+        raise ConfigError(f"--to {to}: {lost} is a link that leads nowhere", next="give a folder, without this link")
+    return folder
+
+
+def make(folder: Path) -> None:
+    """Make the folder, where that can be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--to {folder}: it cannot be made: {error.strerror or error}", next="give a folder where you may write"
+        ) from None
+
+
 def refuse(folder: Path) -> None:
-    """Refuse a folder that has something in it, or lies within an output."""
+    """Refuse a folder that has something in it, or lies within an output or a file."""
     for parent in (folder, *folder.parents):
         if (parent / "head.json").exists() or (parent / "records" / "_delta_log").is_dir():
             what = "a replay is in it already" if (parent / MANIFEST).exists() else f"{parent} is an output"
             raise ConfigError(f"--to {folder}: {what}", next="give a folder of its own, that does not exist yet")
+    for parent in folder.parents:
+        if parent.exists() and not parent.is_dir():
+            raise ConfigError(f"--to {folder}: {parent} is a file", next="give a folder, below folders")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         what = "it is not empty" if folder.is_dir() else "it is a file"
         raise ConfigError(f"--to {folder}: {what}", next="give a folder that does not exist yet, or is empty")
@@ -77,6 +103,23 @@ def manifest(root: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{root / MANIFEST}: {error}", next="fold the range again into another folder") from None
     return found
+
+
+def folded(root: Path) -> dict[tuple[Partition, str], OffsetRange]:
+    """Which offsets a replay has folded."""
+    told = manifest(root)
+    try:
+        return {
+            (Partition(str(part["topic"]), int(part["partition"])), str(part["topic_id"])): OffsetRange(
+                int(part["from"]), int(part["until"])
+            )
+            for part in told["partitions"]
+        }
+    except (KeyError, TypeError, ValueError, AttributeError, BrokenPromiseError):
+        raise ConfigError(
+            f"{root / MANIFEST}: it is damaged: it does not say which offsets were folded",
+            next="fold the range again into another folder",
+        ) from None
 
 
 class OverBase:

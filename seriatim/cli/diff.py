@@ -40,11 +40,13 @@ def diff(left: Output, right: Output, json: Json = False) -> None:
 
     Options.json = json
     (one, ones), (other, others) = _side(left), _side(right)
+    tables = sorted({*one.others, *other.others})
     progress = Progress("diff", "offsets")
     try:
         done = compare(one, other, ones, others, progress)
     finally:
         progress.close()
+    done.not_compared += [f"table {name}: only records are" for name in tables]
     if not done.ranges:
         raise ConfigError(
             f"{left} and {right} have no offset in common",
@@ -63,12 +65,7 @@ def _side(named: str) -> tuple[DeltaLookup, Ranges]:
 
     folder = Path(named).expanduser()
     if folder.is_dir() and (folder / scratch.MANIFEST).exists():
-        told = scratch.manifest(folder)
-        ranges = {
-            (Partition(part["topic"], part["partition"]), part["topic_id"]): OffsetRange(part["from"], part["until"])
-            for part in told["partitions"]
-        }
-        return DeltaLookup(folder), ranges
+        return DeltaLookup(folder), scratch.folded(folder)
     if folder.is_dir() and not named.endswith(".toml") and ("/" in named or folder.is_absolute()):
         scratch.manifest(folder)
     file = streams.load(named, config.load().streams)

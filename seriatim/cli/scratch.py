@@ -52,7 +52,7 @@ def into(
     from seriatim.cli.show import Progress
     from seriatim.steps.replay import Replaying
 
-    folder = to.expanduser().absolute()
+    folder = scratch.settled(to)
     scratch.refuse(folder)
     _refuse_meant(folder)
     with lookback(stream, json=json) as opened:
@@ -65,6 +65,7 @@ def into(
         kit = _kit(opened, file, runner, folder)
         replaying = Replaying(tools, opened.head, kit, fresh=fresh or not same, progress=progress)
         wanted = _ranges(opened, replaying, partition, topic, start, until)
+        scratch.make(folder)
         try:
             made = list(replaying.run(wanted))
         finally:
@@ -80,7 +81,7 @@ def _refuse_meant(folder: Path) -> None:
     home = config.load().streams
     for name in streams.names(home):
         try:
-            output = Path(streams.load(name, home).stream.output.path)
+            output = Path(streams.load(name, home).stream.output.path).resolve()
         except ConfigError:  # a stream file that is wrong has no output to protect
             continue
         if folder == output or output in folder.parents or folder in output.parents:

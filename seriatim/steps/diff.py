@@ -6,6 +6,8 @@ Next room: adapters/lookup.py reads; cli/diff.py shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from math import isnan
 from typing import Any, Protocol
 
 from msgspec import Struct, field
@@ -118,7 +120,7 @@ def _compare(left: Table, right: Table, partition: Partition, done: Compared) ->
     if left.equals(right):
         return
     for mine, yours in paired(left.to_pylist(), right.to_pylist()):
-        if mine == yours:
+        if same(mine, yours):
             continue
         done.differing += mine is not None and yours is not None
         done.only_left += yours is None
@@ -129,7 +131,7 @@ def _compare(left: Table, right: Table, partition: Partition, done: Compared) ->
 
 def _parting(partition: Partition, mine: dict[str, Any] | None, yours: dict[str, Any] | None) -> Parting:
     there = mine or yours or {}
-    columns = [name for name in there if (mine or {}).get(name) != (yours or {}).get(name)] if mine and yours else []
+    columns = [name for name in there if not same(mine[name], yours.get(name))] if mine and yours else []
     at, index = there["offset"], there["index"]
     return Parting(partition=partition, offset=at, index=index, left=mine, right=yours, columns=tuple(columns))
 
@@ -137,7 +139,35 @@ def _parting(partition: Partition, mine: dict[str, Any] | None, yours: dict[str,
 def paired(
     left: Sequence[dict[str, Any]], right: Sequence[dict[str, Any]]
 ) -> Iterator[tuple[dict[str, Any] | None, dict[str, Any] | None]]:
-    """Records of both by offset and index; None where one has none."""
-    mine, yours = ({(row["offset"], row["index"]): row for row in rows} for rows in (left, right))
+    """Records of both by offset and index, each as often as it is there; None where one has none."""
+    mine, yours = _by_place(left), _by_place(right)
     for place in sorted({*mine, *yours}):
-        yield mine.get(place), yours.get(place)
+        yield from zip_longest(*_without_same(mine.get(place, []), yours.get(place, [])))
+
+
+def _by_place(rows: Sequence[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["offset"], row["index"]), []).append(row)
+    return found
+
+
+def _without_same(mine: list[dict[str, Any]], yours: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
+    """What of two lists of one place has no like in the other; more than one record is there only by damage."""
+    left, right = [], list(yours)
+    for row in mine:
+        at = next((i for i, other in enumerate(right) if same(row, other)), None)
+        if at is None:
+            left.append(row)
+        else:
+            right.pop(at)
+    return left, right
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are the same; NaN is what NaN is."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other) or all(isinstance(value, float) and isnan(value) for value in (one, other))

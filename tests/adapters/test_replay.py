@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
@@ -16,7 +17,7 @@ from seriatim.adapters.memory import MemoryDigests
 from seriatim.adapters.parquet import ParquetRecords, record_schema
 from seriatim.adapters.scratch import OverBase
 from seriatim.adapters.state import ParquetState
-from seriatim.core.errors import ConfigError
+from seriatim.core.errors import ConfigError, IntegrityError
 from seriatim.core.ledger import File
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
@@ -162,6 +163,74 @@ def test_another_folder_is_left_alone(made: DiskStream, tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=why):
             scratch.refuse(folder)
+
+
+def test_a_folder_that_cannot_be_made_is_refused() -> None:
+    """In words, with what to do."""
+    with pytest.raises(ConfigError, match="cannot be made"):
+        scratch.make(Path("/proc/x"))
+
+
+class Rows:
+    """One side of a comparison, in memory."""
+
+    columns = ("offset", "index", "v")
+
+    def __init__(self, *rows: tuple[int, int, float]) -> None:
+        self.rows = rows
+
+    def read(self, *_: Any) -> pa.Table:
+        """All of it."""
+        schema = pa.schema([("offset", pa.int64()), ("index", pa.int32()), ("v", pa.float64())])
+        return pa.Table.from_pylist([dict(zip(self.columns, row, strict=True)) for row in self.rows], schema=schema)
+
+
+def test_records_that_are_there_twice_count() -> None:
+    """On either side, and whatever lies beside them; NaN is what NaN is."""
+    places = {(A0, "x"): OffsetRange(0, 9)}
+
+    def told(left: Rows, right: Rows) -> tuple[int, int, int]:
+        done = compare(left, right, places, places, lambda _done, _total: None)
+        return done.differing, done.only_left, done.only_right
+
+    nan = float("nan")
+    one, two, odd = (1, 0, nan), (2, 0, 2.0), (2, 0, 3.0)
+    assert told(Rows(one, two), Rows((1, 0, -nan), two)) == (0, 0, 0)
+    assert told(Rows(one, two, two), Rows(one, two)) == (0, 1, 0)
+    assert told(Rows(one, two), Rows(one, odd, two)) == (0, 0, 1)
+    assert told(Rows(one, two), Rows(one, odd)) == (1, 0, 0)
+    assert told(Rows(one), Rows((1, 0, 0.0))) == (1, 0, 0)
+
+
+def test_what_is_damaged_is_said(made: DiskStream, tmp_path: Path) -> None:
+    """A manifest that says nothing, a file of records that is cut or gone: an error of ours, with what to do."""
+    folder = tmp_path / "again"
+    done = replayed(made, folder, {A0: OffsetRange(0, 60)})
+    for text in (
+        "{}",
+        "[]",
+        '{"partitions": [{}]}',
+        '{"partitions": [{"topic": "a", "partition": -1}]}',
+        "null",
+        '{"p',
+    ):
+        (folder / scratch.MANIFEST).write_text(text)
+        with pytest.raises(ConfigError) as told:
+            scratch.folded(folder)
+        assert "again into another folder" in told.value.next
+    file = next((folder / "records").rglob("*.parquet"))
+    file.write_bytes(file.read_bytes()[:100])
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match="cannot be read"):
+            compared(made, folder, done)
+        file.unlink(missing_ok=True)
+
+
+def test_other_tables_are_named(made: DiskStream) -> None:
+    """A comparison that leaves them out must say so."""
+    assert DeltaLookup(made.root).others == []
+    (made.root / "records-trade" / "_delta_log").mkdir(parents=True)
+    assert DeltaLookup(made.root).others == ["records-trade"]
 
 
 def test_what_kafka_has_no_more_is_said(made: DiskStream, tmp_path: Path) -> None:

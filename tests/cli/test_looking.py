@@ -73,6 +73,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["replay", "s", "--to", "lake/s"], "the output of stream s is"),
         (["replay", "s", "--to", "lake/s/deep"], "the output of stream s is"),
         (["replay", "s", "--to", "lake"], "the output of stream s is"),
+        (["replay", "s", "--to", "link/lake/s"], "the output of stream s is"),
+        (["replay", "s", "--to", "link/lake/s/deep"], "the output of stream s is"),
+        (["replay", "s", "--to", "nowhere"], "a link that leads nowhere"),
+        (["replay", "s", "--to", "nowhere/deep"], "a link that leads nowhere"),
+        (["replay", "s", "--to", "circle"], "a link that leads nowhere"),
+        (["replay", "s", "--to", "streams/s.toml/x"], "is a file"),
         (["diff", "s", "s"], "never run"),
         (["diff", "./streams", "s"], "no replay.json"),
     ],
@@ -82,6 +88,8 @@ def test_what_is_refused(
 ) -> None:
     """Exit code 2 and one screen that says what to do next, without a stack trace."""
     monkeypatch.chdir(folder)
+    for link, to in (("link", "."), ("nowhere", "not-there"), ("circle", "circle")):
+        (folder / link).symlink_to(to)
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     told = capsys.readouterr().err
