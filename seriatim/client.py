@@ -10,6 +10,7 @@ Next room: adapters/kafka.py, spark.py and batches.py use what is made here.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ LOGIN_MODULES = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
+KEY = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def read(path: Path | None) -> dict[str, str]:
@@ -54,13 +56,15 @@ def read(path: Path | None) -> dict[str, str]:
         lines = path.read_text().splitlines()
     except OSError as error:
         raise ConfigError(f"kafka_config: {path}: {error.strerror}", next="fix SERIATIM_KAFKA_CONFIG") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"kafka_config: {path} is not UTF-8", next=f"fix {path}") from None
     settings: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if text and not text.startswith("#"):
             key, equals, value = (part.strip() for part in text.partition("="))
             if not equals or key not in ALLOWED:
-                raise _refused(path, number, key)
+                raise _refused(path, number, key if equals else "")
             settings[key] = value
     return settings
 
@@ -138,10 +142,12 @@ def _quoted(text: str) -> str:
 
 
 def _refused(path: Path, number: int, key: str) -> ConfigError:
+    """What is wrong with a line. Only what looks like a key is shown: anything else may be a password."""
     close = difflib.get_close_matches(key, ALLOWED, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
+    named = f"{key} is not a setting we take{hint}" if KEY.fullmatch(key) else "this line is not KEY=VALUE"
     return ConfigError(
-        f"{path.name}:{number}: {key or 'an empty key'} is not a setting we take{hint}",
+        f"{path.name}:{number}: {named}",
         allowed=", ".join(ALLOWED),
         next=f"fix {path}",
     )
