@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,12 @@ def make(folder: Path) -> None:
         raise ConfigError(
             f"--to {folder}: it cannot be made: {error.strerror or error}", next="give a folder where you may write"
         ) from None
+
+
+def unmake(folder: Path) -> None:
+    """Leave no folder behind in which nothing is."""
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def refuse(folder: Path) -> None:

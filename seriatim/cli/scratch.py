@@ -68,6 +68,9 @@ def into(
         scratch.make(folder)
         try:
             made = list(replaying.run(wanted))
+        except ConfigError:
+            scratch.unmake(folder)
+            raise
         finally:
             progress.close()
         values = _write(opened, file, runner, folder, made, machine=machine, fresh=fresh or not same)

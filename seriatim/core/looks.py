@@ -85,13 +85,9 @@ def _rows_changed(
     for key in [*(key for key, row in after.items() if before.get(key) is not row), *gone]:
         was, now = before.get(key), after.get(key)
         if was != now:
-            plain = [None if row is None else _plain(table.names, row) for row in (was, now)]
-            named = ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
-            yield Changed(named, *plain)
-
-
-def _plain(names: Sequence[str], row: tuple[Any, ...]) -> Any:
-    return msgspec.to_builtins(dict(zip(names, row, strict=True)))
+            plain = [None if row is None else table.show_row(row) for row in (was, now)]
+            there: Any = plain[0] or plain[1]
+            yield Changed(", ".join(str(there[table.names[i]]) for i in table.key_positions), *plain)
 
 
 def differing(path: str, before: Any, after: Any) -> Iterator[Changed]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Annotated, Any, Union
 
 import msgspec
@@ -23,6 +23,7 @@ from seriatim.core.message import Poison, decode
 from seriatim.core.session import Folded, Session
 
 Row = tuple[Any, ...]
+PRECISION_MAX = 38
 DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TYPES: dict[str, Any] = {
@@ -44,7 +45,7 @@ class Precondition(Exception):  # noqa: N818  # named as the finding it becomes
 def column_type(name: str) -> Any:
     """The Python type behind a column type of a stream file; None if there is none of that name."""
     if match := DECIMAL.fullmatch(name):
-        return Decimal if 0 <= int(match[2]) <= int(match[1]) <= 38 and int(match[1]) else None
+        return Decimal if 0 <= int(match[2]) <= int(match[1]) <= PRECISION_MAX and int(match[1]) else None
     return TYPES.get(name)
 
 
@@ -253,8 +254,26 @@ class TableMachine:
 
     def show(self, rows: dict[Any, Row]) -> Any:
         """Rows as plain values for people and JSON."""
-        table = [dict(zip(self.names, row, strict=True)) for row in rows.values()]
-        return {"rows": msgspec.to_builtins(table)}
+        return {"rows": [self.show_row(row) for row in rows.values()]}
+
+    def show_row(self, row: Row) -> Any:
+        """One row, in the one form that all ways to look at it have."""
+        return msgspec.to_builtins(settled(self.columns, dict(zip(self.names, row, strict=True))))
+
+
+def settled(columns: Mapping[str, str], values: dict[str, Any]) -> dict[str, Any]:
+    """Values as a table has them, however their producer wrote them: times in UTC, decimals with all their digits."""
+    return {name: _settled(columns.get(name, ""), value) for name, value in values.items()}
+
+
+def _settled(kind: str, value: Any) -> Any:
+    if isinstance(value, datetime) and kind == "timestamp":
+        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+    if isinstance(value, Decimal) and (match := DECIMAL.fullmatch(kind)):
+        precision, scale = int(match[1]), int(match[2])
+        if not _decimal_check(precision, scale)(value):
+            return value.quantize(Decimal(1).scaleb(-scale), context=Context(prec=PRECISION_MAX))
+    return value
 
 
 def _message_kinds(

@@ -26,6 +26,7 @@ from seriatim.core.outputs import MAIN, table_of
 from seriatim.core.session import Folded, Session
 from seriatim.core.step import Seen, Step
 from seriatim.core.stream import Stream
+from seriatim.core.table import settled
 from seriatim.core.tally import Tally
 
 Apply = Callable[[Any, Any], Sequence[tuple[Any, ...]]]
@@ -294,7 +295,9 @@ class Retrace:
             columns = self.plain.others.get(table, self.plain.columns)
             beside = {} if table == MAIN else {"table": table}
             waited = {} if source is None else {"source_offset": source.offset}
-            made.append({"index": index, **beside, **waited, **dict(zip(columns, record, strict=True))})
+            made.append(
+                {"index": index, **beside, **waited, **settled(columns, dict(zip(columns, record, strict=True)))}
+            )
         return made
 
     def _findings(self) -> list[Seen]:

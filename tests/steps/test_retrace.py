@@ -8,16 +8,19 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from seriatim.core.errors import ConfigError, IntegrityError
 from seriatim.core.integrity import TIERS, Tier
 from seriatim.core.ledger import Manifest
+from seriatim.core.looks import changes, shown
 from seriatim.core.machine import Machine, UserMachine
 from seriatim.core.offsets import Partition
 from seriatim.core.refold import same
-from seriatim.core.stream import Output, Stream
+from seriatim.core.stream import Output, Stream, Table
 from seriatim.steps.find import find
 from seriatim.steps.release import release
 from seriatim.testing import MemoryStream
@@ -427,3 +430,27 @@ def test_whatever_a_stream_lived_through(seed: int) -> None:
             gone.begin(point.account.frontier)
             gone.to(gone.end)
             assert same(gone.retrace.saved(), committed, made.machine()), (name, point.account.frontier)
+
+
+def test_a_state_reads_the_same_however_it_was_sliced() -> None:
+    """Times in UTC and decimals with all their digits, in states, changes and records: as a saved state has them."""
+    table = Table(key=("id",), columns={"id": "timestamp", "cost": "decimal(9,2)"}, before=False)
+    stream = Stream(name="s", topics="in-.*", machine="table", table=table, output=Output(path="memory"))
+    told = []
+    for size in (1, 9):
+        made = MemoryStream(stream, stream.table_machine)
+        made.kafka.create("in-a", 1)
+        row = {"id": "2026-01-01T12:00:00+02:00", "cost": "2"}
+        for body in ({"type": "snapshot", "rows": [row]}, {"type": "update", **row, "cost": "1E+1"}):
+            made.kafka.produce("in-a", "s", json.dumps(body).encode())
+        made.run(size)
+        steps, runner = traced(made), made.machine()
+        changed = [asdict(one) for step in steps for one in changes(runner, step.before, step.after)]
+        states = [shown(runner, step.after) for step in steps]
+        told.append(msgspec.json.encode([changed, states, [step.records for step in steps]]))
+    assert told[0] == told[1]
+    assert b"+02:00" not in told[0]
+    assert (
+        b'{"what":"2026-01-01T10:00:00Z","before":null,"after":{"id":"2026-01-01T10:00:00Z","cost":"2.00"}}' in told[0]
+    )
+    assert told[0].endswith(b'"op":"update","id":"2026-01-01T10:00:00Z","cost":"10.00"}]]]')
