@@ -70,7 +70,8 @@ def bisect(
         end = min(opened.offset(way, until, way.end), max(way.end, way.seen.log_end))
         way.begin(begin) if start is not None else way.begin_early(begin)
         begin = max(begin, way.at)
-        done = Bisecting(way, asked).run(begin, end, every=every)
+        of_state = expression is None or "state" in expression.names
+        done = Bisecting(way, asked, of_state=of_state).run(begin, end, every=every)
         opened.quiet()
         if expression is not None and expression.unseen:
             say(f"{opened.name}: nothing ever had {', '.join(sorted(expression.unseen))}: is it spelled right?")
@@ -124,17 +125,27 @@ def _tell(opened: Lookback, way: Way, done: Bisected, invariant: str, *, json: b
     cost = f"{done.folds} folds over {done.messages} messages, {done.looked} saved states looked at"
     around = _around(way, done) if done.broken >= 0 else []
     if json:
-        values = {name: getattr(done, name) for name in ("good", "base", "end", "folds", "messages", "looked")}
+        values = {
+            name: getattr(done, name) for name in ("good", "base", "end", "folds", "messages", "looked", "parted")
+        }
         steps = [step_values(opened.runner, step, way.end) for step in around]
         broken = done.broken if done.broken >= 0 else None
         place = {"stream": opened.name, "session": way.name, "partition": str(way.partition)}
         print_json({**place, "broken": broken, **values, "around": steps})
-    elif done.broken < 0:
+    elif done.broken < 0 and not done.parted:
         typer.echo(f"{opened.name}: it holds after offset {done.end - 1} ({cost}); --every looks after each message")
-    else:
+    elif done.broken >= 0:
         for step in around:
             show_step(opened.runner, step, way.end, mark="→ " if step.offset == done.broken else "  ")
         typer.echo(cost)
+    if done.parted:
+        raise IntegrityError(
+            f"{opened.name}: {way.partition}: the state saved at offset {done.end} breaks {shortened(invariant, 100)},"
+            " and what is folded there today does not: the machine, or the stream's file, changed since",
+            session=shortened(way.name),
+            next=f"compare: seriatim replay {opened.name} --to DIR, then seriatim diff {opened.name} DIR;"
+            f" seriatim repair {opened.name} makes it so",
+        )
     if done.broken >= 0:
         told = f"after offset {done.broken} {shortened(invariant, 100)} does not hold any more"
         raise IntegrityError(

@@ -166,7 +166,7 @@ class Grammar:
         if isinstance(node.slice, ast.Slice):
             raise Refused("Slice is not part of it")
         of, at = self.compile(node.value), self.compile(node.slice)
-        return lambda scope: _item(of(scope), at(scope))
+        return lambda scope: _item(scope, of(scope), at(scope))
 
     def _boolop(self, node: ast.BoolOp) -> Compiled:
         parts = [self.compile(part) for part in node.values]
@@ -197,7 +197,7 @@ class Grammar:
             left = parts[0](scope)
             for test, part in zip(tests, parts[1:], strict=True):
                 right = part(scope)
-                if not test(left, right):
+                if not test(scope, left, right):
                     return False
                 left = right
             return True
@@ -223,9 +223,7 @@ class Grammar:
 
         def call(scope: Scope) -> Any:
             given = [part(scope) for part in parts]
-            for value in given:
-                if isinstance(value, str | Sequence | Mapping):
-                    scope.spend(len(value))
+            scope.spend(sum(map(_size, given)))
             return function(*given)
 
         return call
@@ -266,12 +264,18 @@ def field_of(value: Any, name: str) -> tuple[bool, Any]:
     return (True, getattr(value, name, None)) if name in declared else (False, None)
 
 
-def _item(value: Any, at: Any) -> Any:
+def _item(scope: Scope, value: Any, at: Any) -> Any:
+    scope.spend()
     if isinstance(value, Mapping):
         return value.get(at)
     if isinstance(value, Sequence) and not isinstance(value, str) and isinstance(at, int):
         return value[at] if -len(value) <= at < len(value) else None
     return None
+
+
+def _size(value: Any) -> int:
+    """How much work it is to go through it."""
+    return len(value) if isinstance(value, str | Sequence | Mapping | set | frozenset) else 1
 
 
 def _many(value: Any) -> Iterable[Any]:
@@ -309,17 +313,23 @@ def _reckoned(do: Callable[[Any, Any], Any], one: Any, other: Any, *, power: boo
     return value
 
 
-def _test(kind: ast.cmpop) -> Callable[[Any, Any], bool]:
+def _test(kind: ast.cmpop) -> Callable[[Scope, Any, Any], bool]:
     if isinstance(kind, ast.In | ast.NotIn):
         wanted = isinstance(kind, ast.In)
-        return lambda one, other: _is_in(one, other) is wanted
-    if (same := SAME.get(type(kind))) is not None:
-        return lambda one, other: (one == other) is same
-    order = ORDER[type(kind)]
-    return lambda one, other: one is not None and other is not None and bool(order(one, other))
+        return lambda scope, one, other: _is_in(scope, one, other) is wanted
+    compare, same = ORDER.get(type(kind)), SAME.get(type(kind))
+
+    def test(scope: Scope, one: Any, other: Any) -> bool:
+        scope.spend(min(_size(one), _size(other)))
+        if compare is None:
+            return (one == other) is same
+        return one is not None and other is not None and bool(compare(one, other))
+
+    return test
 
 
-def _is_in(one: Any, other: Any) -> bool:
+def _is_in(scope: Scope, one: Any, other: Any) -> bool:
+    scope.spend(1 if isinstance(other, Mapping) else _size(other))
     if isinstance(other, str):
         return isinstance(one, str) and one in other
     return other is not None and one in (other if isinstance(other, Mapping) else list(_many(other)))

@@ -28,15 +28,21 @@ class Rows(Sequence[dict[str, Any]]):
 
     def __init__(self, names: Sequence[str], rows: Mapping[Any, tuple[Any, ...]]) -> None:
         self._names, self._rows = names, rows
+        self._list: list[dict[str, Any]] | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (dict(zip(self._names, row, strict=True)) for row in self._rows.values())
+        return iter(self._made())
 
     def __getitem__(self, at: Any) -> Any:
-        return list(self)[at]
+        return self._made()[at]
+
+    def _made(self) -> list[dict[str, Any]]:
+        if self._list is None:
+            self._list = [dict(zip(self._names, row, strict=True)) for row in self._rows.values()]
+        return self._list
 
 
 def view_of_state(runner: Runner, state: Any) -> Any:

@@ -30,7 +30,9 @@ from seriatim.core.table import settled
 from seriatim.core.tally import Tally
 
 Apply = Callable[[Any, Any], Sequence[tuple[Any, ...]]]
-RUN_MAX = 5_000
+RUN_MAX, CHUNK = 5_000, 500
+STALE: Any = object()
+"""In place of a copy that is to be made."""
 
 
 class Mark(Struct, frozen=True):
@@ -131,7 +133,14 @@ class Retrace:
         session.careful = self.plain.may_half_change
         session.awake &= session.state is not None
         self.fold.sessions[self.name] = session
-        self._state = self._copy_of(session)
+        self._copy = STALE
+
+    @property
+    def _state(self) -> Any:
+        """The state as it is, in a copy that is made when somebody looks."""
+        if self._copy is STALE:
+            self._copy = self._copy_of(self.session)
+        return self._copy
 
     def mark(self) -> Mark:
         """Where it is, to come back to."""
@@ -168,10 +177,9 @@ class Retrace:
     def pass_over(self, messages: Iterable[Met]) -> int:
         """Fold messages without looking; how many they were."""
         count = 0
-        for run in runs(messages):
-            self._elapse(run[0].time)
-            self._fold_quickly(joined(run))
-            count += len(run)
+        for many in chunks(runs(messages)):
+            self._fold_quickly(many)
+            count += sum(map(len, many))
         self.folded += count
         return count
 
@@ -214,7 +222,7 @@ class Retrace:
         finally:
             self.watched.each = False
         self.folded += 1
-        self._state = self._copy_of(self.session)
+        self._copy = STALE
         message, findings = self.decoded(part), self._findings()
         return Step(
             offset=part.start,
@@ -254,29 +262,45 @@ class Retrace:
             "quarantined": session.finding is not None,
         }
 
-    def _fold_quickly(self, stretch: Stretch) -> None:
+    def _fold_quickly(self, many: Sequence[Sequence[Met]]) -> None:
         """As a run does it: without care first, and with care where the machine raised."""
-        careful, mark = self.plain.may_half_change, self.mark() if self.plain.may_half_change else None
-        self.session.careful = False
-        self.fold.begin()
-        folded = self.fold.stretch(stretch)
-        self.session.careful = careful
-        if mark is not None and (self.fold.raised or self._is_unfit(folded)):
+        careful = self.plain.may_half_change
+        mark = self.mark() if careful else None
+        unfit = any(self._fold_run(run, careful=False) for run in many)
+        if mark is not None and (unfit or not self._is_savable()):
             self.back(mark)
+            for run in many:
+                self._fold_run(run, careful=True)
+        self.session.careful, self._copy = careful, STALE
+
+    def _fold_run(self, run: Sequence[Met], *, careful: bool) -> bool:
+        """Fold neighbours, over halts; whether that must be done again with care."""
+        self._elapse(run[0].time)
+        stretch, unfit = joined(run), False
+        while len(stretch) and not unfit:
+            self.session.careful = careful
             self.fold.begin()
             folded = self.fold.stretch(stretch)
-        self._state = self._copy_of(self.session)
-        if self.fold.halt is not None and folded.consumed + 1 < len(stretch):
-            self._fold_quickly(part_of(stretch, folded.consumed + 1, len(stretch)))
+            unfit = self.plain.may_half_change and not careful and (bool(self.fold.raised) or not self._fit(folded))
+            after = folded.consumed + 1 if self.fold.halt is not None else len(stretch)
+            stretch = part_of(stretch, after, len(stretch))
+        return unfit
 
-    def _is_unfit(self, folded: Folded) -> bool:
-        """Whether records do not fit their columns, or the state cannot be saved."""
+    def _fit(self, folded: Folded) -> bool:
+        """Whether records fit their columns."""
         try:
             self.plain.check(folded.rows)
+        except Exception:  # noqa: BLE001  # whatever it is, the careful fold finds it at its message
+            return False
+        return True
+
+    def _is_savable(self) -> bool:
+        """Whether the state can be saved."""
+        try:
             self.plain.dump(self.session.state)
         except Exception:  # noqa: BLE001  # whatever it is, the careful fold finds it at its message
-            return True
-        return False
+            return False
+        return True
 
     def _copy_of(self, session: Session) -> Any:
         if session.state is not None:
@@ -348,6 +372,20 @@ def runs(messages: Iterable[Met]) -> Iterator[list[Met]]:
         run.append(one)
     if run:
         yield run
+
+
+def chunks(runs: Iterable[list[Met]]) -> Iterator[list[list[Met]]]:
+    """Runs that are folded before anybody copies a state: copying after each would cost more than folding."""
+    many: list[list[Met]] = []
+    held = 0
+    for run in runs:
+        many.append(run)
+        held += len(run)
+        if held >= CHUNK:
+            yield many
+            many, held = [], 0
+    if many:
+        yield many
 
 
 def joined(run: Sequence[Met]) -> Stretch:

@@ -38,13 +38,17 @@ class Bisected(Struct, kw_only=True):
     messages: int = 0
     looked: int = 0
     """Saved states that were looked at."""
+    parted: bool = False
+    """It holds as folded today, and the state that was saved at the end breaks it."""
 
 
 class Bisecting:
     """One hunt, in one session."""
 
-    def __init__(self, way: Way, invariant: Invariant) -> None:
+    def __init__(self, way: Way, invariant: Invariant, *, of_state: bool = True) -> None:
         self.way, self.invariant, self.looked = way, invariant, 0
+        self.of_state = of_state
+        """Whether the invariant names the state."""
 
     def run(self, start: int, end: int, *, every: bool = False) -> Bisected:
         """The first offset from `start` up to `end` after which the invariant does not hold."""
@@ -60,15 +64,22 @@ class Bisecting:
             )
         offsets, place = way.keep(until), way.mark()
         found = self._each(offsets) if every else self._halves(offsets, place)
+        folds, messages = way.folds, way.messages
         return Bisected(
+            parted=found is None and self._saved_breaks(until),
             broken=-1 if found is None else offsets[found],
             good=-1 if found is None else offsets[found - 1] if found else last,
             base=begin,
             end=until,
-            folds=way.folds,
-            messages=way.messages,
+            folds=folds,
+            messages=messages,
             looked=self.looked,
         )
+
+    def _saved_breaks(self, until: int) -> bool:
+        """Whether a state was saved right there, and breaks it."""
+        self.way.begin(until)
+        return self.way.at == until and not self._holds()
 
     def _between(self, start: int, end: int) -> tuple[int, int]:
         """The saved states between which it breaks: the last that is good, and the first that is not."""
@@ -112,10 +123,12 @@ class Bisecting:
         return None
 
     def _holds(self) -> bool:
-        """Whether the invariant holds right here. A session that has no state breaks none."""
+        """Whether the invariant holds right here. What was not met yet breaks none; what has no state, none of it."""
         retrace = self.way.retrace
         state, session = retrace.state(), retrace.session
-        return state is None or self.invariant(asked(self.way, state, session))
+        if state is None and (self.of_state or session.last_offset < 0):
+            return True
+        return self.invariant(asked(self.way, state, session))
 
 
 def asked(way: Way, state: Any, session: Session) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from seriatim.core.errors import ConfigError
 from seriatim.core.expression import parse
+from seriatim.core.looks import Rows
 
 ROOTS = ("offset", "message", "state", "records")
 
@@ -156,3 +157,23 @@ def test_a_slip_of_the_pen_is_known() -> None:
     assert not expression.holds(NAMES)
     assert expression.unseen == {"prise"}
     assert expression.names == {"message"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "all(r in state.rows for r in state.rows)",
+        "all(message.rows == message.same for r in state.rows)",
+        "all(len(state.rows) for r in state.rows)",
+    ],
+)
+def test_work_is_bounded_wherever_it_is_done(text: str) -> None:
+    """In a list that is searched, compared or counted again and again, too; a row by its number costs a step."""
+    names = {
+        "state": {"rows": Rows(("id", "v"), {i: (str(i), i) for i in range(3_000)})},
+        "message": {"rows": list(range(3_000)), "same": list(range(3_000))},
+    }
+    with pytest.raises(ConfigError, match="more than 1000000 steps"):
+        parse(text, ROOTS).holds(names)
+    assert parse("all(state.rows[r.v].v == r.v for r in state.rows)", ROOTS).holds(names)
+    assert parse("all(state.rows != None for r in state.rows)", ROOTS).holds(names)

@@ -95,4 +95,5 @@ def hunted(made: MemoryStream, name: str, invariant: str, partition: Partition =
     """Where an invariant breaks."""
     gone = way(made, name, partition)
     gone.begin_early(0)
-    return Bisecting(gone, parse(invariant, ROOTS).holds).run(gone.at, gone.end, **more)
+    expression = parse(invariant, ROOTS)
+    return Bisecting(gone, expression.holds, of_state="state" in expression.names).run(gone.at, gone.end, **more)
