@@ -9,20 +9,26 @@ Next room: core/mail.py makes a mail of an alert; steps/alert.py keeps and sends
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.core.errors import IntegrityError, PlatformError
+from seriatim.core.errors import ConfigError, IntegrityError, PlatformError
 from seriatim.core.integrity import Finding
 
 RUN, TROUBLE = "run", "trouble"
 PATIENCE_SECONDS = {TROUBLE: 600.0, "held": 3600.0}
 """What may pass by itself is mailed only when it lasts: a broker that restarts, a repair at work."""
+OF_FINDINGS = re.compile(
+    r": \d+( or more)? new findings? in |: \d+ of \d+ partitions are bad: |: a check failed, and the stream says "
+)
+"""How a run that failed by findings, or by a circuit, says so. They are told by themselves."""
 HURT = (RUN, "halted", "quarantine", "circuit")
-"""What explains that a run ended with 3, once it was told."""
+"""What explains that a run failed by findings, once it was told."""
+FAILURES_KEPT = 50
 HOUR_SECONDS = 3600.0
 NOTE_KEPT_SECONDS = 48 * HOUR_SECONDS
 """A run that is over leaves a note; after so long nobody waits for it any more."""
@@ -64,6 +70,8 @@ class Incident(Struct, frozen=True, kw_only=True):
     since_seconds: float
     mailed_seconds: float | None = None
     """None: nobody was told yet."""
+    failures: tuple[str, ...] = ()
+    """Of runs that fail: the failures that were told."""
 
 
 class Mail(Struct, frozen=True, kw_only=True):
@@ -132,15 +140,15 @@ def judge(desk: Desk, seen: Seen, remind_hours: float) -> tuple[Desk, Alert]:
     failed = _failure(seen.notes)
     if failed is not None and not _is_told(failed, opened, news=bool(due or alert.findings)):
         alert.failed = failed
-        if failed.exit_code != IntegrityError.exit_code or not (due or alert.findings):
-            opened[RUN] = Incident(concern=_run_concern(failed), since_seconds=failed.at_seconds, mailed_seconds=now)
+        if not _is_of_findings(failed) or not (due or alert.findings):
+            opened[RUN] = _run_incident(failed, opened.get(RUN), now)
             due |= {key for key, one in opened.items() if key == TROUBLE and one.mailed_seconds is None}
     silent = {"late"} if RUN in opened else set()
     alert.new = [opened[key].concern for key in sorted(due, key=_weight) if key not in silent]
     opened |= {key: replace(opened[key], mailed_seconds=now) for key in due}
     alert.reminded = _reminders(opened, now, remind_hours)
     opened |= {one.concern.key: replace(one, mailed_seconds=now) for one in alert.reminded}
-    told = desk.told if seen.sequence is None else max(seen.sequence, -1 if desk.told is None else desk.told)
+    told = desk.told if seen.sequence is None else seen.sequence  # lower, where the stream was begun anew
     return replace(desk, told=told, open=opened), alert
 
 
@@ -182,16 +190,37 @@ def _failure(notes: Sequence[Note]) -> Note | None:
 
 
 def _is_told(failed: Note, opened: dict[str, Incident], *, news: bool) -> bool:
-    """Whether a failure adds nothing: runs are known to fail, or its findings were told by an earlier look."""
+    """Whether a failure adds nothing: runs are known to fail so, or its findings were told by an earlier look."""
     if news:
         return False
-    told = {one.concern.concern for one in opened.values() if one.mailed_seconds is not None}
-    return not told.isdisjoint(HURT) if failed.exit_code == IntegrityError.exit_code else RUN in told
+    if _is_of_findings(failed):
+        return any(one.concern.concern in HURT and one.mailed_seconds is not None for one in opened.values())
+    return RUN in opened and _which(failed) in opened[RUN].failures
 
 
-def _run_concern(failed: Note) -> Concern:
-    headline = failed.text.partition("\n")[0] or "the scheduler gave no reason"
-    return Concern(concern=RUN, text=headline, next="")
+def _is_of_findings(failed: Note) -> bool:
+    return failed.exit_code == IntegrityError.exit_code and bool(OF_FINDINGS.search(_headline(failed)))
+
+
+def _which(failed: Note) -> str:
+    """By which a failure is known again: its headline, or, of trouble that changes its words, that it is trouble."""
+    stable = failed.exit_code in (ConfigError.exit_code, IntegrityError.exit_code)
+    return _headline(failed) if stable else TROUBLE
+
+
+def _headline(failed: Note) -> str:
+    return failed.text.partition("\n")[0] or "the scheduler gave no reason"
+
+
+def _run_incident(failed: Note, known: Incident | None, now_seconds: float) -> Incident:
+    """Runs fail, in this way and in those that were told before."""
+    before = known.failures if known else ()
+    return Incident(
+        concern=Concern(concern=RUN, text=_headline(failed), next=""),
+        since_seconds=known.since_seconds if known else failed.at_seconds,
+        mailed_seconds=now_seconds,
+        failures=tuple(dict.fromkeys((*before, _which(failed))))[-FAILURES_KEPT:],
+    )
 
 
 def _is_due(incident: Incident, now_seconds: float) -> bool:

@@ -142,11 +142,14 @@ def news(stream: Stream, store: LedgerStore, desk: Desk) -> tuple[list[Finding],
     head = read_head(store, stream.name)
     if head is None:
         return [], None
-    ledger, after = head.ledger, -1 if desk.told is None else desk.told
-    if after >= ledger.sequence:
-        return [], ledger.sequence
+    ledger, told = head.ledger, desk.told
+    if told is not None and told > ledger.sequence:  # begun anew, or put back
+        told = None
+    if told == ledger.sequence:
+        return [], told
+    after = -1 if told is None else told
     found = [f for entry in store.entries(stream.name, after) for f in entry.entry.findings if f.level == "error"]
-    if desk.told is None:
+    if told is None:
         found = [one for one in found if _still_waits(one, ledger)]
     return found, ledger.sequence
 

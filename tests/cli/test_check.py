@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from seriatim import suites
+from seriatim.core.alert import OF_FINDINGS
 from seriatim.core.crash import CHECK_POINTS
 from seriatim.core.errors import ConfigError, IntegrityError
 from seriatim.core.stream import Output, Stream
@@ -96,6 +97,7 @@ def test_a_bad_check_opens_the_circuit_until_it_is_accepted(
     told = capsys.readouterr().err
     assert "CheckError: s in-a/1: check at offset 10" in told
     assert "1 of 4 records: 9" in told
+    assert OF_FINDINGS.search(told), "by these words an alert knows that the findings were told already"
     assert "v is small (expectations/s.json)" in told
     assert 'seriatim accept s --sequence 10 --because "…"' in told
     assert typed("check", "s") == 0

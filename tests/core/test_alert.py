@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from seriatim.core.alert import Alert, Concern, Desk, Note, Seen, judge
-from seriatim.core.integrity import Finding
+import pytest
+
+from seriatim.core.alert import OF_FINDINGS, Alert, Concern, Desk, Note, Seen, judge
+from seriatim.core.errors import IntegrityError
+from seriatim.core.integrity import Finding, failure
+from seriatim.core.ledger import Ledger
+from seriatim.core.verdict import Failed, refuse_open
 
 HOUR = 3600.0
 HALTED = Concern(concern="halted", place="a/0", text="halted at offset 3", next="look")
@@ -81,11 +86,11 @@ def test_what_cannot_be_looked_at_is_not_over() -> None:
 def test_a_failed_run_and_its_findings_are_one_alert() -> None:
     """With what the task said; the partition that halts by it is no second one."""
     post = Post()
-    notes = [*post.note(), *post.note("task", task="fold", exit_code=3, text="IntegrityError: 1 new finding")]
+    notes = [*post.note(), *post.note("task", task="fold", exit_code=3, text="IntegrityError: s: 1 new finding in a/0")]
     alert = post.look(HALTED, findings=[GAP], sequence=4, notes=notes)
     assert (alert.findings, alert.new) == ([GAP], [HALTED])
     assert alert.failed is not None
-    assert (alert.failed.task, alert.failed.text) == ("fold", "IntegrityError: 1 new finding")
+    assert (alert.failed.task, alert.failed.text) == ("fold", "IntegrityError: s: 1 new finding in a/0")
     assert post.desk.told == 4
     assert list(post.desk.open) == ["halted a/0"]
     assert not post.look(HALTED, after=60, sequence=4)
@@ -108,7 +113,7 @@ def test_findings_that_an_earlier_look_told_are_not_told_by_their_run_again() ->
     """Watch saw the entry before the run had ended; exit 3 says that the run has nothing else to tell."""
     post = Post()
     assert post.look(HALTED, findings=[GAP], sequence=4)
-    notes = [*post.note(), *post.note("task", exit_code=3)]
+    notes = [*post.note(), *post.note("task", exit_code=3, text="IntegrityError: s: 1 new finding in a/0")]
     assert not post.look(HALTED, after=60, sequence=4, notes=notes)
 
 
@@ -182,3 +187,61 @@ def test_what_no_open_incident_explains_is_told() -> None:
     said = post.note("task", task="check", exit_code=3, text="IntegrityError: a record file cannot be read")
     assert post.look(BLIND, notes=[*post.note(), *said]).failed
     assert not post.look(BLIND, notes=[*post.note(), *said])
+
+
+@pytest.mark.parametrize("concern", ["halted", "quarantine", "circuit"])
+def test_a_failure_that_has_no_finding_is_told_beside_what_is_open(concern: str) -> None:
+    """Hurt data explains no file that cannot be read: that is told once, another one once more, and no finding is."""
+    post = Post()
+    hurt = Concern(concern=concern, place="a/0", text="hurt", next="look")
+    post.look(hurt)
+
+    def run(text: str) -> Alert:
+        said = post.note("task", task="check", exit_code=3, text=f"IntegrityError: s: {text}")
+        return post.look(hurt, after=60, notes=[*post.note(), *said])
+
+    assert run("a record file cannot be read: x").failed
+    assert not run("a record file cannot be read: x")
+    assert not run("1 new finding in a/0")
+    assert run("a record file cannot be read: y").failed
+    assert not run("a record file cannot be read: x")
+    post.now += 60
+    assert [one.concern.key for one in post.look(hurt, notes=post.note("good")).over] == ["run"]
+    assert run("a record file cannot be read: x").failed
+
+
+def test_a_failure_told_with_a_finding_is_not_told_again() -> None:
+    """One mail had both; the next run fails in the same way."""
+    post = Post()
+    said = post.note("task", task="check", exit_code=3, text="IntegrityError: s: a record file cannot be read: x")
+    assert post.look(HALTED, findings=[GAP], sequence=4, notes=[*post.note(), *said]).failed
+    assert not post.look(HALTED, after=60, sequence=4, notes=[*post.note(), *said])
+
+
+def test_hurt_data_is_told_though_runs_were_known_to_fail() -> None:
+    """Brokers away since yesterday, and now a file: another failure. The outage itself is one, in whatever words."""
+    post = Post()
+    assert post.look(notes=post.note(text="PlatformError: no broker")).failed
+    assert not post.look(after=60, notes=post.note(text="the run failed: timed out"))
+    for text in ("IntegrityError: s: entry 4 is damaged", "ConfigError: s.toml: topics"):
+        code = 3 if text.startswith("I") else 2
+        assert post.look(after=60, notes=[*post.note(), *post.note("task", exit_code=code, text=text)]).failed
+        assert not post.look(after=60, notes=[*post.note(), *post.note("task", exit_code=code, text=text)])
+    assert not post.look(after=60, notes=post.note(text="PlatformError: no broker"))
+
+
+def test_a_failure_by_findings_is_known_by_its_words() -> None:
+    """As they are really said: by fold, and by a stream that stops for its circuit."""
+    failed = Ledger(stream="s", failed=(Failed(partition="a/0", epoch=0, start=0, until=5, judged=3),), circuit="open")
+    with pytest.raises(IntegrityError) as stopped:
+        refuse_open(failed, "stop")
+    for error in (failure("s", [GAP]), failure("s", [GAP, GAP]), stopped.value):
+        assert OF_FINDINGS.search(error.render())
+
+
+def test_a_stream_begun_anew_is_looked_at_from_its_beginning() -> None:
+    """Its output was deleted: what was told of the old ledger says nothing of the new one."""
+    post = Post()
+    post.look(sequence=40)
+    post.look(sequence=2)
+    assert post.desk.told == 2

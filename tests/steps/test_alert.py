@@ -21,6 +21,7 @@ from seriatim.testing import MemoryStream
 from tests.steps.worlds import A0, begun, send
 
 HOUR = 3600.0
+WHY = "IntegrityError: s: 1 new finding in in-a/0"
 PLACE = Place(stream="s", to=("ops@example.org",))
 
 
@@ -41,7 +42,7 @@ class Watcher:
     def fail(self, run: str = "r1", code: int = 3) -> None:
         """What Airflow leaves when a run failed."""
         now = self.made.clock.now_seconds()
-        self.outbox.leave(Note(kind="task", at_seconds=now, run=run, task="fold", exit_code=code, text="Error: why"))
+        self.outbox.leave(Note(kind="task", at_seconds=now, run=run, task="fold", exit_code=code, text=WHY))
         self.outbox.leave(Note(kind="failed", at_seconds=now, run=run))
 
 
@@ -84,7 +85,7 @@ def test_a_finding_is_mailed_once_with_the_time_left(hurt: Watcher) -> None:
     (mail,) = hurt.post.mails
     assert mail.subject == "[seriatim] s: GapError in in-a/0 at offset 3"
     assert "100 h 0 min: Kafka drops data" in mail.text
-    assert "Run failed: Error: why" in mail.text
+    assert f"Run failed: {WHY}" in mail.text
     for _ in range(3):
         hurt.made.clock.sleep(HOUR)
         hurt.look()
@@ -103,7 +104,7 @@ def test_a_finding_seen_before_its_run_ended_is_not_mailed_again(hurt: Watcher) 
 def test_a_look_between_a_task_and_the_end_of_its_run_spoils_nothing(hurt: Watcher) -> None:
     """The finding is told by that look; the run's end, later, knows by its task's note that it adds nothing."""
     now = hurt.made.clock.now_seconds()
-    hurt.outbox.leave(Note(kind="task", at_seconds=now, run="r1", task="fold", exit_code=3, text="Error: why"))
+    hurt.outbox.leave(Note(kind="task", at_seconds=now, run="r1", task="fold", exit_code=3, text=WHY))
     hurt.look()
     hurt.outbox.leave(Note(kind="failed", at_seconds=now, run="r1"))
     hurt.look()
@@ -120,6 +121,17 @@ def test_what_a_task_said_is_dropped_when_its_run_never_ends(hurt: Watcher) -> N
     hurt.made.clock.sleep(2 * HOUR)
     hurt.look()
     assert hurt.outbox.notes() == {}
+
+
+def test_a_stream_begun_anew_tells_its_own_findings(hurt: Watcher) -> None:
+    """Its output was deleted: the desk knows of more entries than the new ledger has."""
+    hurt.outbox.put_desk(Desk(told=100))
+    hurt.look()
+    (mail,) = hurt.post.mails
+    assert mail.subject == "[seriatim] s: GapError in in-a/0 at offset 3"
+    head = hurt.made.ledger.head("s")
+    assert head is not None
+    assert hurt.outbox.desk().told == head.ledger.sequence
 
 
 def test_a_reminder_and_an_end(hurt: Watcher) -> None:
