@@ -56,10 +56,14 @@ def retention(settings: Settings) -> Iterator[Check]:
     for name in streams.names(settings.streams):
         try:
             file = streams.load(name, settings.streams)
+        except SeriatimError as error:
+            yield Check("retention", False, False, f"{name}: not looked at: {error.message}", error.next)
+            continue
+        try:
             found = short_retention(file.stream, wiring.log(file, settings), Ledger(stream=name), WallClock())
         except SeriatimError as error:
             yield Check("retention", False, False, f"{name}: not looked at: {error.message}", error.next)
-            return  # whatever it is, the next stream would wait for it as long
+            return  # the broker is the same for all: the next stream would wait for it as long
         looked += 1
         for topic in found:
             warned = True

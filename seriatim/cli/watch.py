@@ -6,6 +6,7 @@ Next room: steps/watch.py looks.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,7 +42,8 @@ def watch(
     """Say lag, time left, and what needs a person: halts, quarantine, runs that do not come, data about to expire.
 
     Looks until Ctrl-C; a stream that cannot be looked at is said and looked at again. With --once the exit code
-    says it: 0 all is well, 3 something needs a person, 2 and 4 a stream could not be looked at, or mails wait.
+    says it: 0 all is well, 3 something needs a person; 1, 2 and 4, which come first, that a stream could not be
+    looked at, or that mails wait.
     What is new is mailed to alerts.to, again after alerts.remind_hours, and once when it is over.
 
     Example: seriatim watch --once --json
@@ -77,7 +79,13 @@ def _round(stream: str | None, settings: Settings, *, mail: bool, json: bool) ->
             known = error if isinstance(error, SeriatimError) else unforeseen(error)
             _say_trouble(name, known, json=json)
             codes.append(known.exit_code)
-    return IntegrityError.exit_code if IntegrityError.exit_code in codes else max(codes)
+    return gravest(codes)
+
+
+def gravest(codes: Sequence[int]) -> int:
+    """One exit code for all. What needs a person was mailed: what keeps a look or a mail from its work comes first."""
+    trouble = set(codes) - {0, IntegrityError.exit_code}
+    return min(trouble) if trouble else max(codes)
 
 
 def _one(name: str, settings: Settings, *, mail: bool, json: bool) -> int:
@@ -101,7 +109,7 @@ def _one(name: str, settings: Settings, *, mail: bool, json: bool) -> int:
             raise
         _say(look, json=json)
         unsent = _tell(name, file, found, outbox, settings)
-    return IntegrityError.exit_code if look.concerns else PlatformError.exit_code if unsent else 0
+    return PlatformError.exit_code if unsent else IntegrityError.exit_code if look.concerns else 0
 
 
 def _look(file: StreamFile, settings: Settings) -> Look:

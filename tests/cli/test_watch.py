@@ -85,7 +85,7 @@ def test_scripts_get_one_object_per_stream(made: MemoryStream, capsys: pytest.Ca
 def test_a_stream_that_cannot_be_looked_at_does_not_hide_the_others(
     made: MemoryStream, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its error is a line of its own; the exit code is its own, unless another stream needs a person."""
+    """Its error is a line of its own; the exit code is its own, also where another stream needs a person."""
     (tmp_path / "broken.toml").write_text("topics = 5")
     made.run()
     assert code("watch", "--once") == 2
@@ -93,7 +93,7 @@ def test_a_stream_that_cannot_be_looked_at_does_not_hide_the_others(
     assert "broken: ConfigError: broken.toml: topics" in out
     assert "s: good" in out
     about_to_expire(made)
-    assert code("watch", "--once", "--json") == 3
+    assert code("watch", "--once", "--json") == 2
     first = json.loads(capsys.readouterr().out.splitlines()[0])
     assert (first["stream"], first["error"]) == ("broken", "ConfigError")
 
@@ -116,6 +116,17 @@ def test_what_nobody_foresaw_does_not_hide_the_others(
     out = capsys.readouterr().out
     assert "first: BrokenPromiseError: ZeroDivisionError: nobody foresaw this" in out
     assert "s: good" in out
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [((0, 0), 0), ((3, 0), 3), ((3, 4), 4), ((2, 3), 2), ((1, 3, 4), 1), ((4, 2), 2), ((5, 3), 5)],
+)
+def test_what_keeps_a_look_from_its_work_outweighs_what_it_saw(codes: tuple[int, ...], expected: int) -> None:
+    """3 was mailed, and a scheduler takes it as fine: it must not hide a stream that nobody looks at."""
+    from seriatim.cli.watch import gravest
+
+    assert gravest(codes) == expected
 
 
 def test_it_looks_until_ctrl_c(
@@ -164,10 +175,10 @@ def test_what_needs_a_person_is_mailed_once(
 def test_mails_that_wait_are_said_and_are_exit_4(
     made: MemoryStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All is well again, but nobody could be told."""
+    """Whether something needs a person or all is well again: nobody could be told."""
     post = told(tmp_path, made, monkeypatch)
     post.down = True
-    assert code("watch", "--once") == 3
+    assert code("watch", "--once") == 4
     made.run()
     assert code("watch", "--once") == 4
     assert (
@@ -256,3 +267,15 @@ def test_doctor_says_what_it_could_not_look_at(tmp_path: Path, monkeypatch: pyte
     (check,) = retention(config.load())
     assert (check.good, check.required) == (False, False)
     assert "a: not looked at: no Kafka broker is named" in check.found
+
+
+def test_doctor_goes_on_after_a_broken_stream(made: MemoryStream, tmp_path: Path) -> None:
+    """A stream file that cannot be read says nothing of the topics of another."""
+    from seriatim import config
+    from seriatim.cli.doctor import retention
+
+    (tmp_path / "broken.toml").write_text("topics = 5")
+    made.kafka.topics["in-a"].rules = Rules(retention_ms=36_000_000)
+    broken, short = retention(config.load())
+    assert broken.found.startswith("broken: not looked at: ")
+    assert short.found.startswith("s: in-a: retention.ms keeps messages for 10 h 0 min")
