@@ -26,7 +26,7 @@ OWN = ("topic", "topic_id", "partition", "offset", "timestamp", "session", "sequ
 @app.command()
 def explain(
     stream: StreamName,
-    row: Annotated[str, typer.Option(metavar="KEY", help="The row's key; several columns with commas between.")],
+    row: Annotated[str, typer.Option(metavar="KEY", help="The row's key; of several columns 'a,2' or '[\"a\", 2]'.")],
     session: Annotated[str | None, typer.Option(metavar="NAME", help="Only this session's row.")] = None,
     topic: Topic = None,
     json: Json = False,

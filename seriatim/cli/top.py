@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -34,6 +37,7 @@ SPARED = ("Kafka as of", "circuit", "partitions", "messages/s", "gaps", "last ru
 PADDING = 3
 CELLS_MAX = 24
 NEEDS_MAX = 12
+WAIT_SECONDS = 0.05
 
 
 @app.command()
@@ -93,11 +97,30 @@ def _show(names: list[str], settings: Settings, reader: Reader, *, ask: bool, ev
         with Live(console=console, screen=True, auto_refresh=False) as live:
             live.update(screen(_look(names, settings, reader, ask=False), time.time(), console.width), refresh=True)
             while True:
-                seen = _look(names, settings, reader, ask=ask)
+                seen = aside(lambda: _look(names, settings, reader, ask=ask))
                 live.update(screen(seen, time.time(), console.width), refresh=True)
                 time.sleep(every)
     except KeyboardInterrupt:
         return
+
+
+def aside(look: Callable[[], list[Glance]]) -> list[Glance]:
+    """A look in a thread of its own: a client that waits for a silent broker would not let Ctrl-C through."""
+    answers: SimpleQueue[tuple[list[Glance], BaseException | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((look(), None))
+        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+            answers.put(([], error))
+
+    Thread(target=run, daemon=True).start()
+    while answers.empty():
+        time.sleep(WAIT_SECONDS)
+    seen, error = answers.get()
+    if error is not None:
+        raise error
+    return seen
 
 
 def _look(names: list[str], settings: Settings, reader: Reader, *, ask: bool) -> list[Glance]:

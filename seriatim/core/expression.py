@@ -41,7 +41,7 @@ ORDER: dict[type, Callable[[Any, Any], bool]] = {
 }
 SAME: dict[type, bool] = {ast.Eq: True, ast.NotEq: False, ast.Is: True, ast.IsNot: False}
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "len": lambda value: 0 if value is None else len(value),
+    "len": lambda value: 0 if value is None else len(_counted(value)),
     "min": lambda *values: min(_given(values), default=None),
     "max": lambda *values: max(_given(values), default=None),
     "abs": lambda value: None if value is None else abs(_number(value)),
@@ -79,7 +79,9 @@ class Expression:
         try:
             return self._compiled(Scope(names))
         except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
-            raise ConfigError(f"{self.text!r} cannot be worked out: {error}", next="change the expression") from None
+            where = f" at offset {names['offset']}" if "offset" in names else ""
+            told = f"{self.text!r} cannot be worked out{where}: {error}"
+            raise ConfigError(told, next="change the expression") from None
 
     def holds(self, names: Mapping[str, Any]) -> bool:
         """Whether it is true."""
@@ -219,6 +221,9 @@ class Grammar:
             raise Refused("only " + ", ".join(FUNCTIONS) + " can be called")
         if node.keywords:
             raise Refused(f"{node.func.id} takes no {node.keywords[0].arg or '**'}= here")
+        given = len(node.args)
+        if not given or (given > 1 and node.func.id not in ("min", "max")):
+            raise Refused(f"{node.func.id} takes one value, and {given or 'none'} {'are' if given else 'is'} given")
         function, parts = FUNCTIONS[node.func.id], [self.compile(part) for part in node.args]
 
         def call(scope: Scope) -> Any:
@@ -271,6 +276,12 @@ def _item(scope: Scope, value: Any, at: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str) and isinstance(at, int):
         return value[at] if -len(value) <= at < len(value) else None
     return None
+
+
+def _counted(value: Any) -> Any:
+    if not isinstance(value, str | Sequence | Mapping | set | frozenset):
+        raise TypeError(f"{type(value).__name__} has no length")
+    return value
 
 
 def _size(value: Any) -> int:

@@ -136,8 +136,8 @@ def _tabs(app: FastAPI, reader: Reader, here: Any, runs: Runs) -> None:
         span = runs(dag_id, run_id)
         if span is None:
             raise Missing(f"{dag_id} has no run {run_id!r}")
-        found = reader.between(dag_id, span.began_seconds, span.ended_seconds)
-        return _answer(entry.run(_base(request), dag_id, run_id, found, span.state))
+        found, count = reader.between(dag_id, span.began_seconds, span.ended_seconds)
+        return _answer(entry.run(_base(request), dag_id, run_id, found, span.state, count))
 
 
 def _tell_in_words(app: FastAPI) -> None:

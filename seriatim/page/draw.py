@@ -20,6 +20,8 @@ from seriatim.core.status import PartitionStatus, Tone
 
 STRIP_CELL, STRIP_HEIGHT = 10, 16
 BAR_WIDTH, BAR_HEIGHT = 1000, 14
+SKEW_SECONDS = 60.0
+"""By which two clocks may differ."""
 STALE_SECONDS = 900.0
 """A look that is older is pointed out: nobody runs or watches."""
 NEXT_LINES_MAX = 12
@@ -143,7 +145,9 @@ def ago(then_seconds: float | None, now_seconds: float) -> str:
     """How long ago, as people say it."""
     if not then_seconds:
         return "never"
-    passed = max(0.0, now_seconds - then_seconds)
+    passed = now_seconds - then_seconds
+    if is_ahead(then_seconds, now_seconds):
+        return "the future: a clock is wrong"
     if passed < 10:
         return "just now"
     if passed < 90:
@@ -151,6 +155,11 @@ def ago(then_seconds: float | None, now_seconds: float) -> str:
     if passed < 5400:
         return f"{passed / 60:.0f} min ago"
     return f"{passed / 3600:.0f} h ago" if passed < 172_800 else f"{passed / 86_400:.0f} days ago"
+
+
+def is_ahead(then_seconds: float | None, now_seconds: float) -> bool:
+    """Whether something says it was made later than now: by a clock, here or there, that is wrong."""
+    return (then_seconds or 0.0) > now_seconds + SKEW_SECONDS
 
 
 def as_of(then_seconds: float | None, now_seconds: float) -> str:

@@ -39,15 +39,17 @@ def page(base: str, stream: str, found: Slice) -> str:
     return shell(base, f"Entry {number}", crumbs, when, body)
 
 
-def run(base: str, stream: str, name: str, manifests: Sequence[Manifest], said: str) -> str:
-    """What a run of Airflow did: the entries that were made while it lasted."""
+def run(base: str, stream: str, name: str, manifests: Sequence[Manifest], said: str, count: int) -> str:
+    """What a run of Airflow did: the last of the `count` entries that were made while it lasted."""
     rows = [history.row(one) for one in manifests]
     crumbs = [("Streams", "/"), (stream, at("stream", stream))]
     if not rows:
         words = "No ledger entry was made while it lasted: nothing was folded or judged."
         return shell(base, f"Run {name}", crumbs, said, [element("p", text(words), css="soft")])
     last = rows[-1].sequence
+    fewer = f"It made {count} entries; these are the last {len(rows)} of them, and their findings."
     body = [
+        *([element("p", text(fewer), css="soft")] if count > len(rows) else []),
         element("p", link(base, at("stream", stream, "reports", last), f"Report of entry {last}")),
         history.chart(rows),
         history.entries(base, stream, rows[::-1]),

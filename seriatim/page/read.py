@@ -7,10 +7,9 @@ Next room: adapters/status.py reads the files; streams.py, stream.py and entry.p
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
-from itertools import takewhile
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
@@ -93,13 +92,16 @@ class Reader:
             return History(now, file, ledger, manifests, error.render())
         return History(now, file, ledger, manifests)
 
-    def between(self, name: str, began: float, ended: float) -> list[Manifest]:
-        """The entries made in a stretch of time, oldest first."""
+    def between(self, name: str, began: float, ended: float) -> tuple[list[Manifest], int]:
+        """The last entries made in a stretch of time, oldest first, and how many were made in all."""
         files = self._of(self.file(name))
         last = (files.witness() or (-1, ""))[0]
-        first = bisect_left(range(last + 1), began, key=lambda number: files.manifest(number).entry.at_seconds)
-        found = map(files.manifest, range(first, min(last + 1, first + HISTORY)))
-        return list(takewhile(lambda manifest: manifest.entry.at_seconds <= ended, found))
+
+        def made(number: int) -> float:
+            return files.manifest(number).entry.at_seconds
+
+        first, end = bisect_left(range(last + 1), began, key=made), bisect_right(range(last + 1), ended, key=made)
+        return [files.manifest(number) for number in range(max(first, end - HISTORY), end)], max(0, end - first)
 
     def entry(self, name: str, sequence: int) -> Slice:
         """One entry, and who judged it."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from seriatim.core.page import text
 from seriatim.core.status import Glance, Tone, time_tone, urgent_first
 from seriatim.page.address import at
-from seriatim.page.draw import STALE_SECONDS, ago, card, cell, chip, element, link, need, shell, strip, table
+from seriatim.page.draw import STALE_SECONDS, ago, card, cell, chip, element, is_ahead, link, need, shell, strip, table
 from seriatim.page.draw import time_left as left_said
 
 COLUMNS = [
@@ -62,6 +62,7 @@ def row(base: str, one: Glance, now_seconds: float) -> str:
     topics = len({place.topic for place in one.partitions})
     facts = f"tier {one.tier} · {topics} topic{'s' * (topics != 1)}, {len(one.partitions)} partitions"
     stale = one.as_of_seconds is not None and now_seconds - one.as_of_seconds > STALE_SECONDS
+    stale |= is_ahead(one.as_of_seconds, now_seconds)
     seen = element("small", text(f"Kafka as of {ago(one.as_of_seconds, now_seconds)}"), css="warn") if stale else ""
     cells = [
         cell(link(base, at("stream", one.stream), one.stream) + element("small", text(facts)) + seen, css="name"),

@@ -62,17 +62,29 @@ class Explained(Struct, kw_only=True):
 
 
 def key_of(runner: Runner, text: str) -> dict[str, Any]:
-    """A row's key as a person types it: one value, or several with commas between."""
+    """A row's key as a person types it: one value, or several, with commas between or as a list in JSON."""
     if runner.keyed is None:
         raise ConfigError(
             f"the records of machine {runner.name} name no row",
             next="give the record's Struct a row_key, as STREAMS.md says",
         )
     names = runner.keyed.key
-    parts = [text] if len(names) == 1 else text.split(",")
+    parts = [text] if len(names) == 1 else _parts(text)
     if len(parts) != len(names):
-        raise ConfigError(f"--row {text!r}: a row is named by {', '.join(names)}", next="give them with commas between")
+        raise ConfigError(
+            f"--row {text!r}: a row is named by {', '.join(names)}",
+            next="give them with commas between, or as a list in JSON, like '[\"a,b\", 2]'",
+        )
+
     return {name: _typed(name, runner.columns[name], part) for name, part in zip(names, parts, strict=True)}
+
+
+def _parts(text: str) -> list[str]:
+    try:
+        listed = msgspec.json.decode(text, type=list[str | int | float | bool])
+    except msgspec.MsgspecError:
+        return text.split(",")
+    return [one if isinstance(one, str) else msgspec.json.encode(one).decode() for one in listed]
 
 
 def _typed(name: str, kind: str, text: str) -> Any:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from io import StringIO
 from pathlib import Path
+from signal import SIGINT
+from threading import Event, Timer
 from typing import Any
 
 import pytest
@@ -12,7 +16,7 @@ from rich.console import Console
 
 from seriatim import cli, wiring
 from seriatim.adapters import clock
-from seriatim.cli.top import screen
+from seriatim.cli.top import aside, screen
 from seriatim.core.errors import PlatformError
 from tests.page.lakes import Lake, hurt
 
@@ -130,3 +134,26 @@ def test_a_narrow_terminal_does_without_columns_not_without_names(lake: Lake, wi
     assert all(word in table for word in ("orders", "payments", "hurt", "time left"))
     assert "…" not in table
     assert ("Kafka as of" in table) is (width == 200)
+
+
+def test_a_look_that_hangs_lets_ctrl_c_through() -> None:
+    """A client waits in C for a broker that is silent: who looks does not wait with it."""
+    asked = Event()
+
+    def silent() -> list[Any]:
+        asked.wait(30)
+        return []
+
+    Timer(0.3, lambda: os.kill(os.getpid(), SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        aside(silent)
+    assert time.monotonic() - began < 10
+    asked.set()
+    assert aside(list) == []
+    with pytest.raises(PlatformError, match="gone"):
+        aside(lambda: _raise(PlatformError("gone")))
+
+
+def _raise(error: Exception) -> Any:
+    raise error

@@ -177,3 +177,16 @@ def test_work_is_bounded_wherever_it_is_done(text: str) -> None:
         parse(text, ROOTS).holds(names)
     assert parse("all(state.rows[r.v].v == r.v for r in state.rows)", ROOTS).holds(names)
     assert parse("all(state.rows != None for r in state.rows)", ROOTS).holds(names)
+
+
+def test_what_cannot_be_worked_out_says_where() -> None:
+    """The message's offset, and in words of ours."""
+    with pytest.raises(ConfigError, match="at offset 41337: int has no length"):
+        parse("len(offset)", ROOTS).holds(NAMES)
+
+
+@pytest.mark.parametrize("text", ["len()", "len(1, 2)", "abs(1, 2, 3)", "min()"])
+def test_a_function_takes_what_it_takes(text: str) -> None:
+    """Refused before anything is folded."""
+    with pytest.raises(ConfigError, match=r"takes one value, and (none is|[23] are) given"):
+        parse(text, ROOTS)

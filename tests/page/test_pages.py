@@ -10,7 +10,9 @@ import pytest
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Entry
 from seriatim.core.verdict import Failed
+from seriatim.page import read
 from seriatim.page.app import Span
+from seriatim.page.draw import ago, is_ahead
 from seriatim.steps.commit import commit
 from tests.page.lakes import HOUR, NOW, Lake, hurt
 
@@ -137,7 +139,7 @@ def test_the_tab_on_a_dag_is_the_streams_page(lake: Lake) -> None:
     assert "the DAG &#x27;seriatim_watch&#x27; is no stream" in answer.text
 
 
-def test_the_tab_on_a_run_has_what_was_committed_meanwhile(lake: Lake) -> None:
+def test_the_tab_on_a_run_has_what_was_committed_meanwhile(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the time of the run; one that folded nothing says so, and one that is not there, too."""
     made = lake.stream("orders", slices=4)
     ends = {one.entry.sequence: one.entry.at_seconds for one in made.ledger.entries("orders", -1)}
@@ -146,7 +148,12 @@ def test_the_tab_on_a_run_has_what_was_committed_meanwhile(lake: Lake) -> None:
     page = lake.get("/dag/orders/run?run_id=manual__1").text
     assert set(re.findall(r"orders/entry/(\d+)", page)) == {"2", "3"}
     assert 'href="/seriatim/stream/orders/reports/3"' in page
+    assert "these are the last" not in page
     assert "nothing was folded" in lake.get("/dag/orders/run?run_id=manual__2").text
+    monkeypatch.setattr(read, "HISTORY", 1)
+    page = lake.get("/dag/orders/run?run_id=manual__1").text
+    assert set(re.findall(r"orders/entry/(\d+)", page)) == {"3"}
+    assert "It made 2 entries; these are the last 1 of them" in page
     assert lake.get("/dag/orders/run?run_id=other").status_code == 404
 
 
@@ -213,3 +220,11 @@ def test_a_bad_verdict_is_on_the_entry_that_it_judged(lake: Lake) -> None:
     for page in (lake.get("/").text, lake.get("/stream/orders").text):
         assert "the circuit is open" in page
         assert "seriatim accept orders --sequence" in page
+
+
+def test_what_comes_from_the_future_is_shown_as_such() -> None:
+    """A clock is wrong, here or there: not "just now". Clocks may differ a little."""
+    assert ago(NOW + 3_600, NOW) == "the future: a clock is wrong"
+    assert ago(NOW + 30, NOW) == "just now"
+    assert is_ahead(NOW + 3_600, NOW)
+    assert not is_ahead(None, NOW)

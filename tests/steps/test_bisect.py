@@ -12,6 +12,7 @@ from seriatim.core import trace
 from seriatim.core.errors import ConfigError
 from seriatim.core.looks import copied
 from seriatim.core.stream import Output, Stream, Table
+from seriatim.steps.explain import key_of
 from seriatim.testing import MemoryStream
 from tests.steps.adders import Adder, Buggy, adding, deploy
 from tests.steps.looking import explained, hunted, traced, way
@@ -247,3 +248,15 @@ def test_a_state_is_copied_when_somebody_looks(monkeypatch: pytest.MonkeyPatch) 
     gone.to(1_200)
     assert len(copies) < 10
     assert gone.retrace.state().value == 600
+
+
+def test_a_row_of_several_columns_is_named_in_json_too() -> None:
+    """Where a comma is in a value; otherwise commas do."""
+    table = Table(key=("id", "n"), columns={"id": "string", "n": "int64"}, before=False)
+    stream = Stream(name="s", topics="in-.*", machine="table", table=table, output=Output(path="memory"))
+    runner = stream.table_machine()
+    assert key_of(runner, "a,2") == {"id": "a", "n": 2}
+    assert key_of(runner, '["a,b", 2]') == key_of(runner, '["a,b", "2"]') == {"id": "a,b", "n": 2}
+    for wrong in ("a,b,2", '["a", 2, 3]', "a"):
+        with pytest.raises(ConfigError, match="a row is named by id, n"):
+            key_of(runner, wrong)
