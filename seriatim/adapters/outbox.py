@@ -69,7 +69,11 @@ class DiskOutbox:
 
     def notes(self) -> dict[str, Note]:
         """Oldest first. One that cannot be read is told as what it is: a run failed, and no more is known."""
-        return {path.name: _note(path) for path in sorted((self.folder / NOTES).glob("[0-9]*.json"))}
+        found = {}
+        for path in sorted((self.folder / NOTES).glob("[0-9]*.json")):
+            with suppress(FileNotFoundError):  # a watch dropped it meanwhile: it was told
+                found[path.name] = _note(path)
+        return found
 
     def leave(self, note: Note) -> None:
         name = f"{round(note.at_seconds * 1000):015d}-{note.kind}-{uuid.uuid4().hex[:8]}.json"

@@ -28,7 +28,7 @@ class Alert:
     """Called with Airflow's context when a run has failed, or has gone well.
 
     Of a DAG over many streams those are told whose task left a word, else the one whose task was the last; of a DAG
-    that names none, the one that its form named.
+    that names none, the one that its form named. Where Airflow says neither, all are: somebody must be told.
     """
 
     def __init__(self, streams: Sequence[str], folder: str, *, good: bool = False) -> None:
@@ -45,25 +45,35 @@ class Alert:
             text="" if self.good else f"the run failed: {context.get('reason') or 'no reason given'}",
             links=place.links(context),
         )
-        for stream in self._concerned(context):
-            outbox = place.outbox(self.folder, stream)
-            if not self.good or RUN in outbox.desk().open or outbox.notes():
-                place.leave(self.folder, stream, note, log)
-                self._tell(stream)
+        concerned = [stream for stream in self._concerned(context) if not self.good or self._is_news(stream)]
+        for stream in concerned:
+            place.leave(self.folder, stream, note, log)
+        for stream in concerned:
+            self._tell(stream)
+
+    def _is_news(self, stream: str) -> bool:
+        """Whether a run that went well ends anything."""
+        outbox = place.outbox(self.folder, stream)
+        return RUN in outbox.desk().open or bool(outbox.notes())
 
     def _concerned(self, context: Mapping[str, Any]) -> list[str]:
         if len(self.streams) == 1:
             return list(self.streams)
         last = getattr(context.get("ti"), "task_id", "")
-        if not self.streams:
-            return [str(context["params"]["stream"])] if "params" in context else []
-        said = [name for name in self.streams if self._said(name, context.get("run_id"))]
-        return said or [name for name in self.streams if name == last]
+        if not self.streams and (asked := (context.get("params") or {}).get("stream")):
+            return [str(asked)]
+        names = self.streams or place.stream_names(self.folder)
+        said = [name for name in names if self._said(name, context.get("run_id"))]
+        return said or [name for name in names if name == last] or list(names)
 
     def _said(self, stream: str, run: str | None) -> bool:
-        return any(
-            note.kind == "task" and note.run == run for note in place.outbox(self.folder, stream).notes().values()
-        )
+        """Whether a task of this run left a word; a desk that cannot be read may have one."""
+        try:
+            notes = place.outbox(self.folder, stream).notes().values()
+        except OSError as error:
+            log.warning("%s: its notes cannot be read: %s", stream, error)
+            return True
+        return any(note.kind == "task" and note.run == run for note in notes)
 
     def _tell(self, stream: str) -> None:
         command = [sys.executable, "-m", "seriatim", "watch", stream, "--once"]

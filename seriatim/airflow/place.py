@@ -36,6 +36,11 @@ def leave(folder: str, stream: str, note: Note, log: Any) -> None:
         log.warning("%s", error.render())
 
 
+def stream_names(folder: str) -> tuple[str, ...]:
+    """All streams."""
+    return tuple(streams.names(config.load(folder=Path(folder)).streams))
+
+
 def has_ledger(folder: str, stream: str) -> bool:
     """Whether a stream was ever run: a look at the disk, without reading it."""
     file = streams.load(stream, config.load(folder=Path(folder)).streams)

@@ -101,6 +101,22 @@ def test_a_note_that_cannot_be_read_is_told_as_a_failure(tmp_path: Path) -> None
     assert (note.kind, "cannot be read" in note.text) == ("failed", True)
 
 
+def test_a_note_that_a_watch_drops_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow's callback looks at the notes without the lock."""
+    outbox = DiskOutbox(tmp_path, "orders", Path("/streams"))
+    for second in (1.0, 2.0):
+        outbox.leave(Note(kind="task", at_seconds=second, run="r1"))
+    first, last = outbox.notes()
+    read = Path.read_bytes
+
+    def dropping(path: Path) -> bytes:
+        outbox.drop([first])
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", dropping)
+    assert list(outbox.notes()) == [last]
+
+
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     """With the setting that changes it."""
     (tmp_path / "file").write_text("")

@@ -101,9 +101,20 @@ asked = [
     (["a", "b", "c"], {"run_id": "r2", "ti": Made(task_id="c")}),
     ([], {"run_id": "r1", "params": {"stream": "d"}}),
     ([], {"run_id": "r1"}),
+    ([], {"run_id": "r9"}),
+    (["a", "b", "c"], {"run_id": "r9"}),
 ]
+other = Path(FOLDER, "streams", "b.toml")
+other.write_text("")
 whom = [Alert(names, FOLDER)._concerned(given) for names, given in asked]
 answers['a_run_concerns_the_stream_whose_task_failed'] = whom
+other.unlink()
+from seriatim.adapters.outbox import DiskOutbox
+def unreadable(*_): raise PermissionError("not ours")
+kept, DiskOutbox.notes = DiskOutbox.notes, unreadable
+whom = Alert(["a", "b"], FOLDER)._concerned({"run_id": "r1"})
+answers['notes_that_cannot_be_read_keep_nobody_from_being_told'] = whom
+DiskOutbox.notes = kept
 from airflow.sdk.exceptions import AirflowSkipException
 from seriatim.airflow.mend import RepairPlan
 part = {"partition": "a/0", "does": "folds again [0, 5)", "why": "lost", "messages": 5}
@@ -141,7 +152,6 @@ for form in asked:
     Told(["orders"], FOLDER, good=True)(context(**form))
 answers['a_rehearsal_ends_no_incident'] = [note[0] for note in notes()]
 def full(*_): raise SeriatimError("no room")
-from seriatim.adapters.outbox import DiskOutbox
 kept, DiskOutbox.leave, told = DiskOutbox.leave, full, []
 Told(["orders"], FOLDER)(context())
 one = Command(task_id="plan", words=["plan", "none-such"], folder=FOLDER, stream="orders")
@@ -222,8 +232,17 @@ def test_no_setting_of_ours_is_in_the_arguments_of_spark_submit(answers: dict[st
 
 
 def test_a_run_concerns_the_stream_whose_task_failed(answers: dict[str, Any]) -> None:
-    """Of a DAG over many streams; of one that names none, the stream of its form."""
-    assert answers["a_run_concerns_the_stream_whose_task_failed"] == [["one"], ["b"], ["c"], ["d"], []]
+    """Of a DAG over many streams; of one that names none, the stream of its form. Else all: somebody must be told."""
+    *known, by_note, by_nothing, of_many = answers["a_run_concerns_the_stream_whose_task_failed"]
+    assert known == [["one"], ["b"], ["c"], ["d"]]
+    assert by_note == ["b"]
+    assert by_nothing == ["b", "orders"]
+    assert of_many == ["a", "b", "c"]
+
+
+def test_notes_that_cannot_be_read_keep_nobody_from_being_told(answers: dict[str, Any]) -> None:
+    """Rather one mail too many."""
+    assert answers["notes_that_cannot_be_read_keep_nobody_from_being_told"] == ["a", "b"]
 
 
 def test_a_plan_of_a_repair_is_shown_with_what_it_leaves(answers: dict[str, Any]) -> None:
