@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from seriatim.airflow import place
 from seriatim.airflow.command import Command
 from seriatim.airflow.link import RunPage
-from seriatim.core.request import arguments, parse
+from seriatim.core.request import parse, plan_words
 
 
 class Plan(Command):
@@ -28,11 +28,8 @@ class Plan(Command):
         super().__init__(words=["plan", stream], stream=stream, **kwargs)
 
     def words_for(self, context: Any) -> list[str]:
-        """A plan; of a backfill, its dry run, which says all that it would replace. A replay changes nothing."""
-        request = parse(dict(context["params"]))
-        if request.action != "backfill":
-            return self.words
-        return arguments(msgspec.structs.replace(request, dry_run=True), self.stream)
+        """A plan of the places that the form names; of a backfill its dry run, which says all that it replaces."""
+        return plan_words(parse(dict(context["params"])), self.stream)
 
 
 class Check(Command):

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="A name in streams/, or a path to a TOML file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
+UntilOffsets = Annotated[
+    str, typer.Option(metavar="JSON", help='Stop there: {"topic": {"0": 1200}}. Other partitions are not read.')
+]
+
 
 @app.command()
 def run(
@@ -31,10 +35,7 @@ def run(
     messages_max: Annotated[
         int | None, typer.Option(min=1, help="Messages in one slice, but at least one of each partition.")
     ] = None,
-    until_offsets: Annotated[
-        str,
-        typer.Option(metavar="JSON", help='Stop there: {"topic": {"0": 1200}}. Other partitions are not read.'),
-    ] = "",
+    until_offsets: UntilOffsets = "",
     check: Annotated[
         bool, typer.Option("--check", help="Then judge what was committed, and publish what is checked.")
     ] = False,
@@ -180,16 +181,25 @@ def tell(folding: Folding) -> None:
 
 
 @app.command()
-def plan(stream: StreamName, json: Json = False) -> None:
+def plan(
+    stream: StreamName,
+    until_offsets: UntilOffsets = "",
+    topic: Annotated[list[str] | None, typer.Option(help="Show this topic's ranges; repeatable.")] = None,
+    partition: Annotated[
+        list[str] | None, typer.Option(metavar="TOPIC/NUMBER", help="Show this partition's range; repeatable.")
+    ] = None,
+    json: Json = False,
+) -> None:
     """Show what the next run would do: ranges per partition, new topics, what waits. Commits nothing.
 
-    Warns of topics that keep messages for less than 72 hours.
+    Refuses a place that the stream does not have. Warns of topics that keep messages for less than 72 hours.
 
     Example: seriatim plan demo
     """
     from seriatim import streams, wiring
     from seriatim.adapters.clock import WallClock
     from seriatim.cli import show
+    from seriatim.core.slice import only, to_read
     from seriatim.core.verdict import refuse_open
     from seriatim.steps.plan import plan as make
     from seriatim.steps.plan import short_retention
@@ -199,6 +209,9 @@ def plan(stream: StreamName, json: Json = False) -> None:
     file = streams.load(stream, settings.streams)
     log = wiring.log(file, settings)
     ledger, made = make(file.stream, log, wiring.ledger(file))
+    made.ranges = only(made, topic or (), [Partition.parse(place) for place in partition or ()], file.stream.name)
+    if until_offsets:
+        made.ranges = to_read(made, _until(until_offsets), file.stream.name)
     wiring.refuse_code(file, ledger)
     refuse_open(ledger, file.stream.on_check_failure)
     short = short_retention(file.stream, log, ledger, WallClock())

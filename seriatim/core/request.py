@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, Literal, NoReturn
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from seriatim.core.errors import ConfigError
 from seriatim.core.offsets import Partition
@@ -92,15 +93,9 @@ def arguments(request: Request, stream: str, scratch: str = "") -> list[str]:
     """The command that does it, word by word; a replay goes into a folder of its own."""
     words = [request.action, stream]
     if request.action == "run":
-        if request.until is not None:
-            (place,) = request.partitions
-            words += ["--until-offsets", f'{{"{place.topic}": {{"{place.number}": {request.until.offset}}}}}']
-        words += [f"--trace={name}" for name in request.trace]
+        words += [*_until(request), *(f"--trace={name}" for name in request.trace)]
     else:
-        for topic in request.topics:
-            words += ["--topic", topic]
-        for partition in request.partitions:
-            words += ["--partition", str(partition)]
+        words += _named(request)
         for option, edge in (("--from", request.start), ("--until", request.until)):
             words += [option, edge.text] if edge else []
         words += ["--to", scratch] if request.action == "replay" else []
@@ -108,6 +103,25 @@ def arguments(request: Request, stream: str, scratch: str = "") -> list[str]:
     if request.messages_max is not None:
         words += ["--messages-max", str(request.messages_max)]
     return words
+
+
+def plan_words(request: Request, stream: str) -> list[str]:
+    """The command that says what would be done, and refuses places that the stream does not have, word by word."""
+    if request.action == "backfill":
+        return arguments(replace(request, dry_run=True), stream)
+    return ["plan", stream, *(_until(request) if request.action == "run" else _named(request))]
+
+
+def _until(request: Request) -> list[str]:
+    if request.until is None:
+        return []
+    (place,) = request.partitions
+    return ["--until-offsets", f'{{"{place.topic}": {{"{place.number}": {request.until.offset}}}}}']
+
+
+def _named(request: Request) -> list[str]:
+    topics = [word for topic in request.topics for word in ("--topic", topic)]
+    return [*topics, *(word for partition in request.partitions for word in ("--partition", str(partition)))]
 
 
 def repair_words(given: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ Next room: steps/plan.py asks Kafka and calls this; ledger.py remembers the outc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct, field
 
@@ -19,6 +19,7 @@ from seriatim.core.ledger import Account, Ledger
 from seriatim.core.offsets import OffsetRange, Partition
 
 Ranges = dict[Partition, OffsetRange]
+NAMED_MAX = 20
 
 
 class Bounds(Struct, frozen=True):
@@ -184,10 +185,37 @@ def to_read(plan: Plan, until: Mapping[Partition, int] | None, stream: str) -> R
         if whole is None or end > whole.end:
             unread = "it is retired" if partition in plan.retired else "it is not known"
             known = unread if whole is None else f"its log ends at {whole.end}"
-            raise ConfigError(f"{stream}: cannot read {partition} up to {end}: {known}", next="check --until-offsets")
+            way = f"name one of those, and an offset up to its log end: `seriatim plan {stream}` shows both"
+            what = f"{stream}: cannot read {partition} up to {end}: {known}"
+            raise ConfigError(what, readable=named(plan.ranges), next=way)
         if end > whole.start:
             ranges[partition] = whole.until(end)
     return ranges
+
+
+def only(plan: Plan, topics: Collection[str], partitions: Collection[Partition], stream: str) -> Ranges:
+    """The ranges of the places named, of all if none is; one that the stream does not have is refused."""
+    there = {
+        *plan.ranges,
+        *plan.waiting,
+        *plan.gone,
+        *plan.retired,
+        *(Partition(f.topic, f.partition) for f in plan.findings if f.partition >= 0),
+    }
+    names = {partition.topic for partition in there}
+    unknown = [f"topic {name}" for name in sorted(set(topics) - names)]
+    unknown += [f"partition {place}" for place in sorted(set(partitions) - there)]
+    if unknown:
+        way = "name what is there, spelled as it is there; or name nothing, which means all of the stream"
+        raise ConfigError(f"{stream}: it has no {unknown[0]}", there=named(there), next=way)
+    every = not topics and not partitions
+    return {p: whole for p, whole in plan.ranges.items() if every or p.topic in topics or p in partitions}
+
+
+def named(partitions: Collection[Partition]) -> str:
+    """Some of them, for a person."""
+    shown = ", ".join(map(str, sorted(partitions)[:NAMED_MAX])) or "nothing"
+    return shown if len(partitions) <= NAMED_MAX else f"{shown} and {len(partitions) - NAMED_MAX} more"
 
 
 def within_slice(ranges: Ranges, messages_max: int) -> Ranges:

@@ -240,6 +240,38 @@ def test_plan_warns_of_a_short_retention(made: MemoryStream, capsys: pytest.Capt
     assert "retention" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "said", "next"),
+    [
+        (["--partition", "in-a/7"], "s: it has no partition in-a/7", "name what is there"),
+        (["--topic", "in-z"], "s: it has no topic in-z", "name what is there"),
+        (
+            ["--until-offsets", '{"in-z": {"0": 1}}'],
+            "s: cannot read in-z/0 up to 1: it is not known",
+            "readable   in-a/0",
+        ),
+        (["--until-offsets", '{"in-a": {"0": 99}}'], "s: cannot read in-a/0 up to 99: its log ends at 4", "offset"),
+    ],
+)
+def test_plan_refuses_what_the_stream_does_not_have(
+    made: MemoryStream, capsys: pytest.CaptureFixture[str], words: list[str], said: str, next: str
+) -> None:
+    """Before anything is folded, in words for whoever filled in a form."""
+    about_to_expire(made)
+    assert code("plan", "s", *words) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert next in shown
+
+
+def test_plan_shows_what_is_asked_for(made: MemoryStream, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `run --until-offsets` would read, or the partition named."""
+    about_to_expire(made)
+    for words, end in ((["--until-offsets", '{"in-a": {"0": 3}}'], []), (["--partition", "in-a/0"], [4])):
+        assert code("plan", "s", "--json", *words) == 0
+        assert [part["until"] for part in json.loads(capsys.readouterr().out)["partitions"]] == end
+
+
 def test_doctor_warns_of_a_short_retention(made: MemoryStream) -> None:
     """A warning, not a failure: the exit code does not change; long enough is a good line."""
     from seriatim import config

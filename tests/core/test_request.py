@@ -9,7 +9,7 @@ import pytest
 
 from seriatim.core.errors import ConfigError
 from seriatim.core.offsets import Partition
-from seriatim.core.request import Request, arguments, parse, repair_words
+from seriatim.core.request import Request, arguments, parse, plan_words, repair_words
 
 ONE = ["prefix-a/3"]
 HOSTILE: list[dict[str, Any]] = [
@@ -117,6 +117,22 @@ def test_a_replay_goes_into_a_folder_of_its_own() -> None:
     request = parse({"action": "replay", "partitions": ONE, "from": "10", "until": "20"})
     words = ["replay", "orders", "--partition", "prefix-a/3", "--from", "10", "--until", "20", "--to", "/scratch/1"]
     assert arguments(request, "orders", "/scratch/1") == words
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, ["plan", "orders"]),
+        ({"messages_max": 5}, ["plan", "orders"]),
+        ({"partitions": ONE, "until": "12"}, ["plan", "orders", "--until-offsets", '{"prefix-a": {"3": 12}}']),
+        ({"action": "replay", "partitions": ONE, "from": "1"}, ["plan", "orders", "--partition", "prefix-a/3"]),
+        ({"action": "replay", "topics": ["prefix-a"]}, ["plan", "orders", "--topic", "prefix-a"]),
+        ({"action": "backfill", "topics": ["a"]}, ["backfill", "orders", "--topic", "a", "--dry-run"]),
+    ],
+)
+def test_a_plan_is_told_what_the_form_names(given: dict[str, Any], words: list[str]) -> None:
+    """So that it can refuse a place that the stream does not have, before anything is folded."""
+    assert plan_words(parse(given), "orders") == words
 
 
 @pytest.mark.parametrize(
