@@ -93,7 +93,8 @@ def _invariant(opened: Lookback, text: str) -> tuple[Invariant, Expression | Non
             return bool(function(names["state"]))
         except Exception as error:
             raise ConfigError(
-                f"--invariant {text} fails: {type(error).__name__}: {error}", next=f"fix {text}: it takes the state"
+                f"--invariant {text} fails at offset {names['offset']}: {type(error).__name__}: {error}",
+                next=f"fix {text}: it takes the state",
             ) from error
 
     return holds, None

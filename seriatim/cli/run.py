@@ -154,7 +154,10 @@ def _leave_room(file: StreamFile) -> None:
     from seriatim.adapters import traces
 
     root = Path(file.stream.output.path)
-    traces.prune(root)
+    try:
+        traces.prune(root)
+    except OSError as error:  # the run is over and well
+        say(f"{file.stream.name}: old traces could not be deleted: {error}; look at {root / 'traces'}")
     say(f"{file.stream.name}: traces are in {root / 'traces'}")
 
 

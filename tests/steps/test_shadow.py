@@ -12,12 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from seriatim.adapters import traces
+from seriatim.cli import run
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.ports import Task
 from seriatim.steps import shadow as shadows
 from seriatim.steps.shadow import Shadow
 from seriatim.steps.task import Result, Work
+from seriatim.streams import StreamFile
 from seriatim.testing import MemoryStream
 from tests.steps.adders import Raising, add, adding
 from tests.steps.looking import explained, traced
@@ -131,6 +133,19 @@ def test_what_no_row_can_hold_is_told_otherwise(tmp_path: Path) -> None:
     assert [row["timestamp"] is None for row in rows] == [False, False, True]
     traces.put(tmp_path, A0, "0-0", rows)
     assert len(explained(made, "a")[0].touches) == 2
+
+
+def test_a_run_ends_well_where_old_traces_stay(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are not needed: that they could not be deleted is said."""
+
+    def fails(_: Path) -> Any:
+        raise PermissionError("not allowed")
+
+    monkeypatch.setattr(traces, "prune", fails)
+    run._leave_room(StreamFile(stream=world().stream, folder=""))
+    assert "old traces could not be deleted: not allowed" in capsys.readouterr().err
 
 
 def test_whatever_goes_wrong_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
