@@ -36,6 +36,9 @@ def publish(
     if_keyed: Annotated[
         bool, typer.Option("--if-keyed", help="Nothing to do, not an error, where records name no key.")
     ] = False,
+    since: Annotated[
+        int | None, typer.Option(min=0, help="Tell what is new since this entry, whoever published it.")
+    ] = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
@@ -58,13 +61,15 @@ def publish(
     if if_keyed and streams.runner(file).keyed is None:
         say(f"{file.stream.name}: its records name no key, so there is no table `current` to bring up", changed=False)
         return
-    bring(file, sequence=sequence, unchecked=unchecked, rebuild=rebuild, dry_run=dry_run, json=json)
+    asked = {"unchecked": unchecked, "rebuild": rebuild, "dry_run": dry_run, "json": json}
+    bring(file, sequence=sequence, since=since, **asked)
 
 
 def bring(
     file: StreamFile,
     *,
     sequence: int | None = None,
+    since: int | None = None,
     unchecked: bool = False,
     rebuild: bool = False,
     dry_run: bool = False,
@@ -73,6 +78,7 @@ def bring(
     """Publish a stream, and tell what was done."""
     from seriatim import wiring
     from seriatim.cli import show
+    from seriatim.steps.publish import counted_from
     from seriatim.steps.publish import publish as publishing
 
     name, store = file.stream.name, wiring.ledger(file, with_schema=True)
@@ -89,6 +95,8 @@ def bring(
             f"{name}: current is as of entry {done.sequence} already, past {sequence}",
             next=f"`seriatim publish {name} --rebuild --sequence {sequence}` makes it as of an earlier entry",
         )
+    if since is not None:
+        done = counted_from(name, store, since, done)
     if json:
         typer.echo(msgspec.json.encode(_values(name, done, dry_run=dry_run)).decode())
     else:

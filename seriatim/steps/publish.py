@@ -93,6 +93,19 @@ def publish(
     )
 
 
+def counted_from(stream: str, store: LedgerStore, since: int, done: Published) -> Published:
+    """What was done, as it looks to somebody who last saw an earlier entry: the one who told of a later one died."""
+    if since > done.sequence:
+        raise ConfigError(
+            f"{stream}: there is no entry {since} up to which anything is published",
+            next=f"current is as of entry {done.sequence}: who saw a later one saw another ledger, and reads all anew",
+        )
+    found, _ = _to_read(store, Standing(sequence=since), _target(stream, store, done.sequence))
+    return Published(
+        sequence=done.sequence, before=since, changed=since < done.sequence, catches=found, written=done.written
+    )
+
+
 def _target(stream: str, store: LedgerStore, sequence: int | None) -> Ledger:
     """The ledger as of the entry that is asked for."""
     head = read_head(store, stream)

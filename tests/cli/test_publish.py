@@ -70,6 +70,28 @@ def test_publish_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
     assert "as of entry 8 already" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("made")
+def test_what_is_new_since_an_entry_can_be_asked_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever was not told of a commit, because the task died after it, names the entry that was the last told."""
+    assert typed("publish", "s", "--sequence", "4") == 0
+    assert typed("publish", "s", "--unchecked") == 0
+    capsys.readouterr()
+    for _ in range(2):
+        assert typed("publish", "s", "--unchecked", "--since", "4", "--json") == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["sequence"], told["before"], told["changed"]) == (8, 4, True)
+        facts = ("topic", "from", "until")
+        assert [tuple(part[fact] for fact in facts) for part in told["partitions"]] == [
+            ("in-a", 10, 14),
+            ("in-b", 0, 12),
+        ]
+    assert typed("publish", "s", "--unchecked", "--since", "8", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["before"], told["changed"], told["partitions"]) == (8, False, [])
+    assert typed("publish", "s", "--unchecked", "--since", "99") == 2
+    assert "there is no entry 99 up to which" in capsys.readouterr().err
+
+
 def test_an_earlier_entry_is_refused_with_the_way(made: DiskStream, capsys: pytest.CaptureFixture[str]) -> None:
     """Only a rebuild goes back."""
     assert typed("publish", "s", "--unchecked") == 0
