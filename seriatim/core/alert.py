@@ -16,10 +16,10 @@ from typing import Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.core.errors import ConfigError, IntegrityError, PlatformError
+from seriatim.core.errors import BrokenPromiseError, ConfigError, IntegrityError, PlatformError
 from seriatim.core.integrity import Finding
 
-RUN, TROUBLE = "run", "trouble"
+RUN, TROUBLE, BUG = "run", "trouble", "bug"
 PATIENCE_SECONDS = {TROUBLE: 600.0, "held": 3600.0}
 """What may pass by itself is mailed only when it lasts: a broker that restarts, a repair at work."""
 OF_FINDINGS = re.compile(
@@ -203,9 +203,10 @@ def _is_of_findings(failed: Note) -> bool:
 
 
 def _which(failed: Note) -> str:
-    """By which a failure is known again: its headline, or, of trouble that changes its words, that it is trouble."""
-    stable = failed.exit_code in (ConfigError.exit_code, IntegrityError.exit_code)
-    return _headline(failed) if stable else TROUBLE
+    """By which a failure is known again: its headline, or, where words change from run to run, its kind."""
+    if failed.exit_code in (ConfigError.exit_code, IntegrityError.exit_code):
+        return _headline(failed)
+    return BUG if failed.exit_code == BrokenPromiseError.exit_code else TROUBLE
 
 
 def _headline(failed: Note) -> str:

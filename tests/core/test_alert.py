@@ -223,8 +223,8 @@ def test_hurt_data_is_told_though_runs_were_known_to_fail() -> None:
     post = Post()
     assert post.look(notes=post.note(text="PlatformError: no broker")).failed
     assert not post.look(after=60, notes=post.note(text="the run failed: timed out"))
-    for text in ("IntegrityError: s: entry 4 is damaged", "ConfigError: s.toml: topics"):
-        code = 3 if text.startswith("I") else 2
+    texts = {3: "IntegrityError: s: entry 4 is damaged", 2: "ConfigError: s.toml: topics", 1: "BrokenPromiseError: 5"}
+    for code, text in texts.items():
         assert post.look(after=60, notes=[*post.note(), *post.note("task", exit_code=code, text=text)]).failed
         assert not post.look(after=60, notes=[*post.note(), *post.note("task", exit_code=code, text=text)])
     assert not post.look(after=60, notes=post.note(text="PlatformError: no broker"))
