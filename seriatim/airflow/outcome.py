@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from seriatim.core.errors import (
     BrokenPromiseError,
@@ -32,6 +35,7 @@ SCREEN_LINES_MAX = 40
 
 def screen_of(said: Sequence[str]) -> str:
     """The last screen in what a process said: its error, headline first; empty if it left none."""
+    said = [part for line in said for part in _in_words(line)]
     heads = [number for number, line in enumerate(said) if HEADLINE.match(line)]
     if not heads:
         return ""
@@ -42,6 +46,19 @@ def screen_of(said: Sequence[str]) -> str:
             break
         below.append(line)
     return "\n".join([head, *below[:SCREEN_LINES_MAX]])
+
+
+def _in_words(line: str) -> list[str]:
+    """A line as it is; an error that was told as JSON, for a script, as the screen that people read."""
+    if not line.startswith('{"error":'):
+        return [line]
+    try:
+        told = msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return [line]
+    kind = {kind.__name__: kind for kind in KINDS}.get(str(told.pop("error")), PlatformError)
+    message, advice = str(told.pop("message", "")), str(told.pop("next", ""))
+    return kind(message, next=advice, **told).render().splitlines()
 
 
 def error_of(name: str, code: int, said: Sequence[str]) -> SeriatimError:

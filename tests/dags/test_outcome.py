@@ -48,6 +48,15 @@ def test_the_last_screen_is_the_error() -> None:
     assert screen_of(SCREEN).splitlines() == SCREEN[3:6]
 
 
+def test_an_error_told_to_a_script_is_told_to_people_as_well() -> None:
+    """Tasks that read a command's JSON get its errors as JSON, too: the mail says what a screen would."""
+    line = '{"error":"IntegrityError","message":"orders: a file is gone","cause":"deleted","next":"seriatim repair"}'
+    error = error_of("seriatim publish", 3, ["first", line])
+    assert (type(error), error.message, error.next) == (IntegrityError, "orders: a file is gone", "seriatim repair")
+    assert "cause" in screen_of([line])
+    assert screen_of(['{"error": cut']) == screen_of(['{"error":"x"']) == ""
+
+
 def test_a_process_without_a_word_still_says_how_it_ended() -> None:
     """By a signal, or by a code; and what that means."""
     assert error_of("seriatim run", -9, ["x"]).message == "seriatim run was ended by signal 9 and left no word"
