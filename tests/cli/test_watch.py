@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -141,7 +142,8 @@ def test_it_looks_until_ctrl_c(
         if len(waited) >= 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("seriatim.cli.watch.time", SimpleNamespace(sleep=wait))  # other threads sleep as they like
+    own = SimpleNamespace(sleep=wait, time=time.time)  # other threads sleep as they like
+    monkeypatch.setattr("seriatim.cli.watch.time", own)
     assert code("watch", "--every", "7") == 130
     assert waited == [7, 7, 7]
     shown = capsys.readouterr()
