@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -57,7 +58,7 @@ def watch(
     try:
         while True:
             _round(stream, settings, mail=mail, json=json)
-            time.sleep(every)
+            sleep(every)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
