@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,6 +103,8 @@ def topic(broker: BrokerInfo, topic_name: Callable[[], str]) -> Callable[..., st
         name = name or topic_name()
         new = NewTopic(name, num_partitions=partitions, replication_factor=1, config=settings or {})
         admin.create_topics([new])[name].result(timeout=30)
+        while len(admin.list_topics(name, timeout=30).topics[name].partitions) < partitions:
+            time.sleep(0.05)  # created is not yet known
         return name
 
     return create

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
-from signal import SIGINT
+from signal import SIGINT, default_int_handler, signal
 from threading import Event, Timer
 from typing import Any
 
@@ -136,6 +137,15 @@ def test_a_narrow_terminal_does_without_columns_not_without_names(lake: Lake, wi
     assert ("Kafka as of" in table) is (width == 200)
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Ctrl-C means what it means in a terminal, though a run in the background hands down that it is ignored."""
+    before = signal(SIGINT, default_int_handler)
+    yield
+    signal(SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_a_look_that_hangs_lets_ctrl_c_through() -> None:
     """A client waits in C for a broker that is silent: who looks does not wait with it."""
     asked = Event()
