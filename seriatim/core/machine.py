@@ -16,6 +16,7 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin
 
 import msgspec
+from msgspec.structs import astuple
 
 from seriatim.core.current import Keyed
 from seriatim.core.errors import ConfigError
@@ -133,6 +134,8 @@ class UserMachine:
         self._sequence, self._session = sequence, session
         self._counter = attrgetter(sequence or "sequence")
         self._apply = self.machine.apply
+        self._usual = None if any(map(is_list, self.columns.values())) else self.record
+        """The kind whose records can be taken as they are."""
         self.shape = f"session {session or 'by key'}, sequence {sequence or 'none'}"
         self.is_snapshot = self.machine.is_snapshot
         self.start = self.machine.start
@@ -177,23 +180,21 @@ class UserMachine:
         return str(getattr(message, self._session or ""))
 
     def apply(self, state: Any, message: Any) -> Sequence[tuple[Any, ...]]:
-        """One message's records as tuples in the order of `columns`."""
-        records = list(self._apply(state, message))
-        if len(records) == 1 and records[0].__class__ is self.record:  # as is usual
-            return (msgspec.structs.astuple(records[0]),)
-        return self._tuples("apply", records)
+        """One message's records as tuples in the order of `columns`, each as it was when the machine gave it."""
+        usual, given = self._usual, self._apply(state, message)
+        return [astuple(one) if one.__class__ is usual else self._row("apply", one) for one in given]
 
     def end(self, state: Any) -> Sequence[tuple[Any, ...]]:
         """The records that take a session's output back."""
-        return self._tuples("end", self.machine.end(state))
+        return [self._row("end", record) for record in self.machine.end(state)]
 
-    def _tuples(self, method: str, given: Iterable[Any]) -> Sequence[tuple[Any, ...]]:
-        records = list(given)
-        for record in records:
-            if record.__class__ is not self.record and record.__class__ not in self.beside:
-                named = " or ".join(kind.__name__ for kind in (self.record, *self.beside))
-                raise TypeError(f"{method} must yield {named}, it gave {type(record).__name__}")
-        return [self.beside.get(record.__class__, tuple)(msgspec.structs.astuple(record)) for record in records]
+    def _row(self, method: str, record: Any) -> tuple[Any, ...]:
+        """A record as a tuple of its own: lists are copied, for the machine may go on changing them."""
+        kind = record.__class__
+        if kind is not self.record and kind not in self.beside:
+            named = " or ".join(one.__name__ for one in (self.record, *self.beside))
+            raise TypeError(f"{method} must yield {named}, it gave {type(record).__name__}")
+        return self.beside.get(kind, tuple)(map(_own, astuple(record)))
 
     def unusual(
         self,
@@ -288,7 +289,7 @@ def _row_trouble(key: tuple[str, ...], gone: Mapping[str, Any], kinds: Mapping[s
     for said, names in (("row_key", key), ("row_gone", gone)):
         if strange := [one for one in names if one not in kinds]:
             return f"{said} names {strange[0]!r}, which is no field of it"
-    if lists := [one for one in key if kinds[one].startswith("list<")]:
+    if lists := [one for one in key if is_list(kinds[one])]:
         return f"row_key names {lists[0]!r}, a list: it must hold one value"
     unfit = [one for one, value in gone.items() if not fits(value, kinds[one])]
     return f"row_gone: {unfit[0]} is {kinds[unfit[0]]}, never {gone[unfit[0]]!r}" if unfit else ""
@@ -298,7 +299,7 @@ def fits(value: Any, kind: str) -> bool:
     """Whether a value may stand in a column of this type. Never laxer than what writes the column."""
     if value is None:
         return True
-    if kind.startswith("list<"):
+    if is_list(kind):
         return isinstance(value, list) and all(fits(part, kind[5:-1]) for part in value)
     if kind == "int64":
         return _is_int64(value)
@@ -307,6 +308,16 @@ def fits(value: Any, kind: str) -> bool:
     wanted = next(python for python, name in SCALARS.items() if name == kind)
     right = isinstance(value, wanted) and not (kind == "date" and isinstance(value, datetime))
     return right and _can_be_written(value, kind)
+
+
+def is_list(kind: str) -> bool:
+    """Whether a column of this type holds lists."""
+    return kind.startswith("list<")
+
+
+def _own(value: Any) -> Any:
+    """A value that nobody else can change."""
+    return [_own(part) for part in value] if isinstance(value, list) else value
 
 
 def _can_be_written(value: Any, kind: str) -> bool:

@@ -230,3 +230,62 @@ def test_a_key_that_cannot_be_is_refused(key: tuple[str, ...], gone: dict[str, A
     assert told in refused.value.message
     assert "count" not in refused.value.next, "fields are named as the Struct has them"
     assert "number" in refused.value.next
+
+
+class Basket(Struct):
+    """A state with lists that grow."""
+
+    parts: list[int]
+    pairs: list[list[int]]
+
+
+class Seen(Struct):
+    """A record that shows the state's own lists."""
+
+    parts: list[int]
+    pairs: list[list[int]]
+
+
+class Growing(Machine[Basket, Said, Seen]):
+    """Hands out what it goes on changing."""
+
+    def start(self, _session: str) -> Basket:
+        """Empty."""
+        return Basket([], [[]])
+
+    def apply(self, state: Basket, message: Said) -> Any:
+        """The same record and the same lists, again and again."""
+        seen = Seen(state.parts, state.pairs)
+        for _ in range(2):
+            state.parts.append(message.n)
+            state.pairs[0].append(message.n)
+            yield seen
+
+    def end(self, state: Basket) -> Any:
+        """The same at the end."""
+        return self.apply(state, Said(0))
+
+
+def test_a_record_is_what_it_was_when_it_was_given() -> None:
+    """Lists of the state, or a record used again, may change afterwards: what was given does not."""
+    made = UserMachine("m:Growing", Growing)
+    state = made.start("s")
+    rows = [*made.apply(state, Said(1)), *made.apply(state, Said(2)), *made.end(state)]
+    parts = [[1, 1, 2, 2, 0, 0][:count] for count in range(1, 7)]
+    assert rows == [(part, [part]) for part in parts]
+
+
+def test_a_record_that_is_changed_and_given_again_is_two_records() -> None:
+    """Also where no column is a list."""
+
+    class Reusing(Machine[State, Said, Other]):
+        """One object, twice."""
+
+        def apply(self, _state: State, _message: Said) -> Any:
+            """Changed in between."""
+            one = Other(seq=1)
+            yield one
+            one.seq = 2
+            yield one
+
+    assert UserMachine("m:Reusing", Reusing).apply(State(), Said(1)) == [(1, ""), (2, "")]
