@@ -59,8 +59,17 @@ lint: setup ## ruff, mypy, and the tests of style
 	$(if $(CHECKED),.venv/bin/mypy --no-error-summary $(CHECKED))
 	$(RUN) pytest --quiet tests/test_tidy.py tests/test_directions.py tests/test_exports.py tests/test_readme.py
 
+# A browser comes with no Python package. CI may install Debian's; people decide for themselves.
+.PHONY: browser
+browser:
+	@if ! command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null; then \
+		if [ -n "$${CI:-}" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium; } \
+				>/dev/null 2>&1 || echo "Chromium could not be installed: tests of the page that click are skipped"; \
+		else echo "no Chromium on PATH: tests of the page that click are skipped"; fi; fi
+
 .PHONY: test
-test: lint ## All that CI runs: set-up, lint, tests with a sample of the long suites
+test: lint browser ## All that CI runs: set-up, lint, tests with a sample of the long suites
 	$(RUN) pytest -n $(JOBS) --dist loadfile
 
 .PHONY: test-fast
@@ -68,7 +77,7 @@ test-fast: $(STAMP) ## Only what needs no broker and no Spark; seconds
 	$(RUN) pytest --quiet --seeds 20 $(wildcard tests/core tests/steps tests/sim) tests/test_tidy.py
 
 .PHONY: test-full
-test-full: lint ## Everything, long suites whole
+test-full: lint browser ## Everything, long suites whole
 	$(RUN) pytest -n $(JOBS) --dist loadfile --full --durations 20
 
 .PHONY: sim
