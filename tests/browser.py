@@ -38,8 +38,8 @@ class Browser:
         program = found()
         assert program, "no browser"
         words = ["--headless=new", "--remote-debugging-port=0", f"--user-data-dir={folder}", "--hide-scrollbars"]
-        words += ["--no-first-run", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions", "--disable-quic"]
-        words += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        words += ["--no-first-run", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions"]
+        words += ["--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
         words += ["--no-sandbox"] if os.geteuid() == 0 else []
         self.process = subprocess.Popen([program, *words, "about:blank"], stderr=subprocess.DEVNULL)
         self.messages: list[str] = []
