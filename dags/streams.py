@@ -1,7 +1,7 @@
 """A DAG for each stream file: plan → fold → check → publish, and `done` if all went well. Wiring only.
 
 Airflow parses this file again and again, so nothing heavy is imported. Dropping a file into `streams/` makes its DAG
-appear; one that is broken is left out here and shown as an import error by broken_streams.py.
+appear; one that is broken, in whatever way, is left out here and shown as an import error by broken_streams.py.
 
 Next room: seriatim/airflow has the tasks; seriatim/cli what they run.
 """
@@ -21,6 +21,7 @@ from seriatim.airflow.command import common, every
 from seriatim.airflow.fold import Fold
 from seriatim.airflow.params import params
 from seriatim.airflow.tasks import Check, Plan, Publish
+from seriatim.core.errors import ConfigError
 from seriatim.streams import StreamFile
 
 FOLDER = Path(__file__).resolve().parent.parent
@@ -40,6 +41,7 @@ def stream_dag(file: StreamFile) -> DAG:
         **every(stream.schedule.cron),
         on_failure_callback=Alert([stream.name], str(FOLDER)),
         on_success_callback=Alert([stream.name], str(FOLDER), good=True),
+        auto_register=False,  # of broken_streams.py, which makes them, too, they would be as well
     ) as dag:
         plan = Plan(task_id="plan", **ours, execution_timeout=timedelta(hours=1))
         fold = Fold(task_id="fold", **ours, max_active_tis_per_dag=1, execution_timeout=timedelta(days=1))
@@ -52,5 +54,11 @@ def stream_dag(file: StreamFile) -> DAG:
     return dag
 
 
-for _file in streams.readable(config.load(folder=FOLDER).streams)[0]:
-    globals()[f"dag_{_file.stream.name}"] = stream_dag(_file)
+_files, REFUSED = streams.readable(config.load(folder=FOLDER).streams)
+for _file in _files:
+    _name = _file.stream.name
+    try:
+        globals()[f"dag_{_name}"] = stream_dag(_file)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is this file's, and the others appear
+        _why = f"{_name}.toml: no DAG can be made of it: {type(error).__name__}: {error}"
+        REFUSED.append(ConfigError(_why, next=f"fix {_name}.toml, or what lies beside it"))

@@ -105,6 +105,34 @@ def test_a_broken_file_is_an_import_error_and_no_other_stream_stands_still(tmp_p
     assert "worse.toml: not TOML" in text
 
 
+UNFORESEEN = """
+from seriatim import streams
+described = streams.describe
+def describe(file):
+    if file.stream.name == "odd":
+        raise MemoryError("nobody foresaw this")
+    return described(file)
+streams.describe = describe
+"""
+
+
+def test_whatever_a_file_does_is_told_and_the_others_appear(tmp_path: Path) -> None:
+    """Also what no reader of files foresaw, met when its DAG is made; a file's name may be no text at all."""
+    for name in ("good", "odd"):
+        write_stream(tmp_path / "streams", name)
+    (tmp_path / "streams" / "\udcff.toml").write_text("")
+    (tmp_path / "sitecustomize.py").write_text(UNFORESEEN)
+    code = "print(json.dumps([sorted(bag.dags), bag.import_errors]))"
+    dags, errors = ask(tmp_path, code, PYTHONPATH=str(tmp_path))
+    assert {"good", "seriatim_watch"} <= set(dags)
+    assert "odd" not in dags
+    ((file, text),) = errors.items()
+    assert file.endswith("broken_streams.py")
+    assert "odd.toml: no DAG can be made of it: MemoryError: nobody foresaw this" in text
+    assert "cannot name a stream" in text
+    text.encode()
+
+
 def test_hostile_values_are_refused_by_the_form_or_by_plan(tmp_path: Path) -> None:
     """All of them; most already when they are typed."""
     write_stream(tmp_path / "streams", "orders")
