@@ -25,8 +25,8 @@ PURE = {
 # What Airflow parses again and again: nothing heavy, and no adapter.
 PARSED = {
     "__future__", "airflow", "collections", "contextlib", "ctypes", "datetime", "importlib.resources", "logging",
-    "msgspec", "pathlib", "psutil", "re", "runpy", "seriatim.airflow", "seriatim.config", "seriatim.core", "seriatim.streams",
-    "signal", "subprocess", "sys", "tempfile", "time", "typing", "urllib.parse",
+    "msgspec", "pathlib", "psutil", "re", "runpy", "seriatim.airflow", "seriatim.config", "seriatim.core",
+    "seriatim.streams", "signal", "subprocess", "sys", "tempfile", "time", "typing", "urllib.parse",
 }  # fmt: skip
 ALLOWED = {
     "dags": PARSED,
