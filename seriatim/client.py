@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from seriatim.core.errors import ConfigError
 
@@ -46,6 +46,8 @@ LOGIN_MODULES = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 KEY = re.compile(r"[A-Za-z0-9_.-]+")
+SECRETS = ("sasl.password", "ssl.key.password")
+T = TypeVar("T")
 
 
 def read(path: Path | None) -> dict[str, str]:
@@ -67,6 +69,22 @@ def read(path: Path | None) -> dict[str, str]:
                 raise _refused(path, number, key if equals else "")
             settings[key] = value
     return settings
+
+
+def made(kind: Callable[[dict[str, Any]], T], settings: Mapping[str, Any]) -> T:
+    """One of librdkafka's clients. It looks at its settings when it is made, and what it refuses a person must fix."""
+    from confluent_kafka import KafkaException
+
+    try:
+        return kind(dict(settings))
+    except KafkaException as error:
+        why = re.sub(r"^Failed to create [a-z ]+: ", "", error.args[0].str())
+        for secret in filter(None, map(settings.get, SECRETS)):
+            why = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "…", why)
+        raise ConfigError(
+            f"kafka_config: {why}",
+            next="fix the file that SERIATIM_KAFKA_CONFIG names: Kafka's client does not take it",
+        ) from None
 
 
 def for_java(settings: Mapping[str, str]) -> dict[str, str]:
@@ -109,6 +127,10 @@ def _content(settings: Mapping[str, str], key: str) -> str:
         return Path(settings[key]).read_text()
     except KeyError:
         raise ConfigError(f"kafka_config: {key} is missing", next="fix SERIATIM_KAFKA_CONFIG") from None
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"kafka_config: {key} = {settings[key]} is not PEM", next="fix SERIATIM_KAFKA_CONFIG"
+        ) from None
     except OSError as error:
         raise ConfigError(
             f"kafka_config: {key} = {settings[key]}: {error.strerror}", next="fix SERIATIM_KAFKA_CONFIG"

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
 from seriatim import client
+from seriatim.adapters.ask import KafkaRequests
+from seriatim.adapters.consumer import KafkaReread
+from seriatim.adapters.kafka import KafkaLog
+from seriatim.adapters.producer import Asked, _Sending, make_topics
 from seriatim.core.errors import ConfigError
+from seriatim.embedded.broker import cluster_id
 
 
 @pytest.fixture
@@ -205,3 +214,51 @@ def test_a_file_that_is_no_text_is_a_configuration_error(file: Path) -> None:
     with pytest.raises(ConfigError, match="not UTF-8") as caught:
         client.read(file)
     assert "canary" not in caught.value.render()
+
+
+REFUSED = [
+    ({"security.protocol": "SASL_SLL"}, "SASL_SLL"),
+    ({"security.protocol": "SSL", "ssl.ca.location": "/nope.pem"}, "ssl.ca.location"),
+    (
+        {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "FOO", "sasl.username": "a", "sasl.password": "b"},
+        "FOO",
+    ),
+    ({"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"}, "sasl.username"),
+]
+NOBODY = {"bootstrap.servers": "127.0.0.1:9"}
+USERS: dict[str, Callable[[dict[str, str], Path], Any]] = {
+    "log": lambda settings, _: KafkaLog(settings),
+    "reread": lambda settings, _: KafkaReread(settings),
+    "requests": lambda settings, root: KafkaRequests(settings, "asks", root).send([]),
+    "answers": lambda settings, _: Asked(settings, "asks"),
+    "topics": lambda settings, _: make_topics(settings, {}),
+    "send": lambda settings, _: _Sending(settings),
+    "doctor": lambda settings, _: cluster_id("127.0.0.1:9", 0.1, settings),
+}
+
+
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize(("settings", "told"), REFUSED)
+def test_settings_that_the_client_refuses_are_a_configuration_error(
+    user: str, settings: dict[str, str], told: str, tmp_path: Path
+) -> None:
+    """Whoever makes the client: the file is what to fix, and nobody is told to report a bug."""
+    with pytest.raises(ConfigError, match=told) as caught:
+        USERS[user]({**NOBODY, **settings}, tmp_path)
+    assert "SERIATIM_KAFKA_CONFIG" in caught.value.next
+
+
+@pytest.mark.parametrize("kind", [AdminClient, Consumer, Producer])
+def test_a_refusal_shows_no_password(kind: Callable[[dict[str, Any]], Any]) -> None:
+    """Not even where somebody gave it to the wrong key."""
+    with pytest.raises(ConfigError) as caught:
+        client.made(kind, {**NOBODY, "group.id": "g", "security.protocol": "hunter2", "sasl.password": "hunter2"})
+    assert "hunter2" not in caught.value.render()
+    assert "security.protocol" in caught.value.message
+
+
+def test_a_certificate_that_is_no_text_is_a_configuration_error(tmp_path: Path) -> None:
+    """Java wants PEM; a DER file is named."""
+    (tmp_path / "c.der").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not PEM"):
+        client.for_java({"ssl.certificate.location": str(tmp_path / "c.der")})

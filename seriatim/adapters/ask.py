@@ -12,6 +12,7 @@ from pathlib import Path
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from seriatim.client import made
 from seriatim.core.ask import SnapshotRequest
 from seriatim.core.errors import PlatformError
 from seriatim.disk import write_file
@@ -44,7 +45,7 @@ class KafkaRequests:
         """Send them all, and know that they arrived."""
         self._trouble, until = "", time.monotonic() + self.timeout_seconds
         timeout_ms = int(1000 * self.timeout_seconds)
-        producer = Producer({**self.client, "message.timeout.ms": timeout_ms, "linger.ms": 5, "log_level": 0})
+        producer = made(Producer, {**self.client, "message.timeout.ms": timeout_ms, "linger.ms": 5, "log_level": 0})
         try:
             self._find(producer)
             for request in requests:

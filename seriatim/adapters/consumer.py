@@ -12,6 +12,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
+from seriatim.client import made
 from seriatim.core.errors import PlatformError
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import OffsetRange, Partition
@@ -33,7 +34,7 @@ class KafkaReread:
     ) -> None:
         self.servers, self.timeout_seconds, self.headers = client["bootstrap.servers"], timeout_seconds, headers
         quiet = {**client, "log_level": 0}
-        self._admin = AdminClient(quiet)
+        self._admin = made(AdminClient, quiet)
         self._consumer: Consumer | None = None
         self._settings: dict[str, Any] = {
             **quiet,
@@ -51,7 +52,7 @@ class KafkaReread:
         if not len(whole):
             return
         if self._consumer is None:
-            self._consumer = Consumer(self._settings)
+            self._consumer = made(Consumer, self._settings)
         self._consumer.assign([TopicPartition(partition.topic, partition.number, whole.start)])
         more = True
         while more:

@@ -22,7 +22,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
-from seriatim.client import for_python
+from seriatim.client import for_python, made
 from seriatim.core.errors import PlatformError
 from seriatim.core.message import READABLE_MS
 from seriatim.core.offsets import OffsetRange, Partition
@@ -51,7 +51,7 @@ class KafkaLog:
         self.servers = client["bootstrap.servers"]
         self.timeout_seconds = timeout_seconds
         self._client = dict(client)
-        self._admin = AdminClient({**client, "log_level": 0, "logger": _QUIET})
+        self._admin = made(AdminClient, {**client, "log_level": 0, "logger": _QUIET})
         committed = isolation == "read_committed"
         self._isolation_level = isolation
         self._isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
@@ -74,7 +74,7 @@ class KafkaLog:
     def unreadable(self, ranges: Ranges) -> dict[Partition, tuple[int, str]]:
         """The first message of each range whose timestamp Spark cannot read, by offset, and why."""
         found: dict[Partition, tuple[int, str]] = {}
-        consumer = Consumer({**self._client, **SCAN, "isolation.level": self._isolation_level, "logger": _QUIET})
+        consumer = self._consumer({**SCAN, "isolation.level": self._isolation_level})
         try:
             for partition, whole in ranges.items():
                 consumer.assign([TopicPartition(partition.topic, partition.number, whole.start)])
@@ -92,7 +92,7 @@ class KafkaLog:
         """How large the first messages of a few of these ranges are, on average. None that come in time: not known."""
         sizes: dict[Partition, list[int]] = {partition: [] for partition in list(ranges)[:LOOK_PARTITIONS]}
         ended, until = set(), time.monotonic() + LOOK_SECONDS
-        consumer = Consumer({**self._client, **SCAN, "isolation.level": self._isolation_level, "logger": _QUIET})
+        consumer = self._consumer({**SCAN, "isolation.level": self._isolation_level})
         try:
             consumer.assign([TopicPartition(p.topic, p.number, ranges[p].start) for p in sizes])
             while time.monotonic() < until and any(not sizes[p] and p not in ended for p in sizes):
@@ -107,6 +107,9 @@ class KafkaLog:
         finally:
             consumer.close()
         return {partition: sum(those) // len(those) + 1 for partition, those in sizes.items() if those}
+
+    def _consumer(self, own: Mapping[str, str]) -> Consumer:
+        return made(Consumer, {**self._client, **own, "logger": _QUIET})
 
     def _scanned(self, consumer: Consumer, partition: Partition, whole: OffsetRange) -> Iterator[Message]:
         """The messages of a range, until its end or the log's."""
@@ -175,7 +178,7 @@ class KafkaLog:
         """The timestamp of the first message at or after each offset, by reading it."""
         if not offsets:
             return {}
-        consumer = Consumer({**self._client, **ONE_MESSAGE, "logger": _QUIET})
+        consumer = self._consumer(ONE_MESSAGE)
         found: dict[Partition, int] = {}
         until = time.monotonic() + self.timeout_seconds
         try:

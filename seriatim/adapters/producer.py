@@ -12,6 +12,7 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
+from seriatim.client import made
 from seriatim.core.ask import SnapshotRequest
 from seriatim.core.errors import PlatformError
 from seriatim.demo import Sent
@@ -54,7 +55,7 @@ class _Sending:
 
     def __init__(self, client: Mapping[str, str]) -> None:
         tuned = {"linger.ms": 20, "compression.type": "lz4", "enable.idempotence": True, "log_level": 0}
-        self._producer = Producer({**client, **tuned, "queue.buffering.max.messages": 1_000_000})
+        self._producer = made(Producer, {**client, **tuned, "queue.buffering.max.messages": 1_000_000})
         self.sent = self.arrived = 0
         self.trouble = ""
 
@@ -88,8 +89,8 @@ class Asked:
 
     def __init__(self, client: Mapping[str, str], topic: str) -> None:
         own = {"group.id": "seriatim-demo", "enable.auto.commit": False, "enable.auto.offset.store": False}
-        self._admin = AdminClient({**client, "log_level": 0})
-        self._consumer = Consumer({**client, **own, "log_level": 0})
+        self._admin = made(AdminClient, {**client, "log_level": 0})
+        self._consumer = made(Consumer, {**client, **own, "log_level": 0})
         try:
             parts = self._consumer.list_topics(topic, timeout=READY_SECONDS).topics[topic].partitions
             if not parts:
@@ -149,12 +150,12 @@ def make_topics(client: Mapping[str, str], topics: Mapping[str, int]) -> None:
 
     A producer that sends before it knows all partitions spreads one session over two of them.
     """
-    admin = AdminClient({**client, "log_level": 0})
+    admin = made(AdminClient, {**client, "log_level": 0})
     try:
         known = admin.list_topics(timeout=READY_SECONDS).topics
         wanted = [NewTopic(name, count, 1) for name, count in topics.items() if name not in known]
-        for made in admin.create_topics(wanted).values() if wanted else ():
-            made.result()
+        for topic in admin.create_topics(wanted).values() if wanted else ():
+            topic.result()
         _wait_for_leaders(admin, [topic.topic for topic in wanted], topics)
     except KafkaException as error:
         raise _failed(error) from None

@@ -26,6 +26,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from seriatim import config
+from seriatim.client import made
 from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.embedded import jars, java, properties
 from seriatim.embedded.alone import alone
@@ -255,7 +256,7 @@ def cluster_id(
 ) -> str | None:
     """The id of the cluster at this address, by a real metadata request; None if none answers."""
     fixed = {"bootstrap.servers": bootstrap_servers, "log_level": 0}
-    client = AdminClient({**(client_settings or {}), **fixed})
+    client = made(AdminClient, {**(client_settings or {}), **fixed})
     try:
         answer: str | None = client.list_topics(timeout=timeout_seconds).cluster_id
     except KafkaException:
