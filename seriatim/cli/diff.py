@@ -65,6 +65,7 @@ def _side(named: str) -> tuple[DeltaLookup, Ranges]:
 
     folder = Path(named).expanduser()
     if folder.is_dir() and (folder / scratch.MANIFEST).exists():
+        _tell_missing(named, scratch.manifest(folder))
         return DeltaLookup(folder), scratch.folded(folder)
     if folder.is_dir() and not named.endswith(".toml") and ("/" in named or folder.is_absolute()):
         scratch.manifest(folder)
@@ -75,6 +76,15 @@ def _side(named: str) -> tuple[DeltaLookup, Ranges]:
     accounts = head.ledger.partitions.items()
     folded = {(Partition.parse(p), a.topic_id): OffsetRange(min(a.born, a.frontier), a.frontier) for p, a in accounts}
     return DeltaLookup(Path(file.stream.output.path), version=head.token.version()), folded
+
+
+def _tell_missing(named: str, manifest: dict[str, Any]) -> None:
+    """A replay over messages that were gone differs by them; what is damaged is told by whoever reads it whole."""
+    parts = manifest.get("partitions")
+    for part in parts if isinstance(parts, list) else ():
+        if isinstance(part, dict) and part.get("missing"):
+            place = f"{part.get('topic')}/{part.get('partition')}"
+            say(f"{named} was folded without {part['missing']} messages of {place}: Kafka did not have them any more")
 
 
 def _tell(left: str, right: str, done: Compared, *, json: bool) -> None:

@@ -248,6 +248,7 @@ def _told(part: Made) -> dict[str, Any]:
         "headless": part.headless,
         "findings": part.findings,
         "halted": part.halted or None,
+        "missing": part.missing,
     }
 
 
@@ -260,4 +261,9 @@ def _show(stream: str, folder: Path, made: list[Made]) -> None:
         if part.findings:
             told = ", ".join(f"{kind} {number}" for kind, number in part.findings.items())
             say(f"{part.partition}: {told}")
+        if part.missing:
+            say(
+                f"{part.partition}: {part.missing} messages that were folded when this was committed are not in Kafka"
+                " any more (compacted away, or deleted): these records are of the rest"
+            )
     typer.echo(f"written to {folder}; nothing was committed. Compare: seriatim diff {stream} {folder}")

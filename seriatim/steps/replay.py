@@ -21,11 +21,13 @@ from msgspec.structs import replace
 from seriatim.core.errors import ConfigError, IntegrityError, broken
 from seriatim.core.history import Past
 from seriatim.core.ledger import Account, File
+from seriatim.core.message import Stretch
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.refold import Rewind, Wanted, stages
 from seriatim.core.slice import Bounds, Ranges
-from seriatim.ports import NO_WISH, Head, Reread, StateStore, Task, Wish
+from seriatim.ports import NO_WISH, Head, StateStore, Task, Wish
 from seriatim.steps.changes import nothing_came
+from seriatim.steps.losses import Losses
 from seriatim.steps.release import free, is_released
 from seriatim.steps.retrace import Looking
 from seriatim.steps.rewind import pasts
@@ -33,6 +35,7 @@ from seriatim.steps.task import Kit, Result, Work, run_task
 from seriatim.steps.tries import Works, fold_works
 
 Progress = Callable[[int, int], None]
+Read = Callable[[OffsetRange], Iterator[Stretch]]
 
 
 class Made(Struct, kw_only=True):
@@ -54,13 +57,15 @@ class Made(Struct, kw_only=True):
     state: tuple[File, ...] = ()
     halted: str = ""
     """Why it went no further."""
+    missing: int = 0
+    """Messages that were folded when it was committed, and that Kafka has no longer."""
 
 
 class Plain:
     """Kafka read plainly, in this process: what `fold_works` needs of a reader."""
 
-    def __init__(self, reread: Reread, ranges: Ranges) -> None:
-        self.reread, self.ranges = reread, ranges
+    def __init__(self, read: Read, ranges: Ranges) -> None:
+        self.read, self.ranges = read, ranges
 
     def follow(self, *_: Any) -> None:
         """A replay never follows: it has its ranges."""
@@ -68,13 +73,13 @@ class Plain:
 
     def exactly(self, ranges: Ranges, wish: Wish = NO_WISH) -> Plain:  # noqa: ARG002  # headers are always there
         """These ranges and no others."""
-        return Plain(self.reread, ranges)
+        return Plain(self.read, ranges)
 
     def map(self, task: Task, *, small: bool = False) -> list[bytes]:  # noqa: ARG002  # stretches are bounded anyway
         """The task's answer for each partition of which a message comes."""
         done = []
         for partition, whole in sorted(self.ranges.items()):
-            stretches = iter(self.reread.read(partition, whole))
+            stretches = self.read(whole)
             first = next(stretches, None)
             if first is not None:
                 done.append(task(partition, chain([first], stretches)))
@@ -175,6 +180,11 @@ class Replaying:
     def _fold(self, rewind: Rewind, made: Made, past: Past) -> None:
         kit, time = self.kit(rewind.base.state), rewind.base.time
         moved = {session: "another partition" for finding, _, session in past.told if finding == "moved session"}
+        losses, gone = Losses(made.partition, past.proofs(), self.looking.reread), dict[OffsetRange, int]()
+
+        def read(whole: OffsetRange) -> Iterator[Stretch]:
+            return losses.read(whole, lambda loss: gone.update({loss.whole: loss.missing}))
+
         self._release(made, rewind, kit.state)
         for number, stage in enumerate(stages(rewind, self.messages_max)):
             work = Work(
@@ -189,20 +199,21 @@ class Replaying:
                 time=time,
                 headless_since=rewind.headless_since(stage.whole.start),
             )
-            result = self._result(work, kit, rewind.account)
+            result = self._result(work, kit, rewind.account, read)
             self._take(made, result, stage.whole)
+            made.missing = sum(gone.values())
             time = max(time, result.certificate.time if result.certificate else -1)
             if made.halted:
                 return
             self._release(made, rewind, kit.state)
 
-    def _result(self, work: Work, kit: Kit, account: Account) -> Result:
+    def _result(self, work: Work, kit: Kit, account: Account, read: Read) -> Result:
         ranges = {work.partition: OffsetRange(work.start, work.end)}
 
         def task(works: Works) -> Task:
             return lambda partition, stretches: run_task(works[partition], stretches, kit)
 
-        reader = Plain(self.looking.reread, ranges)
+        reader = Plain(read, ranges)
         results = fold_works(self.looking.stream.name, {work.partition: work}, reader, reader, task, lambda *_: {})
         whole = ranges[work.partition]
         tier = self.looking.stream.tier

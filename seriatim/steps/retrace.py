@@ -30,6 +30,7 @@ from seriatim.core.step import Step
 from seriatim.core.stream import Stream
 from seriatim.core.trace import Mark, Met, Retrace
 from seriatim.ports import Head, LedgerStore, Log, Reread, StateStore
+from seriatim.steps.losses import Loss, Losses
 from seriatim.steps.release import free, is_released
 
 ENTRIES = 64
@@ -73,6 +74,7 @@ class Way:
         self._cache: tuple[OffsetRange, list[Met]] | None = None
         self._retrace: Retrace | None = None
         self._headless_since = -1
+        self._losses: Losses | None = None
 
     @property
     def retrace(self) -> Retrace:
@@ -211,7 +213,7 @@ class Way:
         last, stream = self.head.ledger.sequence, self.head.ledger.stream
         after = -1 if everything else max(-1, last - ENTRIES)
         entries = (one for one in self.looking.ledger.entries(stream, after) if one.entry.sequence <= last)
-        self.past = history.read(entries, [self.partition])[self.partition]
+        self.past, self._losses = history.read(entries, [self.partition])[self.partition], None
         self._read_all = after < 0
         if not self.past.points:
             self._read_past(everything=True)
@@ -290,23 +292,12 @@ class Way:
         """What Kafka has of a range. A slice of which messages are gone by now would be folded to something else."""
         self._refuse_cut(min(whole.end, self.end))
         whole = OffsetRange(whole.start, max(whole.start, min(whole.end, self.seen.log_end)))
-        borders = [point.account.frontier for point in self.past.borders(whole.start, whole.end)]
-        counted_from, count = whole.start, 0
-        for stretch in self.looking.reread.read(self.partition, whole) if len(whole) else ():
-            while borders and borders[0] <= stretch.start:
-                self._refuse_fewer(counted_from, borders[0], count)
-                counted_from, count = borders.pop(0), 0
-            inside = [at for at in borders if at < stretch.start + len(stretch)]
-            for at in inside:
-                self._refuse_fewer(counted_from, at, count + at - max(stretch.start, counted_from))
-                counted_from, count = borders.pop(0), 0
-            count += stretch.start + len(stretch) - max(stretch.start, counted_from)
+        if self._losses is None:
+            self._losses = Losses(self.partition, self.past.proofs(), self.looking.reread)
+        for stretch in self._losses.read(whole, self._refuse_loss):
             if self.looking.told is not None:
                 self.looking.told(stretch.start - whole.start, len(whole))
             yield stretch
-        for at in borders:
-            self._refuse_fewer(counted_from, at, count)
-            counted_from, count = at, 0
 
     def _refuse_cut(self, end: int) -> None:
         if self.seen.log_end < end:
@@ -316,15 +307,12 @@ class Way:
                 next=self._instead(self.seen.log_end),
             )
 
-    def _refuse_fewer(self, start: int, end: int, count: int) -> None:
-        expected = self.past.messages(start, end)
-        if expected is not None and count < expected:
-            raise ConfigError(
-                f"{self.looking.stream.name}: {self.partition}: {expected - count} of the {expected} messages of "
-                f"[{start}, {end}) are not in Kafka any more (compacted away, or deleted): folding the rest would tell"
-                " something else than what was",
-                next=self._instead(end),
-            )
+    def _refuse_loss(self, loss: Loss) -> None:
+        raise ConfigError(
+            f"{self.looking.stream.name}: {self.partition}: {loss}: folding the rest would tell something else than"
+            " what was",
+            next=self._instead(loss.whole.end),
+        )
 
     def _gone(self, offset: int, hurt: str) -> ConfigError:
         stream = self.looking.stream.name

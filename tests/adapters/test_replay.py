@@ -262,3 +262,15 @@ def test_records_are_found_by_their_columns(tmp_path: Path) -> None:
     assert sorted({row["offset"] for row in part.to_pylist()}) == list(range(5, 12))
     with pytest.raises(ConfigError, match="no table of records"):
         DeltaLookup(tmp_path / "nowhere")
+
+
+def test_messages_that_are_gone_are_counted(made: DiskStream, tmp_path: Path) -> None:
+    """A replay over what was compacted away since says how many messages it had to do without; else none."""
+    whole = {A0: OffsetRange(0, 60), A1: OffsetRange(0, 30)}
+    assert [part.missing for part in replayed(made, tmp_path / "one", whole)] == [0, 0]
+    made.kafka.topics["in-a"].compacted = True
+    made.kafka.compact(A0, 50)
+    done = replayed(made, tmp_path / "other", whole)
+    assert [(part.messages + part.missing, part.missing) for part in done] == [(60, 50), (30, 0)]
+    (part,) = replayed(made, tmp_path / "edge", {A0: OffsetRange(0, 20)})
+    assert (part.missing, part.messages) == (20, 0)
