@@ -79,8 +79,19 @@ def load(environ: dict[str, str] | None = None, folder: Path | None = None) -> S
     root = (folder or Path.cwd()).absolute()
     return msgspec.structs.replace(
         settings,
-        **{name: root / getattr(settings, name).expanduser() for name in ("home", "streams", "outbox")},
+        **{
+            name: root / expanded(getattr(settings, name), f"settings: {name}", f"fix {PREFIX}{name.upper()}")
+            for name in ("home", "streams", "outbox")
+        },
     )
+
+
+def expanded(path: Path, said: str, next_step: str) -> Path:
+    """A path with `~` as the home that it is; where nobody has one, an error that names who said it."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{said}: {path}: there is no such home", next=next_step) from None
 
 
 def is_submitted() -> bool:

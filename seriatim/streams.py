@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
+import re
 import sys
 import tomllib
 from itertools import takewhile
@@ -20,9 +21,13 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from seriatim.config import expanded
 from seriatim.core.errors import ConfigError
 from seriatim.core.machine import Machine, Runner, UserMachine
 from seriatim.core.stream import OWN_COLUMNS, Stream, parse
+
+READ_AS_URL = re.compile(r"[#?\\]|%[0-9A-Fa-f]{2}")
+"""What Delta's library takes for the parts of a URL, however it is quoted: it would look for the table elsewhere."""
 
 
 class StreamFile(Struct, frozen=True):
@@ -51,14 +56,20 @@ def readable(folder: Path) -> tuple[list[StreamFile], list[ConfigError]]:
 def load(stream: str, folder: Path) -> StreamFile:
     """A stream by name in `folder`, or by path to its TOML file."""
     path = Path(stream) if stream.endswith(".toml") else folder / f"{stream}.toml"
-    path = path.expanduser().absolute()
+    path = expanded(path, f"no stream {stream!r}", "give a name or a path").absolute()
     if not path.is_file():
         raise _unknown(stream, path, folder)
     try:
         return _read(path, folder)
     except ConfigError:
         raise
-    except (OSError, ValueError, ArithmeticError, RecursionError) as error:  # whatever is wrong, it is this file's
+    except (
+        OSError,
+        ValueError,
+        ArithmeticError,
+        RuntimeError,
+        MemoryError,
+    ) as error:  # whatever it is, it is this file's
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"{path.name}: cannot be read: {why}", next=f"fix {path}") from None
 
@@ -69,10 +80,12 @@ def _read(path: Path, folder: Path) -> StreamFile:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path.name}: not TOML: {error}", next=f"fix {path}") from None
     checked = parse(path.stem, given, path.name)
-    output = Path(checked.output.path.removeprefix("file://")).expanduser()
+    fix = f"fix output.path in {path.name}"
+    output = expanded(Path(checked.output.path.removeprefix("file://")), f"{path.name}: output.path", fix)
     base = path.parent.parent if path.parent in (folder, path.parent.with_name("streams")) else path.parent
     root = str(base / output)
-    _refuse_file(base / output, path)
+    if trouble := _is_file(base / output) or url_trouble(base / output):
+        raise ConfigError(f"{path.name}: output.path: {trouble}", allowed="a folder", next=fix)
     return StreamFile(replace(checked, output=replace(checked.output, path=root)), str(path.parent))
 
 
@@ -91,20 +104,30 @@ def _machine_doc(stream: Stream, folder: str) -> str:
     source = Path(folder) / f"{module.replace('.', '/')}.py"
     try:
         tree = ast.parse(source.read_text())
-    except (OSError, SyntaxError, UnicodeDecodeError):  # not a file beside it, or one that a run will refuse
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # no file beside it, or a run will refuse it
         return ""
     kinds = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
     docs = [ast.get_docstring(tree), *(ast.get_docstring(kind) for kind in kinds)]
     return "\n\n".join(doc for doc in docs if doc)
 
 
-def _refuse_file(root: Path, where: Path) -> None:
-    """The output path is a folder, or can become one."""
+def _is_file(root: Path) -> str:
+    """What is a file where the output path needs a folder; nothing where it is one, or can become one."""
     there = next(path for path in (root, *root.parents) if path.exists())
-    if not there.is_dir():
-        raise ConfigError(
-            f"{where.name}: output.path: {there} is a file", allowed="a folder", next=f"fix output.path in {where.name}"
-        )
+    return "" if there.is_dir() else f"{there} is a file"
+
+
+def url_trouble(folder: Path) -> str:
+    """What no Delta table can have in its path, links followed."""
+    whole = str(folder.resolve())
+    found = READ_AS_URL.search(whole)
+    return f"{whole} has {found[0]!r} in it, which Delta's library reads as part of a URL" if found else ""
 
 
 def runner(file: StreamFile) -> Runner:
@@ -117,13 +140,13 @@ def runner(file: StreamFile) -> Runner:
         machine = UserMachine(stream.machine, kind, stream.sequence, stream.session_field)
     except ConfigError:
         raise
-    except Exception as error:  # the user's own class may raise anything
+    except (Exception, SystemExit) as error:  # the user's own class may raise anything
         raise ConfigError(
             f"{stream.name}: machine {stream.machine!r} cannot be made: {type(error).__name__}: {error}",
             next=f"fix {kind.__name__}: its __init__ takes nothing, its types are what msgspec can hold",
         ) from error
     named = {*machine.columns, *(column for columns in machine.others.values() for column in columns)}
-    taken = sorted(named & set(OWN_COLUMNS))
+    taken = sorted(column for column in named if column.casefold() in OWN_COLUMNS)
     if taken:
         raise ConfigError(
             f"machine {stream.machine}: the record's field {taken[0]!r} is taken by the record's own column",
@@ -148,7 +171,7 @@ def _machine_class(stream: Stream, folder: str) -> type[Machine[Any, Any, Any]]:
             f"{stream.name}: machine {stream.machine!r} cannot be imported: {error}",
             next=f"put {module_name}.py beside the stream file, or install the package that has it",
         ) from None
-    except Exception as error:  # the user's own module may raise anything
+    except (Exception, SystemExit) as error:  # the user's own module may raise anything
         raise ConfigError(
             f"{stream.name}: machine {stream.machine!r} fails when imported: {type(error).__name__}: {error}",
             next=f"fix {module_name}.py",

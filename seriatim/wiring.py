@@ -312,7 +312,7 @@ def outbox(stream: str, settings: Settings) -> DiskOutbox:
     """Where a stream's incidents and mails are, by its name in `streams/` or the path of its file."""
     from seriatim.adapters.outbox import DiskOutbox
 
-    path = Path(stream).expanduser().absolute()
+    path = config.expanded(Path(stream), stream, "give a name or a path").absolute()
     folder = path.parent if stream.endswith(".toml") else settings.streams
     return DiskOutbox(settings.outbox, path.stem if stream.endswith(".toml") else stream, folder)
 

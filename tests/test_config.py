@@ -48,3 +48,11 @@ def test_a_password_is_in_no_text_of_settings() -> None:
     assert settings.smtp_password == "canary-77"
     assert "canary" not in f"{settings} {settings!r}"
     assert "mail:25" in repr(settings)
+
+
+@pytest.mark.parametrize("name", ["HOME", "STREAMS", "OUTBOX"])
+def test_the_home_of_nobody_is_refused(name: str, tmp_path: Path) -> None:
+    """The setting is named; nobody reads of a RuntimeError."""
+    with pytest.raises(ConfigError, match=f"settings: {name.lower()}: ~nobody-here/x") as refused:
+        config.load({f"SERIATIM_{name}": "~nobody-here/x"}, tmp_path)
+    assert f"SERIATIM_{name}" in refused.value.next

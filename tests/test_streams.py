@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 
 from seriatim import streams
+from seriatim.adapters.delta import DeltaLedger
+from seriatim.adapters.memory import MemoryClock
+from seriatim.adapters.parquet import record_schema
+from seriatim.core.errors import ConfigError
+from seriatim.steps.commit import read_head, start
 
 DAGS = Path(__file__).parent.parent / "dags"
 GOOD = """topics = "t"
@@ -22,15 +27,21 @@ WRONG = {
     "a pattern too deep": GOOD.replace('"t"', f'"{"(" * 3000}{")" * 3000}"'),
     "a path too long": GOOD.replace("good", "x" * 5000),
     "a path that is none": GOOD.replace("good", "\\u0000"),
+    "a home of nobody": GOOD.replace("lake/good", "~nobody-here/x"),
+    "a circle of links": GOOD.replace("good", "circle"),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_file_that_cannot_be_read_is_named_and_hides_no_other(what: str, tmp_path: Path) -> None:
     """All DAGs come from one file, so nothing may be raised for one stream."""
-    (tmp_path / "good.toml").write_text(GOOD)
-    (tmp_path / "bad.toml").write_text(WRONG[what])
-    good, (refused,) = streams.readable(tmp_path)
+    folder = tmp_path / "streams"
+    folder.mkdir()
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "lake" / "circle").symlink_to("circle")
+    (folder / "good.toml").write_text(GOOD)
+    (folder / "bad.toml").write_text(WRONG[what])
+    good, (refused,) = streams.readable(folder)
     assert [file.stream.name for file in good] == ["good"]
     assert "bad.toml" in refused.message
     assert "bad.toml" in refused.next
@@ -57,3 +68,80 @@ def test_a_stream_does_not_take_the_name_of_a_dag_of_ours(tmp_path: Path) -> Non
         (tmp_path / f"{name}.toml").write_text(GOOD)
     good, refused = streams.readable(tmp_path)
     assert (good, len(refused)) == ([], 3)
+
+
+@pytest.mark.parametrize("name", ["lake#1", "a?b", "a%20b", "x%41", "a\\\\b"])
+def test_a_path_that_delta_would_read_as_a_url_is_refused(name: str, tmp_path: Path) -> None:
+    """The table would be made in one folder and looked for in another; the folders above count as well."""
+    with pytest.raises(ConfigError, match=r"bad.toml: output.path: .* part of a URL") as refused:
+        made(tmp_path, "bad", GOOD.replace("good", name))
+    assert "fix output.path in bad.toml" in refused.value.next
+    (tmp_path / "link").symlink_to(tmp_path / name.replace("\\\\", "\\"))
+    with pytest.raises(ConfigError, match="part of a URL"):
+        made(tmp_path, "linked", GOOD.replace("lake/good", "link/lake"))
+
+
+@pytest.mark.parametrize("name", ["a b", "100%", "ü", "a:b", "a+b", "'a'"])
+def test_other_odd_paths_are_taken(name: str, tmp_path: Path) -> None:
+    """And their ledger can be written and read."""
+    root = Path(made(tmp_path, "good", GOOD.replace("good", name)).stream.output.path)
+    schema = record_schema({"op": "string"})
+    start(DeltaLedger(root, schema), MemoryClock(), "good", "a1", ())
+    assert read_head(DeltaLedger(root, schema), "good") is not None
+
+
+def test_a_stream_in_the_home_of_nobody_is_refused(tmp_path: Path) -> None:
+    """As any stream that is not there."""
+    with pytest.raises(ConfigError, match="no such home"):
+        streams.load("~nobody-here/x.toml", tmp_path)
+
+
+HOSTILE = {
+    "leaves when imported": "import sys\nsys.exit(0)",
+    "leaves when made": """
+import sys
+from msgspec import Struct
+from seriatim import Machine
+class S(Struct):
+    v: int = 0
+class M(Machine[S, S, S]):
+    def __init__(self) -> None:
+        sys.exit(0)
+""",
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_machine_that_leaves_ends_no_command(what: str, tmp_path: Path) -> None:
+    """`sys.exit(0)` in a machine's file would be a run that did nothing and ended well."""
+    module = "leaving_" + what.rpartition(" ")[2]
+    file = made(tmp_path, "good", GOOD.replace("m:M", f"{module}:M"))
+    (tmp_path / "streams" / f"{module}.py").write_text(HOSTILE[what])
+    with pytest.raises(ConfigError, match="SystemExit"):
+        streams.runner(file)
+
+
+@pytest.mark.parametrize("column", ["Topic", "OFFSET", "offset"])
+def test_a_field_that_is_ours_whatever_its_case_is_refused(column: str, tmp_path: Path) -> None:
+    """Delta takes both for one column."""
+    module = f"taken_{column}"
+    file = made(tmp_path, "good", GOOD.replace("m:M", f"{module}:M"))
+    source = f"from msgspec import Struct\nfrom seriatim import Machine\nclass S(Struct):\n    {column}: int = 0\n"
+    (tmp_path / "streams" / f"{module}.py").write_text(f"{source}class M(Machine[S, S, S]):\n    pass\n")
+    with pytest.raises(ConfigError, match=f"{column!r} is taken"):
+        streams.runner(file)
+
+
+@pytest.mark.parametrize("source", ["a\0b", f"x = {'(' * 5000}", f"x = {'-' * 100_000}1", "x = (", f"x = {'9' * 5000}"])
+def test_a_machine_that_no_parser_takes_hides_no_stream(source: str, tmp_path: Path) -> None:
+    """Its docstring is missing in Airflow, and its run says what is wrong."""
+    file = made(tmp_path, "good", "# All that is good.\n" + GOOD)
+    (tmp_path / "streams" / "m.py").write_text(source)
+    assert streams.describe(file).startswith("All that is good.")
+
+
+def made(root: Path, name: str, content: str) -> streams.StreamFile:
+    """A stream of a project."""
+    (root / "streams").mkdir(exist_ok=True)
+    (root / "streams" / f"{name}.toml").write_text(content)
+    return streams.load(name, root / "streams")

@@ -18,6 +18,7 @@ import pyarrow as pa
 from deltalake import Schema
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
+from seriatim.config import expanded
 from seriatim.core.errors import BrokenPromiseError, ConfigError
 from seriatim.core.ledger import File
 from seriatim.core.offsets import OffsetRange, Partition
@@ -25,13 +26,14 @@ from seriatim.core.outputs import room
 from seriatim.core.session import Session
 from seriatim.disk import write_file
 from seriatim.ports import StateStore
+from seriatim.streams import url_trouble
 
 MANIFEST = "replay.json"
 
 
 def settled(to: Path) -> Path:
     """Where a path leads, whatever links are on the way. One that leads nowhere is refused."""
-    named = to.expanduser().absolute()
+    named = expanded(to, f"--to {to}", "give a folder").absolute()
     try:
         lost = next((one for one in (named, *named.parents) if one.is_symlink() and not one.exists()), None)
         folder = named.resolve()
@@ -59,7 +61,9 @@ def unmake(folder: Path) -> None:
 
 
 def refuse(folder: Path) -> None:
-    """Refuse a folder that has something in it, or lies within an output or a file."""
+    """Refuse a folder that has something in it, lies within an output or a file, or can hold no Delta table."""
+    if trouble := url_trouble(folder):
+        raise ConfigError(f"--to {folder}: {trouble}", next="give a folder with a plainer name")
     for parent in (folder, *folder.parents):
         if (parent / "head.json").exists() or (parent / "records" / "_delta_log").is_dir():
             what = "a replay is in it already" if (parent / MANIFEST).exists() else f"{parent} is an output"

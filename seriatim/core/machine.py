@@ -119,8 +119,8 @@ class UserMachine:
         self.name = name
         self.machine = kind()
         self.state_version = kind.state_version
-        if self.state_version < 1:
-            raise ConfigError(f"machine {name}: state_version is {self.state_version}", next="count from 1")
+        if type(self.state_version) is not int or self.state_version < 1:
+            raise ConfigError(f"machine {name}: state_version is {self.state_version!r}", next="count from 1")
         self.has_snapshots = kind.is_snapshot is not Machine.is_snapshot
         self.can_upgrade = kind.upgrade is not Machine.upgrade
         state, message, record = type_arguments(name, kind)
@@ -263,7 +263,14 @@ def record_columns(name: str, record: Any) -> dict[str, str]:
     if not (isinstance(record, type) and issubclass(record, msgspec.Struct)):
         raise ConfigError(f"machine {name}: records must be a msgspec Struct, not {record}", next="use class X(Struct)")
     fields = msgspec.structs.fields(record)
-    return {field.encode_name: _column_type(name, field.name, field.type) for field in fields}
+    columns = {field.encode_name: _column_type(name, field.name, field.type) for field in fields}
+    folded = [column.casefold() for column in columns]
+    if twice := [column for column in columns if folded.count(column.casefold()) > 1]:
+        raise ConfigError(
+            f"machine {name}: fields {' and '.join(map(repr, twice))} of {record.__name__} would be one column",
+            next="rename one: columns differ by more than case",
+        )
+    return columns
 
 
 def keyed(name: str, record: Any, columns: Mapping[str, str]) -> Keyed | None:

@@ -37,4 +37,9 @@ def discover(stream: Stream, log: Log, ledger: Ledger) -> Plan:
             f"{stream.name}: no topic matches {stream.topics!r}",
             next=f"check `topics` in {stream.name}.toml (it must match whole names) and the broker's address",
         )
+    if any(partition.topic == stream.snapshot_requests for partition in bounds):
+        raise ConfigError(
+            f"{stream.name}: snapshot_requests: {stream.snapshot_requests!r} is a topic that the stream reads itself",
+            next=f"name another topic in {stream.name}.toml, or change `topics` so that it does not match this one",
+        )
     return compare(ledger, bounds, stream.tier, stream.on_poison)

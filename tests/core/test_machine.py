@@ -289,3 +289,23 @@ def test_a_record_that_is_changed_and_given_again_is_two_records() -> None:
             yield one
 
     assert UserMachine("m:Reusing", Reusing).apply(State(), Said(1)) == [(1, ""), (2, "")]
+
+
+def test_columns_that_differ_by_case_alone_are_refused() -> None:
+    """Delta takes them for one."""
+
+    class Twins(Struct):
+        v: int
+        V: int
+
+    kind: Any = type("Odd", (Machine,), {"__orig_bases__": (Machine[State, Said, Twins],)})
+    with pytest.raises(ConfigError, match="'v' and 'V' of Twins would be one column"):
+        UserMachine("m:Odd", kind)
+
+
+@pytest.mark.parametrize("version", [0, -1, 1.5, True, "1", None])
+def test_a_state_version_is_a_whole_number_from_1(version: Any) -> None:
+    """It is kept beside the state as one."""
+    kind: Any = type("Odd", (Good,), {"__orig_bases__": (Machine[State, Said, Record],), "state_version": version})
+    with pytest.raises(ConfigError, match="state_version is"):
+        UserMachine("m:Odd", kind)

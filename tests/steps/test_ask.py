@@ -8,6 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from seriatim.adapters.memory import MemoryRequests
+from seriatim.core.errors import ConfigError
+from seriatim.steps.plan import plan
 from seriatim.steps.release import release
 from seriatim.testing import MemoryStream
 from tests.steps.deciding import means
@@ -49,6 +51,18 @@ def test_a_stream_that_does_not_ask_does_not() -> None:
     tell(one, 9, 9)
     assert one.run().unasked == ""
     assert sent(one) == []
+
+
+def test_requests_to_a_topic_that_the_stream_reads_are_refused() -> None:
+    """It would fold its own requests; said by plan and run, before anything is read."""
+    one = made("strict")
+    tell(one, 9, 9)
+    one.stream = replace(one.stream, snapshot_requests=A0.topic)
+    with pytest.raises(ConfigError, match=r"snapshot_requests: .* reads itself"):
+        one.run()
+    with pytest.raises(ConfigError, match="snapshot_requests"):
+        plan(one.stream, one.kafka, one.ledger)
+    assert not one.accounts()
 
 
 def test_who_is_headless_after_a_loss_is_asked_for() -> None:
