@@ -1,6 +1,6 @@
 """Whole runs of the command line on a broker of their own: memory by backlog, the idle run, sessions at rest.
 
-    python -m bench.whole backlog --messages 1000000 20000000
+    python -m bench.whole backlog --messages 1000000 20000000 --read spark task
     python -m bench.whole idle
     python -m bench.whole sessions
 
@@ -48,11 +48,12 @@ def place() -> Iterator[tuple[Path, str]]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def run(home: Path, servers: str, given: argparse.Namespace) -> dict[str, Any]:
-    """`seriatim run`, measured from start to end."""
+def run(home: Path, servers: str, given: argparse.Namespace, read: str = "") -> dict[str, Any]:
+    """`seriatim run`, measured from start to end; each way to read has an output of its own."""
     (home / "streams").mkdir(exist_ok=True)
-    text = TABLE.replace("TOPIC", TOPIC).replace("OUT", str(home / "out"))
-    text += f'[slice]\nread = "{given.read}"\nmessages_max = {given.slice}\n'
+    read = read or given.read[0]
+    text = TABLE.replace("TOPIC", TOPIC).replace("OUT", str(home / f"out-{read}"))
+    text += f'[slice]\nread = "{read}"\nmessages_max = {given.slice}\n'
     (home / "streams" / "s.toml").write_text(text)
     more = {"SERIATIM_KAFKA_BOOTSTRAP_SERVERS": servers, "SERIATIM_STREAMS": str(home / "streams")}
     command = [sys.executable, "-m", "seriatim", "run", "s"]
@@ -68,13 +69,14 @@ def run(home: Path, servers: str, given: argparse.Namespace) -> dict[str, Any]:
 
 def backlog(given: argparse.Namespace) -> dict[str, Any]:
     """The first run over so many messages of backlog, in slices of at most `--slice`."""
-    found = {}
+    found: dict[str, Any] = {read: {} for read in given.read}
     for count in given.messages:
         with place() as (home, servers):
             say(f"making {count:,} messages")
             produce(servers, count)
-            found[f"{count}"] = run(home, servers, given)
-            say(f"backlog of {count:,}: {found[f'{count}']}")
+            for read in given.read:
+                found[read][f"{count}"] = run(home, servers, given, read)
+                say(f"backlog of {count:,}, read by {read}: {found[read][f'{count}']}")
     return found
 
 
@@ -82,7 +84,7 @@ def idle(given: argparse.Namespace) -> dict[str, Any]:
     """A run with a little to do, then one with nothing: Spark is not even started."""
     with place() as (home, servers):
         produce(servers, 1000)
-        return {"first": run(home, servers, given), "idle": run(home, servers, given)}
+        return {given.read[0]: {"first": run(home, servers, given), "idle": run(home, servers, given)}}
 
 
 def sessions(given: argparse.Namespace) -> dict[str, Any]:
@@ -100,7 +102,7 @@ def sessions(given: argparse.Namespace) -> dict[str, Any]:
             )
             found[f"{many}"] = {"first": first, "touched": run(home, servers, given)}
             say(f"{many:,} sessions: {found[f'{many}']}")
-    return found
+    return {given.read[0]: found}
 
 
 def _send(servers: str, messages: Iterator[tuple[str, dict[str, Any]]]) -> None:
@@ -127,14 +129,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=list(WHOLE))
     parser.add_argument("--messages", type=int, nargs="+", default=None, help="amounts to compare")
-    parser.add_argument("--read", default="spark", choices=["spark", "task"], help="slice.read of the stream")
+    parser.add_argument(
+        "--read", nargs="+", default=["spark"], choices=["spark", "task"], help="slice.read, one or both"
+    )
     parser.add_argument("--slice", type=int, default=2_000_000, help="slice.messages_max of the stream")
     given = parser.parse_args()
     measure, usual = WHOLE[given.what]
     given.messages = given.messages or usual
     kept = RESULTS / "whole.json"
     found = json.loads(kept.read_text()) if kept.exists() else {}
-    found.setdefault(given.what, {})[given.read] = measure(given)
+    found.setdefault(given.what, {}).update(measure(given))
     kept.write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps({given.what: found[given.what]}, indent=2))
 
