@@ -92,14 +92,16 @@ class Past(Struct):
 
     def life(self) -> list[Point]:
         """The points of the topic's present life, and of the log as it is: none from behind a cut."""
-        topic_id = self.points[-1].account.topic_id
         kept: list[Point] = []
-        for point in self.points:
+        for point in self._of_this_life():
             if point.is_cut:
                 kept = [one for one in kept if one.account.frontier <= point.change.until]
-            if point.account.topic_id == topic_id:
-                kept.append(point)
+            kept.append(point)
         return kept
+
+    def _of_this_life(self) -> list[Point]:
+        topic_id = self.points[-1].account.topic_id
+        return [point for point in self.points if point.account.topic_id == topic_id]
 
     def usable(self, offset: int) -> Iterator[Point]:
         """Points at or before `offset` whose state no later repair took back, newest first."""
@@ -142,7 +144,7 @@ class Past(Struct):
     def proofs(self) -> list[Proof]:
         """Slices of the topic's present life, rising. One that a log was cut in counts only if it was dense."""
         found: dict[int, Proof] = {}
-        for change in (point.change for point in self.life()):
+        for change in (point.change for point in self._of_this_life()):
             proved, cut = change.certificate, change.until
             if proved is not None and proved.until > proved.start:
                 counts = proved.counts

@@ -279,6 +279,8 @@ def mended(
     again = {(mark.session, mark.offset, mark.finding) for mark in found} & known
 
     def is_mended(gap: Gap) -> bool:
+        if progress.rewind.frontier <= gap.start < progress.rewind.account.frontier:
+            return gap.mended is None  # the log was cut: its messages never were, and others take their offsets
         if (gap.session, gap.start, gap.finding) in again or gap.closed_how == FORWARD or gap.mended is not None:
             return False
         if gap.session is None:
