@@ -53,6 +53,7 @@ class ParquetState:
     def __init__(self, root: Path, compression: str = "zstd") -> None:
         self.root, self.compression = root, compression
         self._open: dict[str, _StateFile] = {}
+        self._proved: set[tuple[str, str]] = set()
 
     def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]:
         """The sessions of these names, each from the newest file that has it."""
@@ -69,7 +70,7 @@ class ParquetState:
         """Which of these names are in the files, by the column of names alone."""
         wanted, found = set(names), set()
         for file in files if wanted else ():
-            found |= _names_in(self.root / file.path, wanted)
+            found |= _names_in(self._prove(file), wanted)
         return found
 
     def save(self, partition: Partition, stem: str, sessions: Mapping[str, Session], merge: Iterable[File]) -> File:
@@ -110,21 +111,27 @@ class ParquetState:
 
     def _file(self, file: File) -> _StateFile:
         if file.path not in self._open:
-            self._open[file.path] = _StateFile(self.root, file)
+            self._open[file.path] = _StateFile(self._prove(file))
         return self._open[file.path]
+
+    def _prove(self, file: File) -> Path:
+        """Where a file is, once it is proved by its digest."""
+        full = self.root / file.path
+        if (file.path, file.digest) not in self._proved:
+            try:
+                found = file_digest(full)
+            except FileNotFoundError:
+                raise _damaged(file, "it is missing") from None
+            if found != file.digest:
+                raise _damaged(file, f"its digest is {found}, the ledger says {file.digest}")
+            self._proved.add((file.path, file.digest))
+        return full
 
 
 class _StateFile:
-    """One state file, proved by its digest when opened."""
+    """One state file that is proved."""
 
-    def __init__(self, root: Path, file: File) -> None:
-        full = root / file.path
-        try:
-            found = file_digest(full)
-        except FileNotFoundError:
-            raise _damaged(file, "it is missing") from None
-        if found != file.digest:
-            raise _damaged(file, f"its digest is {found}, the ledger says {file.digest}")
+    def __init__(self, full: Path) -> None:
         self._parquet = pq.ParquetFile(full, memory_map=True, page_checksum_verification=True)
         self._names = self._parquet.read(columns=["session"]).column("session").combine_chunks()
         groups = [self._parquet.metadata.row_group(i).num_rows for i in range(self._parquet.num_row_groups)]

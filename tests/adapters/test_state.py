@@ -132,6 +132,8 @@ def hurt(store: Store, file: File, how: str) -> None:
     if isinstance(store, MemoryFiles):
         if how == "missing":
             del store.files[file.path]
+        elif how == "truncated":
+            store.files[file.path].content = store.files[file.path].content[:-1]
         else:
             content = store.files[file.path].content
             store.files[file.path].content = content[:-1] + bytes([content[-1] ^ 1])
@@ -139,12 +141,14 @@ def hurt(store: Store, file: File, how: str) -> None:
     full = store.root / file.path
     if how == "missing":
         full.unlink()
+    elif how == "truncated":
+        full.write_bytes(full.read_bytes()[:200])
     else:
         content = full.read_bytes()
         full.write_bytes(content[: len(content) // 2] + b"\x00!" + content[len(content) // 2 + 2 :])
 
 
-@pytest.mark.parametrize("how", ["altered", "missing"])
+@pytest.mark.parametrize("how", ["altered", "missing", "truncated"])
 def test_a_damaged_state_file_is_refused_by_name(store: Store, how: str) -> None:
     """Before anything of it is used: loading, merging and looking alike."""
     good = store.save(P, "0-0-a", {"t": session(b"1")}, [])
@@ -154,9 +158,11 @@ def test_a_damaged_state_file_is_refused_by_name(store: Store, how: str) -> None
         lambda: again(store).load([good, file], ["s"]),
         lambda: again(store).save(P, "0-9-a", {"t": session(b"2")}, [good, file]),
         lambda: again(store).quarantined([good, file]),
+        lambda: again(store).holds([good, file], ["s"]),
     ):
         with pytest.raises(IntegrityError, match=file.path):
             use()
+    assert again(store).holds([good], ["s", "t"]) == {"t"}
     assert again(store).load([good], ["t"]) == {"t": session(b"1")}
 
 
