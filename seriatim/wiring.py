@@ -270,11 +270,11 @@ def means(file: StreamFile, settings: Settings) -> Means:
     )
 
 
-def log(file: StreamFile, settings: Settings) -> KafkaLog:
+def log(file: StreamFile, settings: Settings, timeout_seconds: float = 20.0) -> KafkaLog:
     """Kafka, as discovery sees it."""
     from seriatim.adapters.kafka import KafkaLog
 
-    return KafkaLog(kafka_client(settings), file.stream.isolation)
+    return KafkaLog(kafka_client(settings), file.stream.isolation, timeout_seconds)
 
 
 def ledger(file: StreamFile, *, with_schema: bool = False) -> DeltaLedger:

@@ -21,6 +21,8 @@ from seriatim.core.errors import ConfigError, PlatformError
 
 TIMEOUT_SECONDS = 15.0
 REFUSED = (smtplib.SMTPRecipientsRefused, smtplib.SMTPDataError)
+ERRORS = (smtplib.SMTPException, OSError, ValueError)
+"""The last: what no server or password should be."""
 Tls = Literal["none", "starttls", "tls"]
 
 
@@ -55,24 +57,35 @@ def server(address: str, *, user: str = "", password: str = "", password_file: P
 
 
 class SmtpNotifier:
-    """Sends through one server, a connection for each mail."""
+    """Sends through one server, a connection for each mail. One that let nobody in is not asked again."""
 
     def __init__(self, server: Server) -> None:
-        self.server = server
+        self.server, self.away = server, ""
 
     def send(self, mail: Mail) -> str:
         """Hand it over, or raise PlatformError; who was refused while others got it."""
-        where = f"{self.server.host}:{self.server.port}"
+        where = f"the mail server {self.server.host}:{self.server.port}"
         try:
             with self._connected() as connection:
                 refused = connection.send_message(self._message(mail))
         except REFUSED as error:
-            raise MailRefusedError(f"the mail server {where} did not take the mail: {_said(error)}") from None
-        except (smtplib.SMTPException, OSError, ValueError) as error:  # the last: what no server or password should be
-            raise PlatformError(f"the mail server {where} did not take the mail: {_said(error)}") from None
-        return f"the mail server {where} refused {', '.join(sorted(refused))}" if refused else ""
+            raise MailRefusedError(f"{where} did not take the mail: {_said(error)}") from None
+        except ERRORS as error:
+            raise PlatformError(f"{where} did not take the mail: {_said(error)}") from None
+        return f"{where} refused {', '.join(sorted(refused))}" if refused else ""
 
     def _connected(self) -> smtplib.SMTP:
+        """A connection that may send. Many mails wait when a server is away, and each would wait for it again."""
+        if self.away:
+            raise PlatformError(self.away)
+        try:
+            return self._connect()
+        except ERRORS as error:
+            where = f"the mail server {self.server.host}:{self.server.port}"
+            self.away = f"{where} did not take the mail: {_said(error)}"
+            raise PlatformError(self.away) from None
+
+    def _connect(self) -> smtplib.SMTP:
         server = self.server
         if server.tls == "tls":
             context = ssl.create_default_context()

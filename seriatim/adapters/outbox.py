@@ -19,10 +19,10 @@ from pathlib import Path
 
 import msgspec
 
-from seriatim.core.alert import Desk, Note
+from seriatim.core.alert import Desk, Mail, Note
 from seriatim.core.errors import ConfigError, PlatformError
 
-DESK, NOTES, LOCK = "desk.json", "notes", "lock"
+DESK, NOTES, REFUSED, LOCK = "desk.json", "notes", "refused", "lock"
 
 
 class DiskOutbox:
@@ -82,6 +82,11 @@ class DiskOutbox:
     def drop(self, names: list[str]) -> None:
         for name in names:
             (self.folder / NOTES / name).unlink(missing_ok=True)
+
+    def put_aside(self, mail: Mail) -> str:
+        path = self.folder / REFUSED / f"{mail.id}.json"
+        self._write(path, msgspec.json.format(msgspec.json.encode(mail)))
+        return str(path)
 
     def _write(self, path: Path, content: bytes) -> None:
         draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,11 +25,13 @@ from seriatim.core.retention import duration
 if TYPE_CHECKING:
     from seriatim.config import Settings
     from seriatim.core.alert import Seen
-    from seriatim.steps.alert import Outbox
+    from seriatim.steps.alert import Notifier, Outbox, Sent
     from seriatim.steps.watch import Look
     from seriatim.streams import StreamFile
 
 INTERRUPTED = 130
+LONG_SECONDS, HURRIED_SECONDS = 10.0, 3.0
+"""A broker that kept one look waiting for so long, in vain, is given so long by the other looks of the round."""
 
 
 @app.command()
@@ -70,10 +74,13 @@ def _round(stream: str | None, settings: Settings, *, mail: bool, json: bool) ->
     names = [stream] if stream else streams.names(settings.streams)
     if not names:
         raise ConfigError(f"there are no stream files in {settings.streams}", next="make one, or set SERIATIM_STREAMS")
-    codes = []
+    round_, codes = Round(settings, json=json), []
+    for name in names if mail else ():
+        with suppress(Exception):  # the look says it
+            codes.append(round_.send_waiting(name))
     for name in names:
         try:
-            codes.append(_one(name, settings, mail=mail, json=json))
+            codes.append(round_.one(name, mail=mail))
         except Exception as error:  # one stream's trouble, foreseen or not, hides no other
             if Options.debug:
                 raise
@@ -89,67 +96,106 @@ def gravest(codes: Sequence[int]) -> int:
     return min(trouble) if trouble else max(codes)
 
 
-def _one(name: str, settings: Settings, *, mail: bool, json: bool) -> int:
-    """Look at one stream, say it, and tell whom it concerns. What cannot be looked at is told as well."""
-    from seriatim import streams, wiring
-    from seriatim.adapters.clock import WallClock
-    from seriatim.steps.alert import seen, unseen
+class Round:
+    """A look at each stream, one after the other: a broker or a mail server that is away keeps all waiting once."""
 
-    if not mail:
-        look = _look(streams.load(name, settings.streams), settings)
-        _say(look, json=json)
-        return IntegrityError.exit_code if look.concerns else 0
-    outbox, file = wiring.outbox(name, settings), None
-    with outbox.alone():
+    def __init__(self, settings: Settings, *, json: bool) -> None:
+        self.settings, self.json, self.hurried = settings, json, False
+
+    @cached_property
+    def notifier(self) -> Notifier | None:
+        from seriatim import wiring
+
+        return wiring.notifier(self.settings)
+
+    def send_waiting(self, name: str) -> int:
+        """What waits since earlier, before anybody is looked at: a look may take long. 4: some was put aside."""
+        from seriatim import streams, wiring
+        from seriatim.adapters.clock import WallClock
+        from seriatim.steps.alert import send_waiting
+
+        outbox, to = wiring.outbox(name, self.settings), None
+        if not outbox.desk().mails:
+            return 0
+        with suppress(SeriatimError):
+            to = streams.load(name, self.settings.streams).stream.alerts.to
+        with outbox.alone():
+            told = send_waiting(to, WallClock().now_seconds(), outbox, self.notifier)
+        _say_sent(name, told, last=False)
+        return PlatformError.exit_code if told.aside else 0
+
+    def one(self, name: str, *, mail: bool) -> int:
+        """Look at one stream, say it, and tell whom it concerns. What cannot be looked at is told as well."""
+        from seriatim import streams, wiring
+        from seriatim.adapters.clock import WallClock
+        from seriatim.steps.alert import seen, unseen
+
+        settings = self.settings
+        if not mail:
+            look = self._look(streams.load(name, settings.streams))
+            _say(look, json=self.json)
+            return IntegrityError.exit_code if look.concerns else 0
+        outbox, file = wiring.outbox(name, settings), None
+        with outbox.alone():
+            try:
+                file = streams.load(name, settings.streams)
+                look = self._look(file)
+                found = seen(file.stream, look, wiring.ledger(file), outbox.desk())
+            except SeriatimError as error:
+                self._tell(name, file, unseen(error, WallClock().now_seconds()), outbox)
+                raise
+            _say(look, json=self.json)
+            unsent = self._tell(name, file, found, outbox)
+        return PlatformError.exit_code if unsent else IntegrityError.exit_code if look.concerns else 0
+
+    def _look(self, file: StreamFile) -> Look:
+        from seriatim import wiring
+        from seriatim.adapters.clock import WallClock
+        from seriatim.page.leave import leave
+        from seriatim.steps.watch import gather, judge
+
+        store, began = wiring.ledger(file), time.monotonic()
+        hurry = (HURRIED_SECONDS,) if self.hurried else ()
         try:
-            file = streams.load(name, settings.streams)
-            look = _look(file, settings)
-            found = seen(file.stream, look, wiring.ledger(file), outbox.desk())
-        except SeriatimError as error:
-            _tell(name, file, unseen(error, WallClock().now_seconds()), outbox, settings)
+            log = wiring.log(file, self.settings, *hurry)
+            seen = gather(file.stream, log, store, wiring.state(file), WallClock())
+        except PlatformError:
+            self.hurried = self.hurried or time.monotonic() - began >= LONG_SECONDS
             raise
-        _say(look, json=json)
-        unsent = _tell(name, file, found, outbox, settings)
-    return PlatformError.exit_code if unsent else IntegrityError.exit_code if look.concerns else 0
+        look = judge(file.stream, seen)
+        try:
+            leave(file, seen, look, store)
+        except OSError as error:  # whoever only watches may not write there
+            say(f"{file.stream.name}: the status file could not be written: {error}", status=None)
+        return look
+
+    def _tell(self, name: str, file: StreamFile | None, found: Seen, outbox: Outbox) -> bool:
+        """Mail what is new, and what waits since earlier; whether any of it was not taken."""
+        from seriatim.core.mail import Place
+        from seriatim.core.stream import Alerts
+        from seriatim.steps.alert import alert
+
+        alerts = file.stream.alerts if file else Alerts()
+        place = Place(
+            stream=file.stream.name if file else name,
+            to=alerts.to if file else None,
+            airflow_url=self.settings.airflow_url,
+            report=_last_report(file, self.settings) if file else "",
+        )
+        told = alert(place, alerts.remind_hours, found, outbox, self.notifier)
+        _say_sent(name, told)
+        return bool(told.waiting or told.aside)
 
 
-def _look(file: StreamFile, settings: Settings) -> Look:
-    from seriatim import wiring
-    from seriatim.adapters.clock import WallClock
-    from seriatim.page.leave import leave
-    from seriatim.steps.watch import gather, judge
-
-    store = wiring.ledger(file)
-    seen = gather(file.stream, wiring.log(file, settings), store, wiring.state(file), WallClock())
-    look = judge(file.stream, seen)
-    try:
-        leave(file, seen, look, store)
-    except OSError as error:  # whoever only watches may not write there
-        say(f"{file.stream.name}: the status file could not be written: {error}", status=None)
-    return look
-
-
-def _tell(name: str, file: StreamFile | None, found: Seen, outbox: Outbox, settings: Settings) -> int:
-    """Mail what is new, and what waits since earlier; how many mails still wait."""
-    from seriatim import wiring
-    from seriatim.core.mail import Place
-    from seriatim.core.stream import Alerts
-    from seriatim.steps.alert import alert
-
-    alerts = file.stream.alerts if file else Alerts()
-    place = Place(
-        stream=file.stream.name if file else name,
-        to=alerts.to,
-        airflow_url=settings.airflow_url,
-        report=_last_report(file, settings) if file else "",
-    )
-    told = alert(place, alerts.remind_hours, found, outbox, wiring.notifier(settings))
+def _say_sent(name: str, told: Sent, *, last: bool = True) -> None:
+    """What was mailed, what was put aside, and, of the last try, what waits."""
     for one in told.sent:
         say(f"{name}: mailed to {', '.join(one.to)}: {one.subject}", mailed=one.subject)
-    if told.trouble:
+    for where in told.aside:
+        say(f"{name}: a mail was refused for two days and is not tried any more; it is {where}", aside=where)
+    if told.trouble and last:
         what = f"{len(told.waiting)} mails wait in the outbox" if told.waiting else "not all were told"
         say(f"{name}: {what}: {told.trouble}; the next look tries again", waiting=len(told.waiting))
-    return len(told.waiting)
 
 
 def _last_report(file: StreamFile, settings: Settings) -> str:

@@ -32,6 +32,8 @@ FAILURES_KEPT = 50
 HOUR_SECONDS = 3600.0
 NOTE_KEPT_SECONDS = 48 * HOUR_SECONDS
 """A run that is over leaves a note; after so long nobody waits for it any more."""
+REFUSED_KEPT_SECONDS = 48 * HOUR_SECONDS
+"""A mail that its server refuses is tried for so long: somebody may put `alerts.to` right."""
 
 
 class Concern(Struct, frozen=True, kw_only=True):
@@ -60,6 +62,8 @@ class Note(Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     text: str = ""
     """The one screen that a task ended with; of a run, why the scheduler says it failed."""
+    asked: bool = False
+    """Of a task: a person's form asked for what may not be. That is told, and nothing stays open."""
     links: dict[str, str] = {}
 
 
@@ -83,6 +87,8 @@ class Mail(Struct, frozen=True, kw_only=True):
     text: str
     html: str
     at_seconds: float
+    refused_seconds: float | None = None
+    """Since when the server does not take it."""
 
 
 class MailRefusedError(PlatformError):
@@ -117,15 +123,17 @@ class Seen(Struct, frozen=True, kw_only=True):
 class Alert(Struct, kw_only=True):
     """All the news of one look."""
 
-    failed: Note | None = None
-    """A run that failed, with what its task said."""
+    failed: list[Note] = field(default_factory=list)
+    """Runs that failed, oldest first, with what their tasks said."""
+    passed: list[Note] = field(default_factory=list)
+    """Runs that failed and were followed by a good one before anybody was told."""
     findings: list[Finding] = field(default_factory=list)
     new: list[Concern] = field(default_factory=list)
     reminded: list[Incident] = field(default_factory=list)
     over: list[Incident] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.failed or self.findings or self.new or self.reminded or self.over)
+        return bool(self.failed or self.passed or self.findings or self.new or self.reminded or self.over)
 
 
 def judge(desk: Desk, seen: Seen, remind_hours: float) -> tuple[Desk, Alert]:
@@ -137,19 +145,30 @@ def judge(desk: Desk, seen: Seen, remind_hours: float) -> tuple[Desk, Alert]:
         known = opened.get(one.key)
         opened[one.key] = replace(known, concern=one) if known else Incident(concern=one, since_seconds=now)
     due = {key for key, incident in opened.items() if incident.mailed_seconds is None and _is_due(incident, now)}
-    failed = _failure(seen.notes)
-    if failed is not None and not _is_told(failed, opened, news=bool(due or alert.findings)):
-        alert.failed = failed
-        if not _is_of_findings(failed) or not (due or alert.findings):
-            opened[RUN] = _run_incident(failed, opened.get(RUN), now)
-            due |= {key for key, one in opened.items() if key == TROUBLE and one.mailed_seconds is None}
-    silent = {"late"} if RUN in opened else set()
-    alert.new = [opened[key].concern for key in sorted(due, key=_weight) if key not in silent]
-    opened |= {key: replace(opened[key], mailed_seconds=now) for key in due}
-    alert.reminded = _reminders(opened, now, remind_hours)
-    opened |= {one.concern.key: replace(one, mailed_seconds=now) for one in alert.reminded}
+    due -= _silent(opened)
+    standing, passed = _failures(seen.notes)
+    alert.passed = [one for one in passed if not _is_told(one, desk.open, desk, seen)]
+    alert.failed = [one for one in standing if not _is_told(one, opened, desk, seen)]
+    if standing and not alert.failed and (due or alert.findings):
+        alert.failed = standing[-1:]  # what is news is told with the run that met it
+    lasting = [one for one in alert.failed if _lasts(one, seen)]
+    for failed in lasting:
+        opened[RUN] = _run_incident(failed, opened.get(RUN), now)
+    if lasting:
+        due |= {key for key, one in opened.items() if key == TROUBLE and one.mailed_seconds is None}
+    due -= _silent(opened)
+    alert.new = [opened[key].concern for key in sorted(due, key=_weight)]
+    told_now = due | ({RUN} if lasting else set())
+    alert.reminded = _reminders({k: one for k, one in opened.items() if k not in told_now}, now, remind_hours)
+    mailed = due | {one.concern.key for one in alert.reminded}
+    opened |= {key: replace(opened[key], mailed_seconds=now) for key in mailed}
     told = desk.told if seen.sequence is None else seen.sequence  # lower, where the stream was begun anew
     return replace(desk, told=told, open=opened), alert
+
+
+def _silent(opened: Mapping[str, Incident]) -> set[str]:
+    """What is no news: messages wait, of course, while runs fail."""
+    return {"late"} if RUN in opened else set()
 
 
 def settled(notes: Mapping[str, Note], now_seconds: float) -> list[str]:
@@ -174,28 +193,49 @@ def _ended(known: dict[str, Incident], seen: Seen) -> tuple[dict[str, Incident],
     return {key: incident for key, incident in known.items() if key not in gone}, over
 
 
-def _failure(notes: Sequence[Note]) -> Note | None:
-    """The last run that failed and was not followed by a good one, with what its task said."""
-    ends = sorted((note for note in notes if note.kind != "task"), key=lambda note: note.at_seconds)
-    if not ends or ends[-1].kind != "failed":
-        return None
-    run = ends[-1]
+def _failures(notes: Sequence[Note]) -> tuple[list[Note], list[Note]]:
+    """Runs that failed, no good one after them, and those with one; of each kind the last, oldest first."""
+    good = max((note.at_seconds for note in notes if note.kind == "good"), default=-1.0)
+    runs = sorted((note for note in notes if note.kind == "failed"), key=lambda note: note.at_seconds)
+    standing, passed = dict[str, Note](), dict[str, Note]()
+    for run in runs:
+        failed, kind = _in_words(run, notes), passed if run.at_seconds < good else standing
+        kind.pop(_which(failed), None)
+        kind[_which(failed)] = failed
+    return list(standing.values()), list(passed.values())
+
+
+def _in_words(run: Note, notes: Sequence[Note]) -> Note:
+    """A run that failed, with what its task said."""
     said = [note for note in notes if note.kind == "task" and note.run == run.run]
     if not said:
         return run
     first = min(said, key=lambda note: note.at_seconds)  # what fails later fails because of it
     task = max((note for note in said if note.task == first.task), key=lambda note: note.at_seconds)
-    links = {**run.links, **task.links}
-    return replace(run, task=task.task, exit_code=task.exit_code, text=task.text or run.text, links=links)
+    return replace(
+        run,
+        task=task.task,
+        exit_code=task.exit_code,
+        text=task.text or run.text,
+        asked=task.asked,
+        links={**run.links, **task.links},
+    )
 
 
-def _is_told(failed: Note, opened: dict[str, Incident], *, news: bool) -> bool:
-    """Whether a failure adds nothing: runs are known to fail so, or its findings were told by an earlier look."""
-    if news:
+def _is_told(failed: Note, opened: Mapping[str, Incident], desk: Desk, seen: Seen) -> bool:
+    """Whether a failure adds nothing: runs are known to fail so, or its findings are told by themselves."""
+    if failed.asked:
         return False
     if _is_of_findings(failed):
-        return any(one.concern.concern in HURT and one.mailed_seconds is not None for one in opened.values())
+        read_before = desk.told is not None and seen.sequence is not None and desk.told <= seen.sequence
+        told = (one.concern.concern for one in opened.values() if one.mailed_seconds is not None)
+        return read_before or any(concern in HURT for concern in told)
     return RUN in opened and _which(failed) in opened[RUN].failures
+
+
+def _lasts(failed: Note, seen: Seen) -> bool:
+    """Whether runs are known to fail by it. A slip in a form is whose it is; findings have incidents of their own."""
+    return not failed.asked and (not _is_of_findings(failed) or seen.sequence is None)
 
 
 def _is_of_findings(failed: Note) -> bool:

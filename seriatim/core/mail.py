@@ -41,7 +41,8 @@ class Place(Struct, frozen=True, kw_only=True):
     """Where a stream is looked at and repaired."""
 
     stream: str
-    to: tuple[str, ...]
+    to: tuple[str, ...] | None
+    """None: the stream file cannot be read; whoever it named before is told."""
     airflow_url: str = ""
     report: str = ""
     """The last report of the stream, if there is one."""
@@ -60,7 +61,7 @@ def compose(alert: Alert, place: Place, at_seconds: float) -> Mail:
     text += "".join(f"\n{label:<9}{url}" for label, url in {"": "", **links}.items())
     html = _html(_opening(alert, place), sections, links)
     digest = hashlib.sha256(f"{place.stream}\n{at_seconds}\n{text}".encode()).hexdigest()[:24]
-    return Mail(id=digest, to=place.to, subject=subject, text=text + "\n", html=html, at_seconds=at_seconds)
+    return Mail(id=digest, to=place.to or (), subject=subject, text=text + "\n", html=html, at_seconds=at_seconds)
 
 
 def _subject(alert: Alert) -> str:
@@ -74,16 +75,20 @@ def _subject(alert: Alert) -> str:
     if alert.new and not (alert.failed and alert.new[0].concern == "trouble"):
         return f"{alert.new[0].key}: {alert.new[0].text}"
     if alert.failed:
-        return f"run failed: {_headline(alert.failed)}"
+        return f"run failed: {_headline(alert.failed[-1])}"
     if alert.reminded:
         return f"still open: {', '.join(one.concern.key for one in alert.reminded)}"
+    if alert.passed:
+        return f"over: run failed: {_headline(alert.passed[-1])}"
     return f"over: {', '.join(one.concern.key for one in alert.over)}"
 
 
 def _opening(alert: Alert, place: Place) -> str:
     said = []
     if alert.failed:
-        said.append("a run failed")
+        said.append(f"{len(alert.failed)} runs failed" if len(alert.failed) > 1 else "a run failed")
+    if alert.passed:
+        said.append("a run failed, and a later one went well")
     if alert.findings:
         said.append(f"{len(alert.findings)} new finding{'s' * (len(alert.findings) > 1)}")
     if alert.new:
@@ -102,9 +107,9 @@ def _sections(alert: Alert, place: Place, at_seconds: float) -> list[Section]:
         more = f"{len(alert.findings) - len(shown)} more findings"
         made.append(Section(more, {"next": f"seriatim status {place.stream}"}))
     told = ("halted", "quarantine") if alert.findings else ()
-    if alert.failed:
-        made.append(_failure(alert.failed, place, told=bool(alert.findings)))
     rooms = (
+        [_failure(one, place, told=bool(alert.findings)) for one in alert.failed],
+        [_failure(one, place, told=True, word="Over: run failed") for one in alert.passed],
         [_concern(one) for one in alert.new if one.concern not in told],
         [_open(one, "still open", at_seconds) for one in alert.reminded],
         [_open(one, "over", at_seconds) for one in alert.over],
@@ -150,12 +155,12 @@ def _repair(finding: Finding, place: Place) -> str:
     return f"{link} and paste {msgspec.json.encode(values).decode()}{more}"
 
 
-def _failure(failed: Note, place: Place, *, told: bool) -> Section:
+def _failure(failed: Note, place: Place, *, told: bool, word: str = "Run failed") -> Section:
     _, _, rest = failed.text.partition("\n")
     facts = {"task": failed.task, "run": failed.run, "said": "" if told else shortened(rest.strip("\n"), 2000)}
     if not told and "next " not in rest:
         facts["next"] = f"read the task's log, then: seriatim status {place.stream}"
-    return Section(f"Run failed: {_headline(failed)}", facts)
+    return Section(f"{word}: {_headline(failed)}", facts)
 
 
 def _headline(failed: Note) -> str:
@@ -177,8 +182,8 @@ def _open(incident: Incident, word: str, at_seconds: float) -> Section:
 
 
 def _links(alert: Alert, place: Place) -> dict[str, str]:
-    links = dict(alert.failed.links) if alert.failed else {}
-    report = place.report if alert.failed or alert.findings else ""
+    links = dict(runs[-1].links) if (runs := [*alert.passed, *alert.failed]) else {}
+    report = place.report if runs or alert.findings else ""
     return {**links, "stream": place.link(f"dags/{quote(place.stream)}"), "report": report}
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.core.alert import Concern, Desk, Mail, MailRefusedError, Note, Seen, judge, settled
+from seriatim.core.alert import REFUSED_KEPT_SECONDS, Concern, Desk, Mail, MailRefusedError, Note, Seen, judge, settled
 from seriatim.core.crash import crash_point
 from seriatim.core.errors import PlatformError, SeriatimError
 from seriatim.core.integrity import Finding
@@ -51,6 +51,10 @@ class Outbox(Protocol):
         """Notes that are on the desk now."""
         ...
 
+    def put_aside(self, mail: Mail) -> str:
+        """A mail that nobody takes; where it is from now on."""
+        ...
+
 
 class Notifier(Protocol):
     """Whoever carries mails. Real: adapters/mail.py."""
@@ -65,6 +69,8 @@ class Sent(Struct, kw_only=True):
 
     sent: list[Mail]
     waiting: list[Mail]
+    aside: list[str] = field(default_factory=list)
+    """Where those are now that were refused for too long."""
     trouble: str = ""
     """Why they wait, or who did not get them."""
 
@@ -78,7 +84,7 @@ def alert(
 ) -> Sent:
     """Decide what is news, keep it, send all that waits. Call it holding `outbox.alone()`."""
     notes, desk = outbox.notes(), outbox.desk()
-    to = place.to or desk.to
+    to = desk.to if place.to is None else place.to
     seen = replace(seen, notes=list(notes.values()))
     after, news = judge(desk, seen, remind_hours)
     mails = (compose(news, replace(place, to=to), seen.at_seconds),) if news and to else ()
@@ -86,7 +92,7 @@ def alert(
         _keep(after, mails, outbox, notifier)
     crash_point("alert-kept")
     outbox.drop(settled(notes, seen.at_seconds))
-    return send_waiting(outbox, notifier)
+    return send_waiting(place.to, seen.at_seconds, outbox, notifier)
 
 
 def _keep(desk: Desk, mails: tuple[Mail, ...], outbox: Outbox, notifier: Notifier | None) -> None:
@@ -101,26 +107,54 @@ def _keep(desk: Desk, mails: tuple[Mail, ...], outbox: Outbox, notifier: Notifie
         raise
 
 
-def send_waiting(outbox: Outbox, notifier: Notifier | None) -> Sent:
-    """Send what waits, oldest first, until one cannot be sent; one that is refused is in nobody's way."""
-    done = Sent(sent=[], waiting=list(outbox.desk().mails))
+def send_waiting(to: tuple[str, ...] | None, now_seconds: float, outbox: Outbox, notifier: Notifier | None) -> Sent:
+    """Send what waits, oldest first, until one cannot be sent, to whom the stream names now (None: as they are).
+
+    One that is refused is in nobody's way; refused for too long, it is put aside. Call it holding `outbox.alone()`.
+    """
+    desk = outbox.desk()
+    mails = desk.mails if to is None else tuple(replace(one, to=to) for one in desk.mails if to)
+    done = Sent(sent=[], waiting=list(mails))
     if notifier is None:
         done.trouble = "no mail server is set" if done.waiting else ""
-        return done
-    for mail in tuple(done.waiting):
+    else:
+        _send(mails, now_seconds, done, outbox, notifier)
+    _put_waiting(done, outbox)
+    return done
+
+
+def _send(mails: tuple[Mail, ...], now_seconds: float, done: Sent, outbox: Outbox, notifier: Notifier) -> None:
+    for mail in mails:
         try:
             done.trouble = notifier.send(mail) or done.trouble
         except MailRefusedError as error:
             done.trouble = error.message
+            _refused(mail, now_seconds, done, outbox)
             continue
         except PlatformError as error:
             done.trouble = error.message
-            return done
+            return
         crash_point("alert-sent")
         done.sent.append(mail)
         done.waiting.remove(mail)
-        outbox.put_desk(replace(outbox.desk(), mails=tuple(done.waiting)))
-    return done
+        _put_waiting(done, outbox)
+
+
+def _refused(mail: Mail, now_seconds: float, done: Sent, outbox: Outbox) -> None:
+    """It waits on, or has waited long enough: then it is kept where it is in nobody's way."""
+    since = now_seconds if mail.refused_seconds is None else mail.refused_seconds
+    at = done.waiting.index(mail)
+    if now_seconds - since < REFUSED_KEPT_SECONDS:
+        done.waiting[at] = replace(mail, refused_seconds=since)
+    else:
+        done.aside.append(outbox.put_aside(mail))
+        del done.waiting[at]
+
+
+def _put_waiting(done: Sent, outbox: Outbox) -> None:
+    desk = outbox.desk()
+    if desk.mails != tuple(done.waiting):
+        outbox.put_desk(replace(desk, mails=tuple(done.waiting)))
 
 
 def seen(stream: Stream, look: Look, store: LedgerStore, desk: Desk) -> Seen:

@@ -75,6 +75,18 @@ def test_a_server_that_is_down_or_hangs_is_trouble(monkeypatch: pytest.MonkeyPat
             SmtpNotifier(server(f"127.0.0.1:{silent.getsockname()[1]}")).send(MAIL)
 
 
+def test_a_server_that_let_nobody_in_is_not_asked_again(catcher: tuple[Catcher, int]) -> None:
+    """Mails of thirty streams wait: the time it takes to hear nothing is spent once. Another notifier asks anew."""
+    caught, port = catcher
+    away = SmtpNotifier(server(f"127.0.0.1:{free_port()}"))
+    with pytest.raises(PlatformError) as first:
+        away.send(MAIL)
+    away.server = server(f"127.0.0.1:{port}")
+    with pytest.raises(PlatformError) as second:
+        away.send(MAIL)
+    assert (second.value.message, caught.mails) == (first.value.message, [])
+
+
 def test_the_fake_can_be_down_too() -> None:
     """The same answer as the real one's."""
     fake = MemoryNotifier(down=True)

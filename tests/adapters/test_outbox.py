@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from seriatim.adapters.memory.mail import MemoryOutbox
@@ -55,6 +56,13 @@ def test_notes_come_oldest_first_and_are_dropped_by_name(outbox: Make) -> None:
     assert list(notes.values()) == [early, late]
     outbox().drop([next(iter(notes)), "none such"])
     assert list(outbox().notes().values()) == [late]
+
+
+def test_a_mail_put_aside_is_kept(tmp_path: Path) -> None:
+    """Beside the desk, as it was, under a name that is told."""
+    where = Path(DiskOutbox(tmp_path, "orders", Path("/a")).put_aside(MAIL))
+    assert where.parent.name == "refused"
+    assert msgspec.json.decode(where.read_bytes(), type=Mail) == MAIL
 
 
 def test_two_projects_have_two_desks(tmp_path: Path) -> None:

@@ -208,6 +208,88 @@ def test_a_run_that_failed_is_mailed_though_the_broker_is_away(
     assert "no broker answers" in mail.text
 
 
+def test_whoever_is_named_no_more_is_told_no_more(
+    made: MemoryStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty `alerts.to` is not a file that cannot be read: there, whoever was named before is told."""
+    post = told(tmp_path, made, monkeypatch)
+    assert code("watch", "--once") == 3
+    (tmp_path / "s.toml").write_text(STREAM)
+    made.clock.sleep(13 * 3600)
+    code("watch", "--once")
+    assert len(post.mails) == 1
+    (tmp_path / "s.toml").write_text(f"{STREAM}alerts = {{to = ['new@example.org']}}\n")
+    made.clock.sleep(13 * 3600)
+    code("watch", "--once")
+    (tmp_path / "s.toml").write_text("topics = 5")
+    for _ in range(2):
+        made.clock.sleep(3600)
+        assert code("watch", "--once") == 2
+    assert [mail.to[0] for mail in post.mails] == ["ops@example.org", "new@example.org", "new@example.org"]
+
+
+def test_what_waits_is_sent_before_anybody_is_looked_at(
+    made: MemoryStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks at streams whose broker is away may take all the time that there is."""
+    from seriatim.core.errors import PlatformError
+
+    post = told(tmp_path, made, monkeypatch)
+    post.down = True
+    assert code("watch", "--once") == 4
+    (tmp_path / "a.toml").write_text(STREAM)
+    sent: list[int] = []
+
+    def away(*_: object) -> None:
+        sent.append(len(post.mails))
+        raise PlatformError("no broker answers")
+
+    monkeypatch.setattr(wiring, "log", away)
+    post.down = False
+    assert code("watch", "--once") == 4
+    assert sent == [1, 1]
+
+
+def test_a_broker_that_is_away_keeps_one_stream_waiting(
+    made: MemoryStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All streams have the same: after one look that took long, in vain, the others of the round are short."""
+    from seriatim.core.errors import PlatformError
+
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.toml").write_text(STREAM)
+    asked: list[tuple[object, ...]] = []
+
+    def away(_file: object, _settings: object, *seconds: object) -> None:
+        asked.append(seconds)
+        raise PlatformError("no broker answers")
+
+    monkeypatch.setattr(wiring, "log", away)
+    assert code("watch", "--once") == 4
+    assert asked == [(), (), ()]
+    asked.clear()
+    monkeypatch.setattr("seriatim.cli.watch.LONG_SECONDS", 0.0)
+    assert code("watch", "--once") == 4
+    assert asked == [(), (3.0,), (3.0,)]
+    assert made
+
+
+def test_a_mail_put_aside_is_said_once(
+    made: MemoryStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With where it is, and exit 4; the next look is as any other."""
+    post = told(tmp_path, made, monkeypatch)
+    post.refuses = {"until Kafka drops"}
+    assert code("watch", "--once") == 4
+    made.run()
+    made.clock.sleep(49 * 3600)
+    assert code("watch", "--once") == 4
+    said = capsys.readouterr().err
+    assert "s: a mail was refused for two days and is not tried any more; it is " in said
+    assert len(list((tmp_path / "outbox").glob("s-*/refused/*.json"))) == 1
+    assert code("watch", "--once") == 0
+
+
 def test_no_streams_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To watch nothing and be green would be worse."""
     monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path))

@@ -89,8 +89,8 @@ def test_a_failed_run_and_its_findings_are_one_alert() -> None:
     notes = [*post.note(), *post.note("task", task="fold", exit_code=3, text="IntegrityError: s: 1 new finding in a/0")]
     alert = post.look(HALTED, findings=[GAP], sequence=4, notes=notes)
     assert (alert.findings, alert.new) == ([GAP], [HALTED])
-    assert alert.failed is not None
-    assert (alert.failed.task, alert.failed.text) == ("fold", "IntegrityError: s: 1 new finding in a/0")
+    (failed,) = alert.failed
+    assert (failed.task, failed.text) == ("fold", "IntegrityError: s: 1 new finding in a/0")
     assert post.desk.told == 4
     assert list(post.desk.open) == ["halted a/0"]
     assert not post.look(HALTED, after=60, sequence=4)
@@ -105,8 +105,7 @@ def test_the_first_task_that_failed_speaks_for_its_run() -> None:
     post.now += 60
     notes += [*post.note("task", task="check", exit_code=2, text="never run"), *post.note()]
     alert = post.look(notes=notes)
-    assert alert.failed is not None
-    assert (alert.failed.task, alert.failed.text) == ("plan", "second attempt")
+    assert [(failed.task, failed.text) for failed in alert.failed] == [("plan", "second attempt")]
 
 
 def test_findings_that_an_earlier_look_told_are_not_told_by_their_run_again() -> None:
@@ -124,7 +123,7 @@ def test_a_new_finding_beside_an_old_one_comes_with_its_run() -> None:
     notes = [*post.note(), *post.note("task", task="fold", exit_code=3)]
     alert = post.look(HALTED, findings=[GAP], sequence=5, notes=notes)
     assert alert.findings
-    assert alert.failed is not None
+    assert alert.failed
 
 
 def test_a_failure_of_another_kind_is_told_all_the_same() -> None:
@@ -143,18 +142,95 @@ def test_runs_that_keep_failing_are_one_incident() -> None:
     assert not post.look(after=HOUR, notes=post.note(text="PlatformError: no broker"))
     assert not post.look(LATE, after=HOUR)
     reminded = post.look(LATE, after=10 * HOUR).reminded
-    assert [one.concern.key for one in reminded] == ["run", "late"]
+    assert [one.concern.key for one in reminded] == ["run"]
     post.now += 60
     over = post.look(notes=post.note("good")).over
-    assert [one.concern.key for one in over] == ["run", "late"]
+    assert [one.concern.key for one in over] == ["run"]
 
 
-def test_a_run_that_failed_before_a_good_one_is_history() -> None:
-    """The mail server was down and both notes were kept: nobody needs to act."""
+def test_what_was_not_told_while_runs_failed_is_told_when_it_outlives_them() -> None:
+    """And what was told before they failed is over like anything else."""
     post = Post()
-    failed = post.note()
+    post.look(notes=post.note(text="PlatformError: no broker"))
+    assert not post.look(LATE, after=HOUR)
     post.now += 60
-    assert not post.look(notes=[*failed, *post.note("good")])
+    alert = post.look(LATE, notes=post.note("good"))
+    assert (alert.new, [one.concern.key for one in alert.over]) == ([LATE], ["run"])
+    post.look(LATE, after=60, notes=post.note(text="PlatformError: no broker"))
+    assert [one.concern.key for one in post.look(after=60).over] == ["late"]
+
+
+def test_a_run_that_failed_before_a_good_one_is_told_as_over() -> None:
+    """Nobody looked in between: a failure is not lost, and nothing stays open. One that was told is not told again."""
+    post = Post()
+    failed = [*post.note(), *post.note("task", exit_code=2, text="ConfigError: a")]
+    post.now += 60
+    alert = post.look(notes=[*failed, *post.note("good")])
+    assert ([one.text for one in alert.passed], alert.failed, alert.over) == (["ConfigError: a"], [], [])
+    assert post.desk.open == {}
+    post.look(notes=[*post.note(), *post.note("task", exit_code=2, text="ConfigError: b")])
+    again = [*post.note(), *post.note("task", exit_code=2, text="ConfigError: b")]
+    post.now += 60
+    alert = post.look(notes=[*again, *post.note("good")])
+    assert (alert.passed, [one.concern.key for one in alert.over]) == ([], ["run"])
+
+
+def test_two_failures_between_two_looks_are_both_told() -> None:
+    """Of each kind the last, oldest first; both are known from then on."""
+    post = Post()
+    said = {"r1": "ConfigError: a", "r2": "ConfigError: b", "r3": "ConfigError: a"}
+    notes = [Note(kind="task", at_seconds=0.0, run=run, exit_code=2, text=text) for run, text in said.items()]
+    notes += [Note(kind="failed", at_seconds=at, run=run) for at, run in enumerate(said)]
+    assert [(one.run, one.text) for one in post.look(notes=notes).failed] == [
+        ("r2", "ConfigError: b"),
+        ("r3", "ConfigError: a"),
+    ]
+    assert not post.look(after=60, notes=notes)
+
+
+def test_a_finding_that_leaves_nothing_open_is_one_mail() -> None:
+    """A look between the commit and the end of its run told it: the run adds nothing, and nothing is over later."""
+    post = Post()
+    post.look(sequence=3)
+    assert post.look(findings=[GAP], sequence=4)
+    notes = [*post.note(), *post.note("task", exit_code=3, text="IntegrityError: s: 1 new finding in a/0")]
+    assert not post.look(after=60, sequence=4, notes=notes)
+    post.now += 60
+    assert not post.look(sequence=5, notes=post.note("good"))
+
+
+def test_a_failure_by_findings_that_nobody_could_read_is_told() -> None:
+    """The ledger is out of reach: what the run said is all there is, once; the findings come when they can be read."""
+    post = Post()
+    post.look(sequence=3)
+    notes = [*post.note(), *post.note("task", exit_code=3, text="IntegrityError: s: 1 new finding in a/0")]
+    assert post.fail(notes=notes).failed
+    assert not post.fail(after=60, notes=notes)
+    assert post.look(after=60, findings=[GAP], sequence=4).findings
+    fresh = Post()
+    assert fresh.look(sequence=4, notes=notes).failed
+    assert fresh.desk.open == {}
+
+
+def test_a_slip_in_a_form_is_told_and_opens_nothing() -> None:
+    """Each once: whoever triggered it knows; nobody is reminded, and nothing is over. A bad file is an incident."""
+    post = Post()
+    for number in range(2):
+        said = post.note("task", task="plan", exit_code=2, asked=True, text="ConfigError: until: 4 is not after from")
+        assert post.look(after=60, notes=[*post.note(), *said]).failed, number
+        assert post.desk.open == {}
+    assert not post.look(after=13 * HOUR)
+    said = post.note("task", task="plan", exit_code=2, text="ConfigError: s.toml: topics")
+    assert post.look(notes=[*post.note(), *said]).failed
+    assert list(post.desk.open) == ["run"]
+
+
+def test_what_is_new_is_not_still_open_in_the_same_mail() -> None:
+    """A reminder of what was told long ago says nothing of what is told just now."""
+    post = Post()
+    post.look(HALTED)
+    alert = post.look(HALTED, BLIND, after=13 * HOUR, notes=post.note(text="killed"))
+    assert (alert.new, [one.concern for one in alert.reminded]) == ([BLIND], [HALTED])
 
 
 def test_one_outage_is_one_mail() -> None:

@@ -33,7 +33,7 @@ FAILED = Note(
 
 def test_a_finding_says_all_that_a_person_needs() -> None:
     """Place, offset, expected and found, cause, what is touched, time left and when, the command, the form."""
-    mail = compose(Alert(findings=[GAP], failed=FAILED), PLACE, 0.0)
+    mail = compose(Alert(findings=[GAP], failed=[FAILED]), PLACE, 0.0)
     assert mail.subject == "[seriatim] orders: GapError in prefix-a/3 at offset 41337"
     for said in (
         "GapError: orders prefix-a/3: gap at offset 41337",
@@ -60,9 +60,27 @@ def test_what_can_be_left_behind_is_said_for_the_form_as_well() -> None:
 
 def test_a_failed_run_says_what_its_task_said() -> None:
     """Headline in the subject, the rest below it."""
-    mail = compose(Alert(failed=FAILED), PLACE, 0.0)
+    mail = compose(Alert(failed=[FAILED]), PLACE, 0.0)
     assert mail.subject == "[seriatim] orders: run failed: PlatformError: reading from Kafka broke"
     assert "check the broker" in mail.text
+
+
+def test_two_failed_runs_are_both_there() -> None:
+    """The subject has the last one."""
+    other = replace(FAILED, text="ConfigError: s.toml: topics\n  next       fix s.toml", run="scheduled__0")
+    mail = compose(Alert(failed=[other, FAILED]), PLACE, 0.0)
+    assert mail.subject == "[seriatim] orders: run failed: PlatformError: reading from Kafka broke"
+    for said in ("2 runs failed", "Run failed: ConfigError: s.toml: topics", "scheduled__0", "fix s.toml"):
+        assert said in mail.text
+
+
+def test_a_run_that_failed_and_is_over_asks_for_nothing() -> None:
+    """A later one went well before anybody was told."""
+    mail = compose(Alert(passed=[FAILED]), PLACE, 0.0)
+    assert mail.subject == "[seriatim] orders: over: run failed: PlatformError: reading from Kafka broke"
+    assert "a run failed, and a later one went well" in mail.text
+    assert "http://localhost:8080/dags/orders/runs/1" in mail.text
+    assert "next  " not in mail.text
 
 
 def test_a_report_is_linked_where_something_happened() -> None:
@@ -75,7 +93,7 @@ def test_a_report_is_linked_where_something_happened() -> None:
 
 def test_a_run_that_died_without_a_word_still_has_a_next_command() -> None:
     """Whatever killed it."""
-    mail = compose(Alert(failed=replace(FAILED, text="")), PLACE, 0.0)
+    mail = compose(Alert(failed=[replace(FAILED, text="")]), PLACE, 0.0)
     assert "run failed: the scheduler gave no reason" in mail.subject
     assert "\n  next       read the task's log, then: seriatim status orders" in mail.text
 

@@ -30,6 +30,7 @@ class Watcher:
 
     def __init__(self, made: MemoryStream) -> None:
         self.made, self.outbox, self.post = made, MemoryOutbox(), MemoryNotifier()
+        self.place = PLACE
 
     def look(self, notifier: MemoryNotifier | None = None) -> Sent:
         """Look once and tell."""
@@ -37,7 +38,7 @@ class Watcher:
         found = look(made.stream, made.kafka, made.ledger, made.files, made.clock)
         told = seen(made.stream, found, made.ledger, self.outbox.desk())
         with self.outbox.alone():
-            return alert(PLACE, 12, told, self.outbox, notifier or self.post)
+            return alert(self.place, 12, told, self.outbox, notifier or self.post)
 
     def fail(self, run: str = "r1", code: int = 3) -> None:
         """What Airflow leaves when a run failed."""
@@ -217,7 +218,7 @@ def test_a_stream_whose_file_broke_is_told_to_whom_it_named_before() -> None:
     watcher.look()
     error = PlatformError("no broker", next="retry")
     for after in (0.0, 700.0):
-        alert(replace(PLACE, to=()), 12, unseen(error, after), watcher.outbox, watcher.post)
+        alert(replace(PLACE, to=None), 12, unseen(error, after), watcher.outbox, watcher.post)
     (mail,) = watcher.post.mails
     assert mail.to == ("ops@example.org",)
     assert "PlatformError: no broker" in mail.text
@@ -232,6 +233,7 @@ def test_a_mail_that_is_refused_is_not_in_the_way_of_others(hurt: Watcher) -> No
     hurt.outbox.put_desk(replace(hurt.outbox.desk(), mails=(waiting, replace(waiting, id="2", subject="another"))))
     told = hurt.look()
     assert ([mail.subject for mail in told.sent], told.waiting) == (["another"], [waiting])
+    assert told.waiting[0].refused_seconds == hurt.made.clock.now_seconds()
     assert hurt.outbox.desk().mails == (waiting,)
     assert "refused" in told.trouble
 
@@ -248,3 +250,48 @@ def test_a_mail_that_cannot_be_kept_is_sent_all_the_same(hurt: Watcher) -> None:
         with pytest.raises(PlatformError, match="no room"):
             hurt.look()
         assert [mail.subject for mail in hurt.post.mails] == ["[seriatim] s: GapError in in-a/0 at offset 3"] * count
+
+
+def test_whoever_is_named_no_more_is_told_no_more(hurt: Watcher) -> None:
+    """`alerts.to = []` is a word: nothing is mailed, and what waited is not sent either."""
+    hurt.post.down = True
+    hurt.look()
+    hurt.post.down = False
+    hurt.place = replace(PLACE, to=())
+    told = hurt.look()
+    assert (told.sent, told.waiting, hurt.outbox.desk().mails, hurt.outbox.desk().to) == ([], [], (), ())
+    hurt.place = PLACE
+    hurt.made.clock.sleep(12 * HOUR)
+    assert [mail.subject for mail in hurt.look().sent] == ["[seriatim] s: still open: halted in-a/0"]
+
+
+def test_what_waits_goes_to_whom_the_stream_names_now(hurt: Watcher) -> None:
+    """An address was wrong: put right, it is where the mail goes. A file that cannot be read changes no address."""
+    hurt.post.refuses = {"GapError"}
+    hurt.look()
+    hurt.place = replace(PLACE, to=None)
+    (waiting,) = hurt.look().waiting
+    assert waiting.to == ("ops@example.org",)
+    hurt.post.refuses = set()
+    hurt.place = replace(PLACE, to=("right@example.org",))
+    assert [mail.to for mail in hurt.look().sent] == [("right@example.org",)]
+
+
+def test_a_mail_that_is_refused_for_two_days_is_put_aside(hurt: Watcher) -> None:
+    """It is kept and said, once; until then it waits. A server that is down puts nothing aside, however long."""
+    hurt.post.down = True
+    hurt.look()
+    hurt.made.clock.sleep(100 * HOUR)
+    assert len(hurt.look().waiting) == 2  # the reminder, too
+    hurt.post.down, hurt.post.refuses = False, {"GapError"}
+    assert len(hurt.look().waiting) == 1
+    hurt.made.clock.sleep(11 * HOUR)
+    hurt.look()
+    hurt.made.clock.sleep(36 * HOUR)
+    assert len(hurt.look().waiting) == 1
+    hurt.made.clock.sleep(HOUR)
+    told = hurt.look()
+    assert (told.waiting, hurt.outbox.desk().mails) == ([], ())
+    (aside,) = hurt.outbox.aside
+    assert told.aside == [f"refused/{aside.id}"]
+    assert not hurt.look().aside

@@ -16,6 +16,7 @@ class MemoryOutbox(Struct):
 
     kept: Desk = field(default_factory=Desk)
     left: dict[str, Note] = field(default_factory=dict)
+    aside: list[Mail] = field(default_factory=list)
     taken: bool = False
     count: int = 0
 
@@ -44,6 +45,10 @@ class MemoryOutbox(Struct):
     def drop(self, names: list[str]) -> None:
         for name in names:
             self.left.pop(name, None)
+
+    def put_aside(self, mail: Mail) -> str:
+        self.aside.append(mail)
+        return f"refused/{mail.id}"
 
 
 class MemoryNotifier(Struct):
