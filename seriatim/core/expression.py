@@ -3,9 +3,11 @@
 Text is parsed and every node of it is looked up in a list; what is not on it is refused by name. Nothing is ever
 handed to `eval`. Fields are those that data has: no attribute of Python's own can be reached, no function beyond a
 few can be called, and work and size are bounded. A field that is not there is None, and None is neither more nor
-less than anything: a message without a price is no message with a price below 0.
+less than anything: a message without a price is no message with a price below 0. Work is counted in steps; how many
+there may be grows with the state that is asked, never faster: one look at each row is always possible.
 
-Next room: trace.py says which names there are; cli/replay.py and cli/bisect.py take what people type.
+Next room: alike.py compares values of two kinds; trace.py says which names there are; cli/replay.py and cli/bisect.py
+take what people type.
 """
 
 from __future__ import annotations
@@ -13,17 +15,21 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from decimal import Decimal
+from decimal import localcontext
+from functools import reduce
 from typing import Any
 
-from msgspec import Struct
-
+from seriatim.core.alike import NUMBERS, alike, key, named, number
 from seriatim.core.errors import ConfigError
+from seriatim.core.fields import extent, field_of, size
 
 TEXT_MAX, NODES_MAX, STEPS_MAX, BITS_MAX, POWER_MAX = 1_000, 200, 1_000_000, 4_096, 64
+STEPS_EACH = 50
+"""Steps beyond these for each row of the state, or part of whatever else is asked."""
+DIGITS = 80
+"""Of decimals that are reckoned with: two columns of 38 digits, and more."""
 
 Compiled = Callable[["Scope"], Any]
-NUMBERS = (int, float, Decimal)
 ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -45,7 +51,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": lambda *values: min(_given(values), default=None),
     "max": lambda *values: max(_given(values), default=None),
     "abs": lambda value: None if value is None else abs(_number(value)),
-    "sum": lambda value: sum(map(_number, _given([value]))),
+    "sum": lambda value: reduce(lambda one, other: operator.add(*alike(one, other)), map(_number, _given([value])), 0),
     "any": lambda value: any(_many(value)),
     "all": lambda value: all(_many(value)),
     "sorted": lambda value: sorted(_given([value])),
@@ -57,13 +63,16 @@ class Scope:
     """One evaluation: the names it knows, and the work that is left to it."""
 
     def __init__(self, names: Mapping[str, Any], left: int = STEPS_MAX) -> None:
-        self.names, self.left = dict(names), left
+        self.given, self.names, self.left, self.granted = names, dict(names), left, left
 
     def spend(self, steps: int = 1) -> None:
         """Refuse what would take too long."""
         self.left -= steps
+        if self.left < 0 and self.granted == STEPS_MAX:
+            more = STEPS_EACH * sum(map(extent, self.given.values()))
+            self.granted, self.left = self.granted + more, self.left + more
         if self.left < 0:
-            raise ValueError(f"it takes more than {STEPS_MAX} steps")
+            raise ValueError(f"it takes more than {self.granted} steps")
 
 
 class Expression:
@@ -77,7 +86,8 @@ class Expression:
     def value(self, names: Mapping[str, Any]) -> Any:
         """What it comes to."""
         try:
-            return self._compiled(Scope(names))
+            with localcontext(prec=DIGITS):
+                return self._compiled(Scope(names))
         except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
             where = f" at offset {names['offset']}" if "offset" in names else ""
             told = f"{self.text!r} cannot be worked out{where}: {error}"
@@ -181,7 +191,7 @@ class Grammar:
         if isinstance(node.op, ast.Not):
             return lambda scope: not part(scope)
         if isinstance(node.op, ast.USub):
-            return lambda scope: -_number(part(scope))
+            return lambda scope: None if (value := part(scope)) is None else -_number(value)
         raise Refused(f"{type(node.op).__name__} is not part of it")
 
     def _binop(self, node: ast.BinOp) -> Compiled:
@@ -189,11 +199,20 @@ class Grammar:
         if do is None:
             raise Refused(f"{type(node.op).__name__} is not part of it")
         power = isinstance(node.op, ast.Pow)
-        return lambda scope: _reckoned(do, one(scope), other(scope), power=power)
+
+        def reckon(scope: Scope) -> Any:
+            scope.spend()
+            return _reckoned(do, one(scope), other(scope), power=power)
+
+        return reckon
 
     def _compare(self, node: ast.Compare) -> Compiled:
-        parts = [self.compile(part) for part in (node.left, *node.comparators)]
-        tests = [_test(kind) for kind in node.ops]
+        nodes = (node.left, *node.comparators)
+        parts = [self.compile(part) for part in nodes]
+        tests = [
+            _test(kind, ast.unparse(one), ast.unparse(other))
+            for kind, one, other in zip(node.ops, nodes[:-1], nodes[1:], strict=True)
+        ]
 
         def compare(scope: Scope) -> bool:
             left = parts[0](scope)
@@ -212,7 +231,12 @@ class Grammar:
 
     def _list(self, node: ast.List | ast.Tuple) -> Compiled:
         parts = [self.compile(part) for part in node.elts]
-        return lambda scope: [part(scope) for part in parts]
+
+        def listed(scope: Scope) -> list[Any]:
+            scope.spend(len(parts))
+            return [part(scope) for part in parts]
+
+        return listed
 
     _tuple = _list
 
@@ -228,7 +252,7 @@ class Grammar:
 
         def call(scope: Scope) -> Any:
             given = [part(scope) for part in parts]
-            scope.spend(sum(map(_size, given)))
+            scope.spend(1 if function is FUNCTIONS["len"] else sum(map(size, given)))
             return function(*given)
 
         return call
@@ -258,21 +282,10 @@ class Grammar:
     _listcomp = _generatorexp
 
 
-def field_of(value: Any, name: str) -> tuple[bool, Any]:
-    """A field that data has, and whether it has it: of Structs and dataclasses what they declare, of mappings a key."""
-    if isinstance(value, Mapping):
-        return name in value, value.get(name)
-    if isinstance(value, Struct):
-        declared: Iterable[str] = value.__struct_fields__
-    else:
-        declared = getattr(type(value), "__dataclass_fields__", ())
-    return (True, getattr(value, name, None)) if name in declared else (False, None)
-
-
 def _item(scope: Scope, value: Any, at: Any) -> Any:
     scope.spend()
     if isinstance(value, Mapping):
-        return value.get(at)
+        return value.get(key(value, at))
     if isinstance(value, Sequence) and not isinstance(value, str) and isinstance(at, int):
         return value[at] if -len(value) <= at < len(value) else None
     return None
@@ -282,11 +295,6 @@ def _counted(value: Any) -> Any:
     if not isinstance(value, str | Sequence | Mapping | set | frozenset):
         raise TypeError(f"{type(value).__name__} has no length")
     return value
-
-
-def _size(value: Any) -> int:
-    """How much work it is to go through it."""
-    return len(value) if isinstance(value, str | Sequence | Mapping | set | frozenset) else 1
 
 
 def _many(value: Any) -> Iterable[Any]:
@@ -307,9 +315,11 @@ def _given(values: Sequence[Any]) -> list[Any]:
 
 
 def _number(value: Any) -> Any:
-    if not isinstance(value, NUMBERS):
-        raise TypeError(f"{type(value).__name__} is no number")
-    return value
+    """A number, or a text that is one: decimals are sent as text."""
+    found = number(value) if isinstance(value, str) else value
+    if not isinstance(found, NUMBERS):
+        raise TypeError(f"{named(value)} is no number")
+    return found
 
 
 def _reckoned(do: Callable[[Any, Any], Any], one: Any, other: Any, *, power: bool) -> Any:
@@ -318,29 +328,45 @@ def _reckoned(do: Callable[[Any, Any], Any], one: Any, other: Any, *, power: boo
         return None
     if power and abs(_number(other)) > POWER_MAX:
         raise ValueError(f"a power beyond {POWER_MAX}")
-    value = do(_number(one), _number(other))
+    value = do(*alike(_number(one), _number(other)))
+    if isinstance(value, complex):
+        raise ValueError("it is no real number")
     if isinstance(value, int) and value.bit_length() > BITS_MAX:
         raise ValueError("the number grows too large")
     return value
 
 
-def _test(kind: ast.cmpop) -> Callable[[Scope, Any, Any], bool]:
+def _test(kind: ast.cmpop, one_text: str, other_text: str) -> Callable[[Scope, Any, Any], bool]:
     if isinstance(kind, ast.In | ast.NotIn):
         wanted = isinstance(kind, ast.In)
         return lambda scope, one, other: _is_in(scope, one, other) is wanted
     compare, same = ORDER.get(type(kind)), SAME.get(type(kind))
 
     def test(scope: Scope, one: Any, other: Any) -> bool:
-        scope.spend(min(_size(one), _size(other)))
+        scope.spend(min(size(one), size(other)))
         if compare is None:
-            return (one == other) is same
-        return one is not None and other is not None and bool(compare(one, other))
+            return _same(one, other) is same
+        if one is None or other is None:
+            return False
+        mine, yours = alike(one, other)
+        try:
+            return bool(compare(mine, yours))
+        except TypeError:
+            told = f"{one_text} is {named(one)} and {other_text} is {named(other)}: neither is more or less"
+            raise TypeError(told) from None
 
     return test
 
 
+def _same(one: Any, other: Any) -> bool:
+    mine, yours = alike(one, other)
+    return bool(mine == yours)
+
+
 def _is_in(scope: Scope, one: Any, other: Any) -> bool:
-    scope.spend(1 if isinstance(other, Mapping) else _size(other))
+    scope.spend(1 if isinstance(other, Mapping) else size(other))
     if isinstance(other, str):
         return isinstance(one, str) and one in other
-    return other is not None and one in (other if isinstance(other, Mapping) else list(_many(other)))
+    if isinstance(other, Mapping):
+        return key(other, one) in other
+    return any(_same(one, each) for each in _many(other))

@@ -260,3 +260,35 @@ def test_a_row_of_several_columns_is_named_in_json_too() -> None:
     for wrong in ("a,b,2", '["a", 2, 3]', "a"):
         with pytest.raises(ConfigError, match="a row is named by id, n"):
             key_of(runner, wrong)
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second", "invariant"),
+    [
+        ("string", "a", "b", "row.x == 'b'"),
+        ("int64", 1, 2, "row.x == 2"),
+        ("float64", 0.1, 0.3, "row.x == 0.3"),
+        ("bool", False, True, "row.x == True"),
+        ("timestamp", "2026-01-01T12:00:00+02:00", "2026-02-01T01:00:00+02:00", "row.x >= '2026-01-31T23:00:00Z'"),
+        ("timestamp", "2026-01-01T12:00:00Z", "2026-02-01T00:00:00Z", "row.x == '2026-02-01'"),
+        ("date", "2026-01-01", "2026-02-01", "row.x == '2026-02-01'"),
+        ("date", "2026-01-01", "2026-02-01", "row.x > '2026-01-01'"),
+        ("binary", "AAE=", "AAI=", "row.x == 'AAI='"),
+        ("decimal(10,2)", "1.10", "16.67", "row.x == 16.67"),
+        ("decimal(10,2)", 1, 0.1, "row.x == 0.1"),
+        ("decimal(10,2)", "1.10", "16.67", "row.x + 0.33 == 17"),
+    ],
+)
+def test_every_type_of_column_can_be_asked_for(kind: str, first: Any, second: Any, invariant: str) -> None:
+    """Row 2 has the value from offset 3 on: that is what is found, whatever type its column has."""
+    table = Table(key=("id",), columns={"id": "string", "x": kind}, before=False)
+    stream = Stream(name="s", topics="in-.*", machine="table", table=table, output=Output(path="memory"))
+    made = MemoryStream(stream, stream.table_machine)
+    made.kafka.create("in-a", 1)
+    bodies: list[dict[str, Any]] = [{"type": "snapshot", "rows": [{"id": one, "x": first} for one in "ab"]}]
+    bodies += [{"type": "update", "id": "a", "x": first}] * 2
+    bodies += [{"type": "update", "id": "b", "x": second}, *[{"type": "update", "id": "a", "x": first}] * 3]
+    for body in bodies:
+        made.kafka.produce("in-a", "s", json.dumps(body).encode())
+    made.run(5)
+    assert hunted(made, "s", f"not any({invariant} for row in state.rows)").broken == 3
