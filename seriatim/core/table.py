@@ -82,6 +82,7 @@ class TableMachine:
         self._width = len(self.names)
         self._blank: Row = (None,) * self._width
         self._checks = _checks(columns)
+        self._key_times = [i for i in self.key_positions if columns[self.names[i]] == "timestamp"]
         self._single = self.key_positions[0] if len(self.key_positions) == 1 else None
         kinds: list[Any] = _message_kinds(key, columns, type_field, rows_field, sequence, session)
         self.snapshot, self.insert, self.update, self.delete = kinds
@@ -111,6 +112,8 @@ class TableMachine:
                 value = getattr(row, f"c{position}", None)
                 if value is not None and value is not UNSET and (trouble := check(value)):
                     return Poison(f"wrong schema: {self.names[position]} {trouble}")
+            for position in self._key_times:
+                setattr(row, f"c{position}", _utc(getattr(row, f"c{position}")))
         return message
 
     def is_snapshot(self, message: Any) -> bool:
@@ -250,7 +253,10 @@ class TableMachine:
 
     def load(self, saved: bytes, version: int) -> dict[Any, Row]:  # noqa: ARG002  # there was only one
         """Rows from bytes."""
-        return {self._key(row): row for row in self._saved.decode(saved)}
+        rows = self._saved.decode(saved)
+        if self._key_times:  # earlier versions kept them as the producer wrote them
+            rows = [tuple([_utc(v) if i in self._key_times else v for i, v in enumerate(row)]) for row in rows]
+        return {self._key(row): row for row in rows}
 
     def show(self, rows: dict[Any, Row]) -> Any:
         """Rows as plain values for people and JSON."""
@@ -266,9 +272,14 @@ def settled(columns: Mapping[str, str], values: dict[str, Any]) -> dict[str, Any
     return {name: _settled(columns.get(name, ""), value) for name, value in values.items()}
 
 
+def _utc(time: datetime) -> datetime:
+    """A time with its zone, UTC if it has none: without one it equals no other of the same instant."""
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
 def _settled(kind: str, value: Any) -> Any:
     if isinstance(value, datetime) and kind == "timestamp":
-        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+        return _utc(value).astimezone(UTC)
     if isinstance(value, Decimal) and (match := DECIMAL.fullmatch(kind)):
         precision, scale = int(match[1]), int(match[2])
         if not _decimal_check(precision, scale)(value):

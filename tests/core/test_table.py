@@ -7,12 +7,14 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from seriatim.core.message import Poison
 from seriatim.core.table import Precondition, TableMachine, column_type
+from seriatim.testing import CRASH, fold_table
 
 COLUMNS = {"id": "string", "v": "int64", "w": "float64"}
 
@@ -268,3 +270,35 @@ def test_unknown_column_types_have_no_python_type(name: str) -> None:
     """The stream file refuses them by this."""
     assert column_type(name) is None
     assert column_type("decimal(38, 38)") is Decimal
+
+
+NAIVE, AWARE, SUMMER = "2024-01-01T00:00:00", "2024-01-01T00:00:00Z", "2024-01-01T02:00:00+02:00"
+TIMED: Any = {"key": ["at"], "columns": {"at": "timestamp", "v": "int64"}}
+
+
+@pytest.mark.parametrize("between", [[], [CRASH]])
+def test_one_instant_is_one_row_however_it_is_written(between: list[Any]) -> None:
+    """A time without a zone is UTC as a key, too: state and records have the same rows."""
+    snapshot = {"type": "snapshot", "rows": [{"at": NAIVE, "v": 1}]}
+    updates = [{"type": "update", "at": text, "v": v} for v, text in enumerate((AWARE, SUMMER, NAIVE), 2)]
+    done = fold_table([snapshot, *between, *updates], **TIMED)
+    assert not done.findings
+    assert done.state == {"rows": [{"at": AWARE, "v": 4}]}
+    assert {record["at"] for record in done.records} == {datetime(2024, 1, 1, tzinfo=UTC)}
+    (twice,) = fold_table([snapshot, *between, {"type": "insert", "at": AWARE, "v": 2}], **TIMED).findings
+    assert twice.finding == "precondition"
+
+
+def test_a_snapshot_that_names_an_instant_twice_contradicts_itself() -> None:
+    """With a zone and without."""
+    rows = [{"at": NAIVE, "v": 1}, {"at": SUMMER, "v": 2}]
+    (found,) = fold_table([{"type": "snapshot", "rows": rows}], **TIMED).findings
+    assert "names a row twice" in found.cause
+
+
+def test_keys_of_saved_state_are_read_in_utc() -> None:
+    """Earlier versions kept them as they came; a message that has the zone finds its row."""
+    made = machine(**TIMED)
+    rows = made.load(msgspec.msgpack.encode([(NAIVE, 1)]), 1)
+    assert told(made, rows, type="update", at=AWARE, v=2) == [("update", datetime(2024, 1, 1, tzinfo=UTC), 2)]
+    assert len(rows) == 1
