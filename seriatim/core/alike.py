@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from binascii import Error as NotBase64
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -99,5 +98,5 @@ def _date(text: str) -> date:
 def _bytes(text: str) -> bytes:
     try:
         return b64decode(text, validate=True)
-    except (NotBase64, ValueError):
+    except ValueError:
         raise ValueError(f"{text[:50]!r} is not base64, in which bytes are written") from None
