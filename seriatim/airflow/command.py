@@ -24,6 +24,7 @@ from typing import IO, Any
 import psutil
 from airflow.sdk import BaseOperator, CronDataIntervalTimetable
 from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
+from msgspec.structs import replace
 
 from seriatim.airflow import place
 from seriatim.airflow.outcome import LINES_KEPT, error_of, screen_of
@@ -100,7 +101,7 @@ class Command(BaseOperator):
             self.log.info("%s: it was never run, so there is nothing to do yet", self.stream)
             return ""
         self.log.info("seriatim %s", " ".join(words))
-        with tempfile.TemporaryFile("w+") as output:
+        with tempfile.TemporaryFile("w+", errors="replace") as output:
             code, said = self._run(words, output)
             output.seek(0)
             printed = output.read()
@@ -140,6 +141,7 @@ class Command(BaseOperator):
             stdout=output,
             stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
             preexec_fn=die_with_parent,  # noqa: PLW1509  # a task has one thread
         )
         for line in self._process.stderr or ():
@@ -152,11 +154,16 @@ class Command(BaseOperator):
         self._leave(context, error.exit_code, screen_of(said) or error.render())
         return error
 
+    def is_asked(self, context: Any) -> bool:  # noqa: ARG002  # subclasses read the form
+        """Whether a person's form asks for something of its own: what is wrong with that is no incident."""
+        return False
+
     def _leave(self, context: Any, code: int, screen: str) -> None:
         """A note for the alert, where there is a stream that it concerns."""
         if self.stream:
             note = place.note_of_task(context, self.task_id, code, screen)
-            place.leave(self.folder, self.stream, note, self.log)
+            asked = code == ConfigError.exit_code and self.is_asked(context)
+            place.leave(self.folder, self.stream, replace(note, asked=asked), self.log)
 
     def on_kill(self) -> None:
         """End the process and all that it started."""

@@ -82,7 +82,8 @@ class Submit(SparkSubmitHook):
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
         """In the project's folder: relative paths and seriatim.toml are those of the command line."""
-        return super().submit(application, **{"cwd": self.folder, "preexec_fn": die_with_parent, **kwargs})
+        ours = {"cwd": self.folder, "preexec_fn": die_with_parent, "errors": "replace"}
+        return super().submit(application, **{**ours, **kwargs})
 
 
 class Fold(SparkSubmitOperator):

@@ -35,6 +35,10 @@ class RepairPlan(Command):
         self.stream = str(context["params"]["stream"])
         return [*repair_words(dict(context["params"])), "--json"]
 
+    def is_asked(self, context: Any) -> bool:  # noqa: ARG002  # it has a form always
+        """Nobody else starts a repair."""
+        return True
+
     def is_fine(self, code: int, printed: str) -> bool:
         """A plan is one also if it does not mend everything: its notes say what it leaves."""
         return code == 0 or (code == IntegrityError.exit_code and bool(printed))

@@ -56,10 +56,12 @@ def environment(folder: str) -> dict[str, str]:
 
 
 def _mail_server() -> dict[str, str]:
-    """Airflow's own mail connection, if there is one, by the environment: a password is in no command line."""
+    """Airflow's own mail connection, if one names a host, by the environment: a password is in no command line."""
     try:
         found = BaseHook.get_connection(SMTP_CONNECTION)
     except AirflowNotFoundException:
+        return {}
+    if not found.host:
         return {}
     extra = found.extra_dejson
     tls = "none" if _is_true(extra.get("disable_tls")) else "starttls"

@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from seriatim.airflow import place
 from seriatim.airflow.command import Command
 from seriatim.airflow.link import RunPage
-from seriatim.core.request import parse, plan_words
+from seriatim.core.request import is_plain, parse, plan_words
 
 
 class Plan(Command):
@@ -30,6 +30,11 @@ class Plan(Command):
     def words_for(self, context: Any) -> list[str]:
         """A plan of the places that the form names; of a backfill its dry run, which says all that it replaces."""
         return plan_words(parse(dict(context["params"])), self.stream)
+
+    def is_asked(self, context: Any) -> bool:
+        """Of a run by hand whose form is not left as it is."""
+        by_hand = getattr(context["dag_run"], "run_type", "") == "manual"
+        return by_hand and not is_plain(dict(context["params"]))
 
 
 class Check(Command):

@@ -68,6 +68,11 @@ class Request(Struct, frozen=True, kw_only=True):
         return not named or partition.topic in self.topics or partition in self.partitions
 
 
+def is_plain(given: Mapping[str, Any]) -> bool:
+    """Whether a form was left as it is."""
+    return {key: value for key, value in given.items() if value} in ({}, {"action": "run"})
+
+
 def parse(given: Mapping[str, Any]) -> Request:
     """A request from the values of the form. None, empty texts, lists and tables mean: not given."""
     unknown = sorted(set(given) - set(FIELDS))

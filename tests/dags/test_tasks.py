@@ -38,7 +38,7 @@ def notes():
     outbox = place.outbox(FOLDER, "orders")
     left = outbox.notes()
     outbox.drop(list(left))
-    return [[note.kind, note.task, note.exit_code, note.text] for note in left.values()]
+    return [[note.kind, note.task, note.exit_code, note.text, note.asked] for note in left.values()]
 """
 
 
@@ -60,6 +60,33 @@ answers['a_kill_ends_the_command_and_what_it_started'] = [answer[0], time.monoto
 one = Plan(task_id="plan", stream="orders", folder=FOLDER)
 given = context(**{"action": "backfill", "partitions": ["a/0"], "from": "5", "until": "4"})
 answers['plan_refuses_what_a_schema_cannot'] = [tried(one, given), notes()]
+by_schedule = {**given, "dag_run": Made(run_type="scheduled", run_id="r1")}
+from seriatim.airflow.mend import RepairPlan
+other = {**context(), "params": {"stream": "orders", "partition": "no"}}
+bad_file = Plan(task_id="plan", stream="orders", folder=FOLDER)
+bad_file.words_for = lambda _: ["plan", "none-such"]
+asked = [(one, given), (bad_file, context()), (one, by_schedule), (RepairPlan(task_id="plan", folder=FOLDER), other)]
+answers['a_slip_in_a_form_is_marked_as_one'] = [[tried(*each), notes()[0][4]] for each in asked]
+def running(code):
+    import subprocess
+    one, opened = Command(task_id="t", words=["x"], folder=FOLDER), subprocess.Popen
+    subprocess.Popen = lambda words, **how: opened([sys.executable, "-c", code], **how)
+    try:
+        return [tried(one, context()), said[-1]]
+    finally:
+        subprocess.Popen = opened
+bytes_of = "import sys; sys.stdout.buffer.write(b'\\\\xff out'); sys.stderr.buffer.write(b'\\\\xfe err')"
+answers['bytes_that_are_no_text_break_no_task'] = running(bytes_of)
+hook = Submit(folder=FOLDER, without_connection="local[2]", conn_id="seriatim_spark")
+hook._build_spark_submit_command = lambda _: [sys.executable, "-c", bytes_of]
+hook.submit("x")
+answers['bytes_that_are_no_text_break_no_task'].append(list(hook.said))
+found = []
+for text in ('{"conn_type": "smtp", "login": "us"}', '{"conn_type": "smtp", "host": "mail.example.org"}'):
+    os.environ["AIRFLOW_CONN_SMTP_DEFAULT"] = text
+    found.append(place._mail_server().get("SERIATIM_SMTP"))
+del os.environ["AIRFLOW_CONN_SMTP_DEFAULT"]
+answers['a_mail_connection_without_a_host_is_none'] = found
 one = Fold(task_id="fold", stream="orders", folder=FOLDER)
 asked = [{}, {"messages_max": 5}, {"action": "backfill", "topics": ["a"]}, {"dry_run": True}]
 asked += [{"action": "replay", "topics": ["a"]}]
@@ -185,7 +212,7 @@ def test_a_command_that_fails_is_a_typed_error_and_leaves_a_note(answers: dict[s
     """The screen it ended with, for the mail."""
     error, left = answers["a_command_that_fails_is_a_typed_error_and_leaves_a_note"]
     assert error[0] == "ConfigError"
-    ((kind, name, code, text),) = left
+    ((kind, name, code, text, _),) = left
     assert (kind, name, code) == ("task", "plan", 2)
     assert text.startswith("ConfigError: no stream 'none-such'")
 
@@ -202,6 +229,27 @@ def test_plan_refuses_what_a_schema_cannot(answers: dict[str, Any]) -> None:
     error, left = answers["plan_refuses_what_a_schema_cannot"]
     assert error == ["ConfigError", "until: 4 is not after from (5)"]
     assert left[0][:3] == ["task", "plan", 2]
+
+
+def test_a_slip_in_a_form_is_marked_as_one(answers: dict[str, Any]) -> None:
+    """Of a run by hand whose form asks for something; a plain run's trouble, or a schedule's, is everybody's."""
+    (by_form, slip), (by_file, plain), (_, by_schedule), (by_repair, repair) = answers[
+        "a_slip_in_a_form_is_marked_as_one"
+    ]
+    assert [slip, plain, by_schedule, repair] == [True, False, False, True]
+    assert [by_form[0], by_file[0], by_repair[0]] == ["ConfigError", "ConfigError", "ConfigError"]
+
+
+def test_bytes_that_are_no_text_break_no_task(answers: dict[str, Any]) -> None:
+    """A library may say anything: what it says is shown as far as it can be."""
+    error, last, submitted = answers["bytes_that_are_no_text_break_no_task"]
+    assert (error, last) == (None, "\ufffd out")
+    assert "\ufffd out" in "".join(submitted)
+
+
+def test_a_mail_connection_without_a_host_is_none(answers: dict[str, Any]) -> None:
+    """Not a server called None."""
+    assert answers["a_mail_connection_without_a_host_is_none"] == [None, "mail.example.org:465"]
 
 
 def test_fold_takes_its_words_from_the_form(answers: dict[str, Any]) -> None:
@@ -290,6 +338,6 @@ def test_fold_leaves_a_note_where_nothing_could_be_submitted(answers: dict[str, 
     """JARs or a connection that are not there: the mail says which."""
     error, left = answers["fold_leaves_a_note_where_nothing_could_be_submitted"]
     assert error == ["PlatformError", "no JARs can be had"]
-    ((kind, task, code, text),) = left
+    ((kind, task, code, text, _),) = left
     assert (kind, task, code) == ("task", "fold", 4)
     assert "make setup" in text
