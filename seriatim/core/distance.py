@@ -9,13 +9,13 @@ Next room: fold.py measures after each stretch; the ledger keeps the largest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from seriatim.core.message import Stretch
 from seriatim.core.session import Counts, Session
 
-Tell = Callable[[str, Session, int], None]
-"""Session's name, session, offset: it is past the limit since this message."""
+Tell = Callable[[str, Session, int, int], None]
+"""Session's name, session, offset, that of its last snapshot before: it is past the limit since this message."""
 
 
 class Distance:
@@ -23,6 +23,12 @@ class Distance:
 
     def __init__(self, limit_ms: int, tell: Tell) -> None:
         self.limit_ms, self.tell = limit_ms, tell
+        self._anchors: dict[str, int] = {}
+        """Where sessions' last snapshots are, as far as was measured: the fold itself is further."""
+
+    def meet(self, sessions: Mapping[str, Session]) -> None:
+        """Sessions that were just loaded."""
+        self._anchors |= {name: session.snapshot_offset for name, session in sessions.items()}
 
     def measure(
         self,
@@ -63,13 +69,15 @@ class Distance:
                 session.since_snapshot, session.reach_ms, session.snapshot_timestamp = 0, 0, -1
             if i in anchors:
                 session.since_snapshot, session.reach_ms, session.snapshot_timestamp = 0, 0, int(time)
+                if self.limit_ms:
+                    self._anchors[str(name)] = stretch.start + i
             elif session.snapshot_timestamp >= 0:
                 before = session.reach_ms
                 session.since_snapshot += 1
                 session.reach_ms = max(before, int(time) - session.snapshot_timestamp)
                 _note(session, counts)
                 if self.limit_ms and before <= self.limit_ms < session.reach_ms:
-                    self.tell(str(name), session, stretch.start + i)
+                    self.tell(str(name), session, stretch.start + i, self._anchors[str(name)])
 
 
 def _note(session: Session, counts: Counts) -> None:

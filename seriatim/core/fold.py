@@ -252,13 +252,13 @@ class Fold(Judge):
         self.counts.headless += 1
         self.strangers.setdefault(name, waiting.offset)
 
-    def _too_far(self, name: str, session: Session, offset: int) -> None:
+    def _too_far(self, name: str, session: Session, offset: int, snapshot: int) -> None:
         minutes = self.limits.distance_ms // 60_000
         found = f"none for {session.reach_ms / 60_000:.1f} minutes and {session.since_snapshot} messages"
         finding = self.tally.finding(
             "snapshot distance", name, offset, f"a snapshot at least every {minutes} minutes", found
         )
-        self.tally.warn(finding, f"the last one is at offset {session.snapshot_offset}")
+        self.tally.warn(finding, f"the last one is at offset {snapshot}")
 
     def _decoded(self, stretch: Stretch) -> list[Any]:
         return self.runner.decode(stretch.values)
@@ -280,6 +280,8 @@ class Fold(Judge):
             for name in new:
                 self.sessions[name] = session = known.get(name) or Session()
                 session.careful = name in self.careful
+            if self.limits.distance_ms:
+                self._distance.meet({name: self.sessions[name] for name in new})
             crash_point("state-loaded")
 
     def _touch(self, names: list[str | None], consumed: int) -> None:

@@ -27,6 +27,7 @@ class Timed:
         self.records: list[tuple[Any, ...]] = []
         self.ended = self.headless = self.distance_messages = self.distance_ms = 0
         self.findings: list[tuple[str, int, str | None, str]] = []
+        self.causes: list[str] = []
 
     def fold(self, messages: list[Sent], cut: int = 1000) -> Timed:
         """All messages, `cut` in a slice."""
@@ -51,6 +52,7 @@ class Timed:
         self.distance_messages = max(self.distance_messages, fold.counts.distance_messages)
         self.distance_ms = max(self.distance_ms, fold.counts.distance_ms)
         self.findings += [(f.finding, f.offset, f.session, f.level) for f in fold.tally.findings]
+        self.causes += [f"{f.expected}, {f.found}: {f.cause}" for f in fold.tally.findings]
 
     def _load(self, names: list[str]) -> dict[str, Session]:
         return {
@@ -135,8 +137,12 @@ def test_the_distance_between_snapshots() -> None:
 
 @pytest.mark.parametrize("cut", [1, 3, 100])
 def test_past_the_agreed_distance_is_told_once(cut: int) -> None:
-    """A warning at the first message past it, and again only after the next snapshot."""
+    """A warning at the first message past it, and again only after the next snapshot; it names the one before."""
     hours = [0, 1, 3, 4, 9, 20]
     sent = [("snapshot" if hour == 0 else "update", "s", "a", hour) for hour in hours]
     done = Timed(distance_ms=3 * HOUR).fold([*sent, ("snapshot", "s", "a", 21), ("update", "s", "a", 25)], cut)
     assert done.findings == [("snapshot distance", 3, "s", "warning"), ("snapshot distance", 7, "s", "warning")]
+    assert [cause.partition(": ")[2] for cause in done.causes] == [
+        "the last one is at offset 0",
+        "the last one is at offset 6",
+    ]
