@@ -12,6 +12,8 @@ NAMES = {
     "month": ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"),
     "weekday": ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"),
 }
+DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+"""Of each month, in a leap year."""
 PART = re.compile(r"(?P<first>\*|[0-9]{1,2}|[A-Z]{3})(-(?P<last>[0-9]{1,2}|[A-Z]{3}))?(/(?P<step>[0-9]{1,2}))?")
 ADDRESS = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 
@@ -26,6 +28,9 @@ def cron_refusal(cron: str) -> str:
     for text, (name, least, most) in zip(fields, FIELDS, strict=True):
         if not all(_is_part(part, name, least, most) for part in text.split(",")):
             return f"{name} is {text!r}, not in {least} to {most}"
+    days, months = (_values(fields[at], *FIELDS[at]) for at in (2, 3))
+    if min(days) > max(DAYS[month - 1] for month in months):  # also beside a weekday: Airflow finds no next run
+        return f"there is no day {fields[2]} in month {fields[3]}"
     return ""
 
 
@@ -36,6 +41,18 @@ def _is_part(text: str, name: str, least: int, most: int) -> bool:
     ends = [_number(one, name, least) for one in (found["first"], found["last"]) if one and one != "*"]
     rises = ends == sorted(ends)
     return rises and all(least <= end <= most for end in ends) and (found["step"] is None or int(found["step"]) > 0)
+
+
+def _values(text: str, name: str, least: int, most: int) -> set[int]:
+    """All that a field means."""
+    values = set[int]()
+    for part in text.upper().split(","):
+        begin, _, step = part.partition("/")
+        first, _, last = begin.partition("-")
+        start = least if first == "*" else _number(first, name, least)
+        end = _number(last, name, least) if last else most if step or first == "*" else start
+        values |= set(range(start, end + 1, int(step or 1)))
+    return values
 
 
 def _number(text: str, name: str, least: int) -> int:

@@ -8,7 +8,21 @@ from seriatim.core.schedule import cron_refusal, is_address
 
 
 @pytest.mark.parametrize(
-    "cron", ["", "* * * * *", "*/15 * * * *", "0 6 * * MON-FRI", "5,35 0-6/2 1 JAN 7", "59 23 31 12 0", "0 0 * * sun"]
+    "cron",
+    [
+        "",
+        "* * * * *",
+        "*/15 * * * *",
+        "0 6 * * MON-FRI",
+        "5,35 0-6/2 1 JAN 7",
+        "59 23 31 12 0",
+        "0 0 * * sun",
+        "0 0 29 2 *",
+        "0 0 31 */2 *",
+        "0 0 31 FEB,MAR *",
+        "0 0 30-31/1 4 *",
+        "0 0 1/29 2 *",
+    ],
 )
 def test_what_cron_takes_is_taken(cron: str) -> None:
     """Stars, steps, ranges, lists and names; empty is only by hand."""
@@ -33,6 +47,11 @@ def test_what_cron_takes_is_taken(cron: str) -> None:
         ("MON * * * *", "minute"),
         ("$(id) * * * *", "minute"),
         ("*  * * * *", "fields"),
+        ("0 0 31 2 *", "no day 31 in month 2"),
+        ("0 0 30 FEB *", "no day 30 in month FEB"),
+        ("0 0 31 4,6 *", "no day 31"),
+        ("0 0 31 2,4 1", "no day 31"),
+        ("24/12 */21 31 9/55 *", "no day 31"),
     ],
 )
 def test_what_cron_would_refuse_is_named(cron: str, named: str) -> None:
