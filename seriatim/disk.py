@@ -8,11 +8,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import socket
+import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
@@ -84,6 +90,21 @@ def file_names(folder: Path) -> list[str]:
         return sorted(path.name for path in folder.iterdir())
     except FileNotFoundError:
         return []
+
+
+@contextmanager
+def scratch_folder(use: str) -> Iterator[Path]:
+    """A folder for a while. Those that processes of this machine left when they were killed go, too."""
+    mine = f"seriatim-{use}-{socket.gethostname()}-"
+    for name in file_names(Path(tempfile.gettempdir())):
+        found = re.fullmatch(rf"{re.escape(mine)}(\d+)-\w+", name)
+        if found and not psutil.pid_exists(int(found[1])):
+            shutil.rmtree(Path(tempfile.gettempdir()) / name, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{mine}{os.getpid()}-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Notes:

@@ -12,8 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from seriatim.core.errors import PlatformError, broken
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Bounds, Ranges, cut
+from seriatim.disk import scratch_folder
 from seriatim.ports import NO_WISH, OnSlice, SourceFailed, UnreadableMessage, Wish
 
 ArrowTask = Callable[[Partition, Iterable[pa.RecordBatch]], bytes]
@@ -156,12 +155,8 @@ class SparkReader:
         self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, wish: Wish = NO_WISH
     ) -> None:
         """From `starts` to the log ends of now: AvailableNow, a slice per batch."""
-        scratch = Path(tempfile.mkdtemp(prefix="seriatim-checkpoint-"))
-        try:
-            with _reading():
-                _Following(self._stream(starts, messages_max, wish), scratch, dict(starts), on_slice, wish).run()
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        with scratch_folder("checkpoint") as scratch, _reading():
+            _Following(self._stream(starts, messages_max, wish), scratch, dict(starts), on_slice, wish).run()
 
     def exactly(self, ranges: Ranges, wish: Wish = NO_WISH) -> SparkSource:
         """These ranges and no others, through the batch reader."""
