@@ -8,6 +8,7 @@ Next room: demo.py makes the messages; catcher.py shows the mails.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import signal
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from seriatim import config, wiring
@@ -35,7 +37,9 @@ snapshot_requests = "{ASKS}"
 schedule = {{ cron = "* * * * *" }}
 alerts = {{ to = ["on-call@localhost"] }}
 """
-BREAK, SETTINGS = "break", "env.sh"
+BREAK, SETTINGS, LOCK = "break", "env.sh", "lock"
+KEPT = ("SERIATIM_HOME", "SERIATIM_IVY_SETTINGS")
+"""Of settings of yours these count here as well; all others are about your own brokers, mail servers and Airflow."""
 
 
 class Curtain:
@@ -56,8 +60,8 @@ def main(words: list[str]) -> int:
 
 def ask_to_break(folder: Path) -> int:
     """Tell the producer of a running demo; it is heard with its next messages."""
-    if not folder.exists():
-        sys.stdout.write("no demo was started here: `make demo` in another terminal first\n")
+    if not is_up(folder):
+        sys.stdout.write("no demo runs here: `make demo` in another terminal first\n")
         return 2
     (folder / BREAK).touch()
     sys.stdout.write(
@@ -69,6 +73,26 @@ def ask_to_break(folder: Path) -> int:
         "  seriatim status demo; seriatim gaps demo --open; seriatim repair demo\n"
     )
     return 0
+
+
+@contextmanager
+def curtain_up(folder: Path) -> Iterator[None]:
+    """For as long as the demo runs: a lock that the system itself releases, however it ends."""
+    with (folder / LOCK).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def is_up(folder: Path) -> bool:
+    """Whether a demo runs there."""
+    try:
+        with (folder / LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _interrupt(_number: int, _frame: object) -> None:
@@ -90,12 +114,14 @@ def up(folder: Path, settings: Settings) -> int:
     leave_settings(folder, environ)
     curtain, airflow = Curtain(), None
     try:
-        mails.start()
-        threading.Thread(target=produce, args=(folder, settings, curtain), daemon=True).start()
-        say("Airflow, which takes a minute …")
-        airflow = start_airflow(folder, environ)
-        say_where(folder)
-        return wait_for(airflow)
+        with curtain_up(folder):
+            mails.start()
+            producer = (folder, config.load(environ, folder), curtain)
+            threading.Thread(target=produce, args=producer, daemon=True).start()
+            say("Airflow, which takes a minute …")
+            airflow = start_airflow(folder, environ)
+            say_where(folder)
+            return wait_for(airflow)
     except KeyboardInterrupt:
         say("ending everything …")
         return 0
@@ -132,8 +158,13 @@ def prepare(folder: Path) -> None:
 
 def environment(folder: Path, settings: Settings, servers: str) -> dict[str, str]:
     """What Airflow and its tasks are started with. Everybody is an admin: it listens on 127.0.0.1 alone."""
+    yours = {
+        name: value
+        for name, value in config.environment().items()
+        if name in KEPT or not name.startswith(("AIRFLOW", config.PREFIX))
+    }
     return {
-        **config.environment(),
+        **yours,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{config.environment().get('PATH', '')}",
         "AIRFLOW_HOME": str(folder / "airflow"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
@@ -161,8 +192,12 @@ def environment(folder: Path, settings: Settings, servers: str) -> dict[str, str
 def leave_settings(folder: Path, environ: dict[str, str]) -> None:
     """A file to be sourced: in that shell `seriatim` means this demo, and has what mails say to type."""
     ours = {name: value for name, value in environ.items() if name.startswith(config.PREFIX)}
+    known = {f"{config.PREFIX}{field.upper()}" for field in Settings.__struct_fields__}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in {**ours, "PATH": environ["PATH"]}.items()]
-    (folder / SETTINGS).write_text("\n".join(lines) + "\n")
+    file = folder / SETTINGS
+    file.touch(mode=0o600)
+    file.chmod(0o600)  # one of an earlier demo, too
+    file.write_text("\n".join([f"unset {' '.join(sorted(known - set(ours)))}", *lines]) + "\n")
 
 
 def start_airflow(folder: Path, environ: dict[str, str]) -> subprocess.Popen[bytes]:

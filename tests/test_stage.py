@@ -58,11 +58,45 @@ def test_nothing_is_broken_unasked() -> None:
 
 
 def test_break_without_a_demo_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With what to do; with one, the producer finds a flag."""
+    """With what to do, also where one ran earlier; with one that runs, the producer finds a flag."""
     assert stage.ask_to_break(tmp_path / "none") == 2
+    assert stage.ask_to_break(tmp_path) == 2
+    with stage.curtain_up(tmp_path):
+        capsys.readouterr()
+        assert stage.ask_to_break(tmp_path) == 0
+        assert (tmp_path / stage.BREAK).exists()
+        assert "make demo" not in capsys.readouterr().out
+    (tmp_path / stage.BREAK).unlink()
+    assert stage.ask_to_break(tmp_path) == 2
     assert "make demo" in capsys.readouterr().out
-    assert stage.ask_to_break(tmp_path) == 0
-    assert (tmp_path / stage.BREAK).exists()
+    assert not (tmp_path / stage.BREAK).exists()
+
+
+def test_your_own_servers_are_not_the_demos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mails go to its catcher, its messages to its broker, its database is its own; your password is nowhere."""
+    theirs = {"SMTP_PASSWORD": "canary", "SMTP_USER": "me", "SMTP_TLS": "starttls", "KAFKA_CONFIG": "/none/such"}
+    theirs |= {"KAFKA_BOOTSTRAP_SERVERS": "yours:9092", "OUTBOX": "/yours", "IVY_SETTINGS": "/mirror.xml"}
+    for name, value in theirs.items():
+        monkeypatch.setenv(f"SERIATIM_{name}", value)
+    monkeypatch.setenv("AIRFLOW_CONN_SMTP_DEFAULT", "canary")
+    environ = stage.environment(tmp_path, config.load(), "127.0.0.1:9092")
+    assert "canary" not in environ.values()
+    seen = config.load(environ, tmp_path)
+    assert (seen.smtp_user, seen.smtp_tls, seen.kafka_config, seen.ivy_settings) == (
+        "",
+        "none",
+        None,
+        Path("/mirror.xml"),
+    )
+    assert (seen.smtp, seen.kafka_bootstrap_servers) == (f"127.0.0.1:{stage.MAIL_PORT}", "127.0.0.1:9092")
+    assert seen.outbox != Path("/yours")
+    (tmp_path / stage.SETTINGS).touch(mode=0o644)
+    stage.leave_settings(tmp_path, environ)
+    assert (tmp_path / stage.SETTINGS).stat().st_mode & 0o777 == 0o600
+    told = "from seriatim import config; s = config.load(); print(s.smtp_user, s.smtp_password, s.kafka_config)"
+    words = ["bash", "-c", f'source "$1" && python -c "{told}"', "bash", str(tmp_path / stage.SETTINGS)]
+    said = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert said.stdout.split() == ["None"]
 
 
 def test_airflow_listens_here_alone_and_finds_our_dags(tmp_path: Path) -> None:
