@@ -85,13 +85,21 @@ class ParquetJoiner:
 
     def _read(self, file: File, columns: list[str] | None = None) -> pa.Table:
         if why := self._damage(file, thorough=columns is None):
-            raise IntegrityError(
-                f"record file {file.path}: {why}",
-                cause="the file was changed or lost after it was committed",
-                next="seriatim repair STREAM: it finds the file and makes its records again",
-            )
-        with pq.ParquetFile(self.root / file.path, page_checksum_verification=True) as parquet:
-            return parquet.read(columns)
+            raise _damaged(file, why)
+        try:
+            with pq.ParquetFile(self.root / file.path, page_checksum_verification=True) as parquet:
+                return parquet.read(columns)
+        except (OSError, pa.ArrowException) as error:
+            raise _damaged(file, str(error).splitlines()[0]) from None
+
+
+def _damaged(file: File, why: str) -> IntegrityError:
+    return IntegrityError(
+        f"record file {file.path}: {why}",
+        cause="the file was changed or lost after it was committed",
+        next=f"seriatim repair STREAM --partition {file.path.partition('/')[2].rpartition('/')[0]}: it proves every"
+        " file of the partition, and makes the records of damaged ones again",
+    )
 
 
 def _inside(table: pa.Table, within: OffsetRange) -> pa.ChunkedArray:

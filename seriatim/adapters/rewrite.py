@@ -95,5 +95,6 @@ def _damaged(file: File, what: str) -> IntegrityError:
     return IntegrityError(
         f"record file {file.path}: {what}",
         cause="the file was changed or lost after it was committed",
-        next="seriatim repair STREAM: it finds the file and makes its records again",
+        next=f"seriatim repair STREAM --partition {file.path.partition('/')[2].rpartition('/')[0]}: it proves every"
+        " file of the partition, and makes the records of damaged ones again",
     )

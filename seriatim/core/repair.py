@@ -7,6 +7,7 @@ Next room: refold.py and repair_forward.py have the rules; steps/repair.py finds
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import sha256
 
 import msgspec
@@ -14,7 +15,7 @@ from msgspec import Struct, field
 
 from seriatim.core.ledger import Change, Halt, Ledger
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.refold import Rewind
+from seriatim.core.refold import Rewind, Wanted
 
 
 class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -38,6 +39,32 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def decoded(cls, text: str) -> Request:
         """As it was asked."""
         return msgspec.json.decode(text, type=cls)
+
+
+class Hurt(Struct, frozen=True, kw_only=True):
+    """One thing that is wrong in a partition, and what would be folded again for it alone."""
+
+    wanted: Wanted
+    reaches: int = -1
+    """Where the hurt itself ends, if that is before the end of what is wanted: sessions alone are folded on cheaply."""
+    rebuild: bool = False
+    """State is made anew."""
+
+
+def together(hurts: Sequence[Hurt]) -> Hurt:
+    """Things that are wrong in one partition as one: from the first to the last of them."""
+    if len(hurts) == 1:
+        return hurts[0]
+    wanted = [one.wanted for one in hurts]
+    return Hurt(
+        wanted=Wanted(
+            partition=wanted[0].partition,
+            start=min(one.start for one in wanted),
+            until=max(one.reaches if one.reaches >= 0 else one.wanted.until for one in hurts),
+            why="; ".join(dict.fromkeys(one.why for one in wanted)),
+        ),
+        rebuild=any(one.rebuild for one in hurts),
+    )
 
 
 class Refold(Struct, frozen=True):

@@ -1,15 +1,15 @@
 """What is hurt: found by looking, and turned into the parts of a plan.
 
 Files that are not as committed, sessions in quarantine, partitions that wait, partitions whose check failed; or
-what a person names. What cannot be mended is a note that says what to do instead, not an error, unless a person
-asked for exactly that.
+what a person names. What is wrong in one partition is mended together; where that cannot be, each by itself. What
+cannot be mended is a note that says what to do instead, not an error, unless a person asked for exactly that.
 
 Next room: core/repair.py has the parts; steps/repair.py applies them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from seriatim.core.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.core.history import Past
@@ -17,7 +17,7 @@ from seriatim.core.holes import FINDINGS as LOSSES
 from seriatim.core.ledger import Account, Halt
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.refold import Wanted
-from seriatim.core.repair import Forward, Lift, Part, Refold, Request
+from seriatim.core.repair import Forward, Hurt, Lift, Part, Refold, Request, together
 from seriatim.core.repair_forward import forward
 from seriatim.core.slice import Bounds
 from seriatim.core.stream import Stream
@@ -40,27 +40,30 @@ class Search:
         pasts: Mapping[Partition, Past],
         world: World,
         reread: Reread,
+        suspects: frozenset[str] = frozenset(),
     ) -> None:
         self.stream, self.head, self.bounds, self.pasts = stream, head, bounds, pasts
-        self.ledger, self.world, self.reread = head.ledger, world, reread
+        self.ledger, self.world, self.reread, self.suspects = head.ledger, world, reread, suspects
+        self.notes: list[str] = []
 
     def parts(self, request: Request, chooser: Chooser) -> tuple[list[Part], list[str]]:
         """What is to be done, and what cannot be."""
         found = request.start is None and request.session is None and not request.ranges
         parts: list[Part] = []
-        notes: list[str] = self._elsewhere() if found and not request.partition else []
-        for wanted, rebuild in self._wanted(request):
-            try:
-                self._refuse_strange()
-                parts.append(Refold(chooser.rewind(wanted, rebuild=rebuild, back=found)))
-            except IntegrityError as error:
-                if not found:
-                    raise
-                notes.append(error.render())
+        self.notes = self._elsewhere() if found and not request.partition else []
+        over: set[Partition] = set()
+        for hurts in filter(None, self._hurts(request)):
+            if not found:
+                parts.append(self._refold(hurts, chooser))
+            elif (life := chooser.is_over(hurts[0].wanted.partition)) is not None:
+                self.notes.append(life.render())
+                over.add(hurts[0].wanted.partition)
+            else:
+                parts += self._mendable(hurts, chooser)
         refolded = {part.partition for part in parts}
         for partition in [] if request.ranges else self._chosen(request):
             halt = self.ledger.partitions[str(partition)].halt
-            if halt is None or request.session is not None:
+            if halt is None or request.session is not None or partition in over:
                 continue
             try:
                 if (part := self._waiting(partition, halt, request, refolded=partition in refolded)) is not None:
@@ -68,8 +71,26 @@ class Search:
             except SeriatimError as error:
                 if request.forward and request.partition:
                     raise
-                notes.append(error.render())
-        return parts, notes
+                self.notes.append(error.render())
+        return parts, self.notes
+
+    def _mendable(self, hurts: Sequence[Hurt], chooser: Chooser) -> list[Part]:
+        """All of it by one refold; or those that can be mended, with a note of each that cannot."""
+        try:
+            return [self._refold(hurts, chooser, back=True)]
+        except IntegrityError as error:
+            refused = error
+        able = [one for one in hurts if self._mendable([one], chooser)] if len(hurts) > 1 else hurts
+        if len(able) < len(hurts):
+            return self._mendable(able, chooser) if able else []
+        facts = {"hurt": together(hurts).wanted.why, **refused.fields}
+        self.notes.append(IntegrityError(refused.message, next=refused.next, **facts).render())
+        return []
+
+    def _refold(self, hurts: Sequence[Hurt], chooser: Chooser, *, back: bool = False) -> Part:
+        self._refuse_strange()
+        one = together(hurts)
+        return Refold(chooser.rewind(one.wanted, rebuild=one.rebuild, back=back))
 
     def _elsewhere(self) -> list[str]:
         """Damaged files that Kafka cannot give back: of a topic's earlier life, or of a partition that is retired."""
@@ -107,18 +128,17 @@ class Search:
             )
         return [partition]
 
-    def _wanted(self, request: Request) -> Iterable[tuple[Wanted, bool]]:
-        """What is folded again, and whether state is made anew."""
-        if request.ranges:
-            for place, (start, until) in sorted(request.ranges.items()):
-                partition = Partition.parse(place)
-                yield Wanted(partition=partition, start=start, until=until, why="backfill"), False
-            return
+    def _hurts(self, request: Request) -> Iterable[list[Hurt]]:
+        """What is folded again, partition by partition. What a person named is widened by what is damaged in it."""
+        asked: list[Wanted] = []
+        for place, (start, until) in sorted(request.ranges.items()):
+            asked.append(Wanted(partition=Partition.parse(place), start=start, until=until, why="backfill"))
         if request.start is not None or request.session is not None:
-            yield self._named(request), False
-            return
-        for partition in self._chosen(request):
-            yield from self._hurt(partition)
+            asked.append(self._named(request))
+        for wanted in asked:
+            yield [Hurt(wanted=wanted), *self._damaged_records(wanted.partition, self.suspects)]
+        for partition in [] if asked else self._chosen(request):
+            yield self._hurt(partition, thorough=bool(request.partition))
 
     def _named(self, request: Request) -> Wanted:
         """What a person named: a session, or a partition from an offset on."""
@@ -173,46 +193,54 @@ class Search:
             )
         return homes[0]
 
-    def _hurt(self, partition: Partition) -> Iterable[tuple[Wanted, bool]]:
+    def _hurt(self, partition: Partition, *, thorough: bool) -> list[Hurt]:
         """What is wrong with a partition's files, checks and sessions."""
         account = self.ledger.partitions[str(partition)]
         damaged = self.world.joiner.damaged(account.state)
-        whole = [*self._damaged_records(partition), *self._failed_check(partition, account)]
+        hurts = [*self._damaged_records(partition, self._suspects(), everything=True, thorough=thorough)]
+        hurts += self._failed_check(partition, account)
         if self._is_cut(partition, account):
             cut = account.halt.log_end if account.halt is not None else -1
             end = min(self.bounds[partition].log_end, cut if cut >= 0 else account.frontier)
-            whole.append((end, account.frontier, f"the log was cut at offset {end}"))
+            hurts.append(_hurt(partition, end, account.frontier, f"the log was cut at offset {end}"))
         if damaged:
             path, why = next(iter(damaged.items()))
-            whole.append((account.frontier, account.frontier, f"state file {path}: {why}"))
-        hurt = self.world.state().quarantined(account.state) if account.quarantined and not damaged else {}
-        if whole and hurt:
-            offsets = [session.finding_offset for session in hurt.values()]
-            whole.append((min(offsets), max(offsets) + 1, f"{len(hurt)} sessions in quarantine"))
-        if whole:
-            start, until = min(start for start, _, _ in whole), max(until for _, until, _ in whole)
-            why = "; ".join(dict.fromkeys(why for _, _, why in whole))
-            yield Wanted(partition=partition, start=start, until=until, why=why), bool(damaged)
-        elif hurt:
+            at = account.frontier
+            hurts.append(_hurt(partition, at, at, f"state file {path}: {why}", rebuild=True))
+        elif account.quarantined:
+            hurts += self._set_aside(partition, account)
+        return hurts
+
+    def _set_aside(self, partition: Partition, account: Account) -> Iterable[Hurt]:
+        """Sessions in quarantine: they alone are folded again."""
+        hurt = self.world.state().quarantined(account.state)
+        if hurt:
             names = ", ".join(sorted(hurt)[:SESSIONS_NAMED_MAX]) + (", …" if len(hurt) > SESSIONS_NAMED_MAX else "")
+            offsets = [session.finding_offset for session in hurt.values()]
             wanted = Wanted(
                 partition=partition,
-                start=min(session.finding_offset for session in hurt.values()),
+                start=min(offsets),
                 until=account.frontier,
                 sessions=tuple(sorted(hurt)),
                 why=f"{len(hurt)} sessions in quarantine: {names}",
             )
-            yield wanted, False
+            yield Hurt(wanted=wanted, reaches=max(offsets) + 1)
 
-    def _damaged_records(self, partition: Partition) -> Iterable[tuple[int, int, str]]:
-        """Record files in the table that are not as committed: the ranges that they were made of."""
-        past, account = self.pasts[partition], self.ledger.partitions[str(partition)]
+    def _damaged_records(
+        self, partition: Partition, suspects: Iterable[str], *, everything: bool = False, thorough: bool = False
+    ) -> Iterable[Hurt]:
+        """Record files in the table that are not as committed: the ranges that they were made of.
+
+        Suspects are proved by their digest; so is everything else if that is asked for, or by its size.
+        """
+        past, account, joiner = self.pasts[partition], self.ledger.partitions[str(partition)], self.world.joiner
         made = [*(past.files[path] for path in self._active() if path in past.files), *past.others.values()]
         mine = {one.file.path: one for one in made if one.topic_id == account.topic_id}
-        doubtful = self.world.joiner.damaged([one.file for one in mine.values()], thorough=False)
-        doubtful |= self.world.joiner.damaged([mine[path].file for path in self._suspects() if path in mine])
-        for path, why in doubtful.items():
-            yield mine[path].start, mine[path].until, f"record file {path}: {why}"
+        damaged = joiner.damaged([mine[path].file for path in suspects if path in mine])
+        if everything:
+            damaged |= joiner.damaged([one.file for one in mine.values()], thorough=thorough)
+        for path, why in sorted(damaged.items()):
+            yield _hurt(partition, mine[path].start, mine[path].until, f"record file {path}: {why}")
 
     def _active(self) -> set[str]:
         return self.world.ledger.active_paths(self.head)
@@ -224,15 +252,16 @@ class Search:
         known |= {f.path: f for past in self.pasts.values() for p in past.points for f in p.change.state or ()}
         return sorted(self.world.joiner.damaged([known[p] for p in self._suspects() if p in known and p not in needed]))
 
-    def _suspects(self) -> list[str]:
-        """Files that verify found to differ."""
-        return self.world.ledger.differs()
+    def _suspects(self) -> set[str]:
+        """Files that verify found to differ, or that a refold could not read."""
+        return {*self.world.ledger.differs(), *self.suspects}
 
-    def _failed_check(self, partition: Partition, account: Account) -> Iterable[tuple[int, int, str]]:
+    def _failed_check(self, partition: Partition, account: Account) -> Iterable[Hurt]:
         """Stretches whose check found them bad, and that were not repaired yet."""
         for one in self.ledger.failed:
             if one.partition == str(partition) and one.replaced < 0 and one.start < account.frontier:
-                yield one.start, one.until, f"its check failed, told by the verdict up to entry {one.judged}"
+                why = f"its check failed, told by the verdict up to entry {one.judged}"
+                yield _hurt(partition, one.start, one.until, why)
 
     def _is_cut(self, partition: Partition, account: Account) -> bool:
         """Whether the log ends before what was folded, or did when the partition halted."""
@@ -276,3 +305,7 @@ class Search:
         pieces = self.world.explain(partition, OffsetRange(start, first))
         gone = [piece.end for piece, cause in pieces if cause in LOSSES]
         return max(gone, default=start)
+
+
+def _hurt(partition: Partition, start: int, until: int, why: str, *, rebuild: bool = False) -> Hurt:
+    return Hurt(wanted=Wanted(partition=partition, start=start, until=until, why=why), rebuild=rebuild)

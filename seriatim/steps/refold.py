@@ -364,7 +364,8 @@ def lost(stream: str, partition: Partition, what: str, *, waits: bool = False) -
     forward = f"\nTo go on without them: seriatim repair {stream} --partition {partition} --forward" if waits else ""
     return IntegrityError(
         f"{stream}: {partition} cannot be folded again: {what}",
-        next="nothing was changed. Restore the messages to Kafka if you have them, or choose a later --from." + forward,
+        next="nothing was changed. Restore the messages to Kafka if you have them, or what is damaged from a backup;"
+        " or choose a later --from." + forward,
     )
 
 

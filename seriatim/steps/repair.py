@@ -24,6 +24,7 @@ from seriatim.ports import Head, LedgerStore, Reread
 from seriatim.steps.accept import known_head
 from seriatim.steps.fold import World
 from seriatim.steps.hurt import Search
+from seriatim.steps.joining import Unsound
 from seriatim.steps.refold import Refolded, Refolding, Told, release
 from seriatim.steps.rewind import Chooser, pasts
 
@@ -37,13 +38,13 @@ class Mending(Struct, frozen=True, kw_only=True):
     reread: Reread
 
 
-def plan(mending: Mending, request: Request, head: Head | None = None) -> Plan:
-    """What a repair would do, as of now. Changes nothing."""
+def plan(mending: Mending, request: Request, head: Head | None = None, suspects: frozenset[str] = frozenset()) -> Plan:
+    """What a repair would do, as of now. Changes nothing. `suspects`: files that a try at it found to be damaged."""
     stream, world = mending.stream.name, mending.world
     head = head or known_head(world.ledger, stream)
     bounds = world.log.bounds(mending.stream.topics)
     past = pasts(world.ledger, head, head.ledger.known())
-    search = Search(mending.stream, head, bounds, past, world, mending.reread)
+    search = Search(mending.stream, head, bounds, past, world, mending.reread, suspects)
     chooser = Chooser(head, bounds, past, world.joiner)
     parts, notes = search.parts(request, chooser)
     partitions = sorted({part.partition for part in parts})
@@ -109,8 +110,13 @@ class Repairing:
     """One repair, applied."""
 
     def __init__(self, mending: Mending, *, run: str = "", progress: Told | None = None) -> None:
-        self.mending = mending
-        self.refolding = Refolding(mending.stream, mending.runner, mending.world, run=run, progress=progress)
+        self.mending, self.run_id, self.progress = mending, run, progress
+        self.refolding = self._begin()
+        self.suspects: frozenset[str] = frozenset()
+
+    def _begin(self) -> Refolding:
+        mending = self.mending
+        return Refolding(mending.stream, mending.runner, mending.world, run=self.run_id, progress=self.progress)
 
     def apply(self, made: Plan, messages_max: int, approved: str = "") -> Refolded:
         """Hold, plan again, and do it. What fails gives the hold back and changes nothing."""
@@ -130,7 +136,7 @@ class Repairing:
         except FencedError as fenced:
             raise _faster(stream, fenced.message) from None
         try:
-            return self._under_hold(head, made, messages_max)
+            return self._proved(head, made, messages_max)
         except (Exception, KeyboardInterrupt) as trouble:
             if self.refolding.done.sequence >= 0:  # it is done: what came after it catches up with the next run
                 raise
@@ -142,6 +148,19 @@ class Repairing:
                 ) from trouble
             self.refolding.release()
             raise
+
+    def _proved(self, head: Head, made: Plan, messages_max: int) -> Refolded:
+        """Fold again until all that is read is as committed: a damaged file widens the range, under a new hold."""
+        while True:
+            try:
+                return self._under_hold(head, made, messages_max)
+            except Unsound as unsound:
+                if self.suspects.issuperset(unsound.damaged):
+                    raise unsound.error(made.stream) from None
+                self.suspects |= frozenset(unsound.damaged)
+            before, self.refolding = self.refolding.done.hold, self._begin()
+            head = known_head(self.mending.world.ledger, made.stream)
+            head = self.refolding.hold(head, made.partitions, made.request.encoded(), before)
 
     def _nothing_left(self, again: Plan) -> SeriatimError:
         """Under the hold it shows that nothing can be done: somebody did it, or what it needs is gone by now."""
@@ -168,7 +187,7 @@ class Repairing:
 
     def _under_hold(self, head: Head, made: Plan, messages_max: int) -> Refolded:
         """The partitions do not move any more: the plan is made again, of what they are now."""
-        again = replace(plan(self.mending, made.request, head), resumes=None)
+        again = replace(plan(self.mending, made.request, head, self.suspects), resumes=None)
         parts = [part for part in again.parts if part.partition in set(made.partitions)]
         if not parts:
             raise self._nothing_left(again)

@@ -40,11 +40,11 @@ class Chooser:
         `rebuild`: all state is made again. `back`: a log that was cut is followed back to its end.
         """
         account = self.ledger.account(wanted.partition) or broken("a refold is of a known partition")
-        seen = self._seen(wanted.partition, account)
+        seen = self._seen(wanted.partition)
         cut = account.halt.log_end if account.halt is not None and account.halt.finding == "truncated" else -1
         frontier = min(account.frontier, seen.log_end, cut if cut >= 0 else seen.log_end)
         if frontier < account.frontier and not back:
-            raise self._cut(wanted.partition, account, seen)
+            raise self._cut(wanted.partition, account, frontier)
         rebuild |= frontier < account.frontier or bool(self.joiner.damaged(account.state))
         start = min(wanted.start, frontier)
         until = min(max(wanted.until, start), frontier)
@@ -69,22 +69,29 @@ class Chooser:
             passed=tuple(whole for whole in past.passed() if base.frontier < whole.end <= frontier),
         )
 
-    def _seen(self, partition: Partition, account: Account) -> Bounds:
+    def _seen(self, partition: Partition) -> Bounds:
         seen = self.bounds.get(partition)
         stream = self.ledger.stream
         if seen is None:
             raise lost(stream, partition, "its topic is not in Kafka, or matches no more")
-        if seen.topic_id != account.topic_id:
-            raise ConfigError(
-                f"{stream}: topic {partition.topic} was made again: what was folded cannot be read any more",
-                next=f'seriatim accept {stream} {partition.topic} --because "…" begins its new life',
-            )
+        if (over := self.is_over(partition)) is not None:
+            raise over
         return seen
 
-    def _cut(self, partition: Partition, account: Account, seen: Bounds) -> IntegrityError:
+    def is_over(self, partition: Partition) -> ConfigError | None:
+        """Why nothing of a partition can be folded again: its topic was made again."""
+        account, seen, stream = self.ledger.account(partition), self.bounds.get(partition), self.ledger.stream
+        if account is None or seen is None or seen.topic_id == account.topic_id:
+            return None
+        return ConfigError(
+            f"{stream}: topic {partition.topic} was made again: what was folded cannot be read any more",
+            next=f'seriatim accept {stream} {partition.topic} --because "…" begins its new life',
+        )
+
+    def _cut(self, partition: Partition, account: Account, end: int) -> IntegrityError:
         stream = self.ledger.stream
         return IntegrityError(
-            f"{stream}: {partition} cannot be folded again: its log was cut at offset {seen.log_end},"
+            f"{stream}: {partition} cannot be folded again: its log was cut at offset {end},"
             f" and it was folded up to {account.frontier}",
             next=f"first follow the log back to where it ends: seriatim repair {stream} --partition {partition}",
         )

@@ -1,0 +1,143 @@
+"""Damage that a repair meets: it widens what is folded again, and what is gone hides nothing that can be mended."""
+
+from __future__ import annotations
+
+import pytest
+
+from seriatim.core.errors import IntegrityError
+from seriatim.core.repair import Refold, Request
+from seriatim.steps.repair import plan
+from seriatim.testing import MemoryStream
+from tests.steps.compacts import compacted
+from tests.steps.deciding import accepted
+from tests.steps.markets import busy, market
+from tests.steps.mending import assert_straight, lose, mending, repair, sliced
+from tests.steps.test_outputs import straight, tables
+from tests.steps.worlds import A0, B0, kinds, send, world
+
+POISON = b"{"
+
+
+def flip(made: MemoryStream, path: str) -> None:
+    """A bit changes; the size does not."""
+    content = made.files.files[path].content
+    made.files.files[path].content = bytes([content[0] ^ 1]) + content[1:]
+
+
+def records(made: MemoryStream) -> list[str]:
+    """The record files of the table, by offset."""
+    return [file.path for file in sorted(made.ledger.active(), key=lambda file: file.first)]
+
+
+def set_aside() -> MemoryStream:
+    """Session s1 was poisoned once the machine had folded a while; three more slices came."""
+    made = sliced(40, 10)
+    send(made, A0, POISON, session="s1")
+    for number in range(29):
+        send(made, A0, number, session=f"s{number % 3}")
+    made.run(10)
+    return made
+
+
+@pytest.mark.parametrize("hurt", [[-1], [-2, -3], [-1, -2, -3]])
+def test_a_flipped_bit_where_a_repair_reads_is_mended_with_it(hurt: list[int]) -> None:
+    """Nobody knew of it: what the files were made of is folded again, by the same command and the same commit."""
+    made = set_aside()
+    for number in hurt:
+        flip(made, records(made)[number])
+    done = repair(made)
+    assert made.accounts()[A0].hold is None
+    assert kinds(made)[-1] == "repair"
+    assert done.ranges[A0].start <= 40
+    assert not made.files.damaged(made.ledger.active())
+    assert_straight(made)
+
+
+@pytest.mark.parametrize("request_", [{"session": "s1", "start": 40}, {"ranges": {"in-a/0": (41, 43)}}])
+def test_so_it_is_with_what_a_person_names(request_: dict[str, object]) -> None:
+    """A session, or a range within a file that compaction made: the damaged file is made again as a whole."""
+    made = set_aside()
+    compacted(made)
+    (path,) = records(made)
+    flip(made, path)
+    repair(made, **request_)
+    assert path not in records(made)
+    assert_straight(made)
+
+
+def test_what_cannot_be_made_again_is_named_and_nothing_is_changed() -> None:
+    """A file that holds what is to stay is damaged, and Kafka has not what it was made of."""
+    made = set_aside()
+    compacted(made)
+    flip(made, *records(made))
+    made.kafka.delete_records(A0, 20)
+    with pytest.raises(IntegrityError) as refused:
+        repair(made)
+    assert records(made)[0] in refused.value.render()
+    assert made.accounts()[A0].hold is None
+    assert kinds(made)[-1] == "release"
+
+
+def test_a_partition_that_is_named_is_looked_at_thoroughly() -> None:
+    """What compact says to do about a damaged file mends it, and every other in the partition by the same command."""
+    made = sliced()
+    hurt = records(made)[1:7:2]
+    for path in hurt:
+        flip(made, path)
+    assert set(compacted(made).pieces[0].refused) <= set(hurt)
+    assert plan(mending(made), Request()).parts == ()
+    repair(made, partition=str(A0))
+    assert not set(hurt) & set(records(made))
+    assert not made.files.damaged(made.ledger.active())
+    assert_straight(made)
+
+
+def test_so_are_the_machines_other_tables() -> None:
+    """A flipped bit in one of them is found where the partition is named."""
+    made = market()
+    for _ in range(4):
+        busy(made, A0)
+        made.run(5)
+    before = tables(made)
+    flip(made, next(path for path in made.files.files if path.startswith("records-trade/")))
+    repair(made, partition=str(A0))
+    assert tables(made) == before == straight(made)
+
+
+def test_a_topic_that_was_made_again_stops_no_other() -> None:
+    """What is hurt elsewhere is planned; of that one it is said, once, what a person decides."""
+    made = world()
+    made.kafka.create("in-a")
+    made.kafka.create("in-b")
+    send(made, A0, ["a"], 1, POISON, 3, session="q")
+    send(made, B0, ["a"], 1, 2, session="t")
+    made.run()
+    made.kafka.delete("in-a")
+    made.kafka.create("in-a")
+    lose(made, made.accounts()[B0].state[-1].path)
+    for halted in (False, True):
+        made.run() if halted else None
+        planned = plan(mending(made), Request())
+        assert [part.partition for part in planned.parts] == [B0]
+        assert len(planned.notes) == 1
+        assert "seriatim accept s in-a" in planned.notes[0]
+    repair(made)
+    accepted(made)
+    assert plan(mending(made), Request()).notes == ()
+
+
+def test_what_is_gone_hides_nothing_that_can_be_mended() -> None:
+    """A record file whose messages Kafka has no more is noted; the session in quarantine is mended all the same."""
+    made = sliced(60, 7)
+    send(made, A0, POISON, 5, session="s1")
+    made.run()
+    made.kafka.delete_records(A0, 20)
+    lost = records(made)[0]
+    lose(made, lost)
+    planned = plan(mending(made), Request())
+    (part,) = planned.parts
+    assert isinstance(part, Refold)
+    assert part.rewind.wanted.sessions == ("s1",)
+    (note,) = planned.notes
+    assert lost in note
+    assert "[0, 20) is gone" in note
