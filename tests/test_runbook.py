@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from seriatim.core.alert import PATIENCE_SECONDS
+from seriatim.core.alert import PATIENCE_SECONDS, Alert
 from seriatim.core.errors import ConfigError, FencedError, IntegrityError, PlatformError, SeriatimError
-from seriatim.core.integrity import TITLES
+from seriatim.core.integrity import TITLES, Finding
+from seriatim.core.mail import Place, compose
 from tests.test_readme import _unknown_options
 
 PAGES = {name: (Path(__file__).parent.parent / "docs" / name).read_text() for name in ("RUNBOOK.md", "ALERTS.md")}
@@ -18,8 +19,10 @@ CONCERNS = ("halted", "quarantine", "circuit", "late", "time left", "held", "buf
 
 @pytest.mark.parametrize("finding", sorted(TITLES))
 def test_every_finding_is_there(finding: str) -> None:
-    """Whoever reads a finding in a mail finds it here."""
-    assert f"| `{finding}` |" in PAGES["RUNBOOK.md"]
+    """By what the subject of its mail says, with its own name beside it."""
+    assert f"\n| `{TITLES[finding]}` | `{finding}` |" in PAGES["RUNBOOK.md"]
+    mail = compose(Alert(findings=[Finding(finding=finding, topic="a", partition=0)]), Place(stream="s", to=()), 0.0)
+    assert mail.subject.startswith(f"[seriatim] s: {TITLES[finding]} in ")
 
 
 @pytest.mark.parametrize("concern", CONCERNS)
