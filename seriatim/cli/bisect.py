@@ -66,10 +66,8 @@ def bisect(
         asked, expression = _invariant(opened, invariant)
         place, first = opened.find(session, topic, partition)
         way = opened.way(place, session)
-        begin = opened.offset(way, start, max(first, 0))
+        begin = opened.begin(way, start, first)
         end = min(opened.offset(way, until, way.end), max(way.end, way.seen.log_end))
-        way.begin(begin) if start is not None else way.begin_early(begin)
-        begin = max(begin, way.at)
         of_state = expression is None or "state" in expression.names
         done = Bisecting(way, asked, of_state=of_state).run(begin, end, every=every)
         opened.quiet()

@@ -85,6 +85,19 @@ class Lookback(Struct, frozen=True):
 
         return Way(self.tools, self.head, partition, session)
 
+    def begin(self, way: Way, start: str | None, first: int) -> int:
+        """Set out for where a look begins: at `--from`, or at the session's first message that can be reached."""
+        if start is not None:
+            begin = self.offset(way, start, 0)
+            way.begin(begin)
+            return begin
+        begin = way.since(first)
+        way.begin_early(begin)
+        if way.at > begin:
+            kafka = f"Kafka has it from offset {way.seen.log_start} on"
+            say(f"{self.name}: {way.partition} can be folded again from offset {way.at} on, not from {begin}; {kafka}")
+        return max(begin, way.at)
+
     def offset(self, way: Way, text: str | None, otherwise: int) -> int:
         """An edge as a person writes it, as an offset: of a time, the first message at or after it."""
         if text is None:

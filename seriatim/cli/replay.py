@@ -94,10 +94,9 @@ def _stop(
     with lookback(stream, json=json) as opened:
         place, first = opened.find(session, topic, partition)
         way = opened.way(place, session)
-        begin = opened.offset(way, start, max(first, 0))
+        begin = opened.begin(way, start, first)
         end = min(opened.offset(way, until, way.end), max(way.end, way.seen.log_end))
-        way.begin(begin) if start is not None else way.begin_early(begin)
-        way.to(max(begin, way.at))
+        way.to(begin)
         wanted = Wanted(
             expression=expression, on_finding=on_finding, every=step and condition is None and not on_finding
         )

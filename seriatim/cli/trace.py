@@ -47,12 +47,8 @@ def trace(
     with lookback(stream, json=json) as opened:
         place, first = opened.find(session, topic, partition)
         way = opened.way(place, session)
-        begin = opened.offset(way, start, max(first, 0))
+        begin = opened.begin(way, start, first)
         end = min(opened.offset(way, until, way.end), max(way.end, way.seen.log_end))
-        way.begin(begin) if start is not None else way.begin_early(begin)
-        if way.at > begin:
-            say(f"{opened.name}: Kafka has nothing of {place} before offset {way.seen.log_start}: from {way.at} on")
-            begin = way.at
         way.to(begin)
         opened.quiet()
         shown = 0

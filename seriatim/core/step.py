@@ -45,12 +45,15 @@ class Step(Struct, kw_only=True):
     records: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Seen] = field(default_factory=list)
     damaged: bool = False
+    """After it, as the next."""
     quarantined: bool = False
+    was_damaged: bool = False
+    was_quarantined: bool = False
     ended: bool = False
 
 
 def asked_after(runner: Runner, step: Step) -> dict[str, Any]:
-    """What an expression may ask of a message once it is folded."""
+    """What an expression may ask of a message once it is folded. What it could ask before means the same."""
     return {
         "offset": step.offset,
         "time": step.timestamp,
@@ -62,6 +65,6 @@ def asked_after(runner: Runner, step: Step) -> dict[str, Any]:
         "records": step.records,
         "findings": [one.finding for one in step.findings],
         "outcome": step.outcome,
-        "damaged": step.damaged,
-        "quarantined": step.quarantined,
+        "damaged": step.was_damaged,
+        "quarantined": step.was_quarantined,
     }

@@ -214,6 +214,7 @@ class Retrace:
     def step(self, one: Met) -> Step:
         """Fold one message, and tell what it did."""
         fold, part, before = self.fold, one.part, self._state
+        was_damaged, was_quarantined = self.session.damaged >= 0, self.session.finding is not None
         self._elapse(one.time)
         fold.begin()
         self.watched.each = True
@@ -238,6 +239,8 @@ class Retrace:
             findings=findings,
             damaged=self.session.damaged >= 0,
             quarantined=self.session.finding is not None,
+            was_damaged=was_damaged,
+            was_quarantined=was_quarantined,
             ended=fold.counts.ended > 0,
         )
 

@@ -53,6 +53,11 @@ class Bisecting:
     def run(self, start: int, end: int, *, every: bool = False) -> Bisected:
         """The first offset from `start` up to `end` after which the invariant does not hold."""
         way = self.way
+        if start >= end:
+            raise ConfigError(
+                f"{way.looking.stream.name}: {way.partition}: there is no offset from {start} up to {end}",
+                next=f"choose --from before --until; it is committed up to offset {way.end - 1}",
+            )
         base, until = (start, end) if every else self._between(start, end)
         way.begin(base)
         way.to(start)

@@ -142,9 +142,10 @@ class Explaining:
         """Fold the session again; at each message that names the row, or gave a record of it, look."""
         first = min(records, default=way.end)
         held = self.looking.state.load(way.account.state, [way.name]).get(way.name) or Session()
-        way.begin_early(max(0, min(first, held.first_offset if held.first_offset >= 0 else first)))
+        start = min(first, way.since(held.first_offset))
+        way.begin_early(start)
         touches = [_without_message(at, records[at]) for at in sorted(records) if at < way.at]
-        if touches:
+        if way.at > start:
             done.notes.append(f"Kafka has messages that can be folded again from offset {way.at} on")
 
         def wanted(one: Met) -> bool:

@@ -112,8 +112,8 @@ class Replaying:
         if self.fresh:
             return start
         past = pasts(self.looking.ledger, self.head, [partition])[partition]
-        borders = [point.account.frontier for point in past.borders(0, account.frontier)]
-        return min([at for at in borders if at >= start], default=start)
+        reach = (point.account for point in past.borders(start, account.frontier))
+        return next((one.frontier for one in reach if self._loads(one)), start)
 
     def run(self, wanted: dict[Partition, OffsetRange]) -> Iterator[Made]:
         """Each partition's range, one after the other."""
@@ -166,16 +166,25 @@ class Replaying:
         for point in past.usable(whole.start):
             if point.account.frontier < seen.log_start:
                 break
-            try:
-                self.looking.state.load(point.account.state, [""])
-            except IntegrityError:  # swept or damaged: an earlier one will do
-                continue
-            return point.sequence, point.account
+            if self._loads(point.account):  # else it is swept or damaged: an earlier one will do
+                return point.sequence, point.account
+        later = (
+            point.account for point in past.borders(whole.start, self.head.ledger.partitions[str(partition)].frontier)
+        )
+        at = next((one.frontier for one in later if self._loads(one)), None)
         raise ConfigError(
             f"{self.looking.stream.name}: {partition}: no saved state at or before offset {whole.start} can be folded"
             f" on: Kafka has nothing before offset {seen.log_start}",
-            next="begin later with --from, or without any state with --fresh: sessions then begin by their snapshots",
+            next=f"{'' if at is None else f'begin later with --from {at}, or '}without any state with --fresh: sessions"
+            " then begin by their snapshots",
         )
+
+    def _loads(self, account: Account) -> bool:
+        try:
+            self.looking.state.load(account.state, [""])
+        except IntegrityError:
+            return False
+        return True
 
     def _fold(self, rewind: Rewind, made: Made, past: Past) -> None:
         kit, time = self.kit(rewind.base.state), rewind.base.time

@@ -92,13 +92,10 @@ class Way:
         for point in self._usable(offset):
             if point.account.frontier < self.seen.log_start:
                 break
-            try:
-                held = self.looking.state.load(point.account.state, [self.name]).get(self.name)
-            except IntegrityError as error:
-                hurt = hurt or error.message
-                continue
-            self._set_out(point, held)
-            return
+            trouble = self._try(point)
+            if not trouble:
+                return
+            hurt = hurt or trouble
         raise self._gone(offset, hurt)
 
     def begin_early(self, offset: int) -> None:
@@ -107,11 +104,27 @@ class Way:
             self.begin(offset)
         except ConfigError:
             self._read_past(everything=True)
-            reachable = [point.account.frontier for point in self.past.usable(self.end)]
-            later = sorted({at for at in reachable if at >= self.seen.log_start})
-            if not later:
+            usable = [one for one in self.past.usable(self.end) if one.account.frontier >= self.seen.log_start]
+            later = sorted(usable, key=lambda one: one.account.frontier)
+            if all(self._try(point) for point in later if point.account.frontier > offset):
                 raise
-            self.begin(later[0])
+
+    def since(self, first: int) -> int:
+        """Where a session's messages begin, by its first with an effect (-1: none): headless ones may lie before it."""
+        known = first if first >= 0 else self.account.born
+        if not self.account.headless:
+            return known
+        self._read_past(everything=True)
+        return min([known, *(proof.start for proof in self.past.proofs() if proof.headless)])
+
+    def _try(self, point: Point) -> str:
+        """Set out from a saved state; why not, if its files are gone or damaged."""
+        try:
+            held = self.looking.state.load(point.account.state, [self.name]).get(self.name)
+        except IntegrityError as error:
+            return error.message
+        self._set_out(point, held)
+        return ""
 
     def saved(self) -> list[Point]:
         """Where committed state can be met, by rising offset: all of the topic's present life."""
@@ -165,7 +178,10 @@ class Way:
         committed = next((point.account for point in self.past.borders(self.at, self.at)), None)
         if committed is None:
             return False
-        held = self.looking.state.load(committed.state, [self.name]).get(self.name)
+        try:
+            held = self.looking.state.load(committed.state, [self.name]).get(self.name)
+        except IntegrityError:  # swept, or damaged: there is nothing to compare with
+            return False
         return not same(self.retrace.saved(), held, self.looking.runner)
 
     def mark(self) -> Place:
@@ -290,7 +306,8 @@ class Way:
 
     def _stretches(self, whole: OffsetRange) -> Iterator[Any]:
         """What Kafka has of a range. A slice of which messages are gone by now would be folded to something else."""
-        self._refuse_cut(min(whole.end, self.end))
+        if len(whole):
+            self._refuse_cut(min(whole.end, self.end))
         whole = OffsetRange(whole.start, max(whole.start, min(whole.end, self.seen.log_end)))
         if self._losses is None:
             self._losses = Losses(self.partition, self.past.proofs(), self.looking.reread)
@@ -311,7 +328,7 @@ class Way:
         raise ConfigError(
             f"{self.looking.stream.name}: {self.partition}: {loss}: folding the rest would tell something else than"
             " what was",
-            next=self._instead(loss.whole.end),
+            next=self._instead(loss.whole.end, surely=False),
         )
 
     def _gone(self, offset: int, hurt: str) -> ConfigError:
@@ -331,21 +348,32 @@ class Way:
             next=self._instead(offset),
         )
 
-    def _instead(self, offset: int) -> str:
-        """What can be looked at where an offset cannot."""
+    def _instead(self, offset: int, *, surely: bool = True) -> str:
+        """What can be looked at where an offset cannot: saved states around it, and where one can go on from."""
         self._read_past(everything=True)
         points = self.past.borders(0, self.end)
-        before = [point for point in points if point.account.frontier <= offset][-1:]
-        after = [point for point in points if point.account.frontier >= max(offset + 1, self.seen.log_start)][:1]
+        before = next((one for one in reversed(points) if one.account.frontier <= offset and self._loads(one)), None)
+        least = max(offset + 1, self.seen.log_start)
+        after = next((one for one in points if one.account.frontier >= least and self._loads(one)), None)
         stream = self.looking.stream.name
         said = [
             f"seriatim state {stream} {self.name!r} --version {point.sequence} shows it as saved at offset "
             f"{point.account.frontier}"
-            for point in (*before, *after)
+            for point in (before, after)
+            if point is not None
         ]
-        if after:
-            said.append(f"every offset from {after[0].account.frontier} on can be looked at")
+        if after is not None:
+            at = after.account.frontier
+            on = f"every offset from {at} on can be looked at" if surely else f"begin at offset {at}: --from {at}"
+            said.append(on)
         return "\n".join(said) or "nothing of it is left to look at"
+
+    def _loads(self, point: Point) -> bool:
+        try:
+            self.looking.state.load(point.account.state, [self.name])
+        except IntegrityError:
+            return False
+        return True
 
 
 class Turn(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from seriatim.steps.retrace import Way
 from seriatim.testing import MemoryStream
 from tests.steps.adders import Adder, Raising, adding
 from tests.steps.looking import at, way
-from tests.steps.worlds import begun
+from tests.steps.worlds import begun, world
 
 
 def sums(machine: type[Adder] = Adder, count: int = 30) -> MemoryStream:
@@ -141,3 +141,26 @@ def test_without_a_terminal_the_place_is_printed(capsys: pytest.CaptureFixture[s
     stepper.once()
     told = json.loads(capsys.readouterr().out)
     assert (told["stopped"], told["state"], told["records"][0]["value"]) == (22, {"value": 55}, 66)
+
+
+@pytest.mark.parametrize("name", ["quarantined", "damaged"])
+@pytest.mark.parametrize("beside", ["", " and outcome != ''", " and len(records) >= 0", " and findings is not None"])
+def test_whether_it_is_set_aside_means_before_the_message(name: str, beside: str) -> None:
+    """Alone and beside what only folding tells: the message that a session is set aside at finds it well."""
+    made = world(tier="strict", sequence="seq")
+    made.kafka.create("in-a", 1)
+    rows = [{"id": "a", "v": 0}]
+    bodies: list[dict[str, Any]] = [{"type": "snapshot", "seq": 1, "rows": rows}]
+    bodies += [{"type": "update", "seq": number, "id": "a", "v": number} for number in (2, 3, 5, 6)]
+    bodies += [{"type": "snapshot", "seq": 7, "rows": rows}, {"type": "update", "seq": 8, "id": "a", "v": 8}]
+    for body in bodies:
+        made.kafka.produce("in-a", "s", json.dumps(body).encode())
+    made.run()
+    gone = way(made)
+    gone.begin(0)
+    wanted = Wanted(expression=parse(f"{name}{beside}", (*BEFORE, *AFTER)))
+    found = []
+    for one in stops(gone, gone.end, wanted):
+        found.append(one.offset)
+        gone.step(one)
+    assert found == [4, 5]

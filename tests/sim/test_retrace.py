@@ -5,16 +5,44 @@ Next room: chaos.py makes the worlds; tests/steps/test_retrace.py has the cases 
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from seriatim.core.crash import arm
 from seriatim.core.errors import ConfigError
+from seriatim.core.ledger import Account
+from seriatim.core.offsets import Partition
 from seriatim.core.refold import same
 from seriatim.steps.retrace import Way
+from seriatim.testing import MemoryStream
 from tests.sim.chaos import Chaos
 from tests.steps.looking import head_of, looking, rows_of
 
 SAMPLE = 25
+
+
+def what_kafka_has(made: MemoryStream, partition: Partition, account: Account) -> list[int] | None:
+    """The offsets before the frontier at which Kafka has anything; None: the topic is another one, or gone beyond."""
+    topic = made.kafka.topics.get(partition.topic)
+    if topic is None or topic.id != account.topic_id or topic.log_starts[partition.number] > account.frontier:
+        return None
+    log = topic.messages[partition.number][: account.frontier]
+    first = topic.log_starts[partition.number]
+    return [offset for offset, message in enumerate(log) if offset >= first and message.fate != "compacted"]
+
+
+def grow_old(made: MemoryStream, chance: Random) -> None:
+    """Kafka drops what is old, and so does the sweep: states of which nothing is needed for the next run."""
+    for partition, account in made.accounts().items():
+        topic = made.kafka.topics.get(partition.topic)
+        if topic is None or topic.id != account.topic_id:
+            continue
+        end = min(account.frontier, len(topic.messages[partition.number]))
+        made.kafka.delete_records(partition, chance.randrange(end + 1))
+        needed = {file.path for file in account.state}
+        old = [path for path in made.files.paths(partition) if path.startswith("state/") and path not in needed]
+        made.files.delete(path for path in old if chance.random() < 0.5)
 
 
 def look_back(seed: int) -> int:
@@ -27,17 +55,25 @@ def look_back(seed: int) -> int:
     made, traced = chaos.world, 0
     if not any(commit.entry is not None for commit in made.ledger.commits):
         return 0
+    chance = Random(seed)
+    if chance.random() < 0.5:
+        grow_old(made, chance)
     tools, head, runner = looking(made), head_of(made), made.machine()
     for partition, account in made.accounts().items():
         for name, committed in made.files.everything(account.state).items():
-            try:
-                way = Way(tools, head, partition, name)
-                way.begin_early(0)
-                start = way.at
-                steps = list(way.steps(way.end))
-            except ConfigError:  # Kafka has the messages no longer
-                assert chaos.topic_faults or chaos.loses, "nothing was lost"
+            kept = what_kafka_has(made, partition, account)
+            if kept is None:
+                with pytest.raises(ConfigError):
+                    Way(tools, head, partition, name).begin_early(0)
                 continue
+            way = Way(tools, head, partition, name)
+            way.begin_early(0)
+            start = way.at
+            if sum(at >= start for at in kept) < way.end - start:
+                with pytest.raises(ConfigError):
+                    list(way.steps(way.end))
+                continue
+            steps = list(way.steps(way.end))
             assert same(way.retrace.saved(), committed, runner), f"{partition} {name} differs"
             made_again = [
                 {"offset": step.offset, **{k: v for k, v in record.items() if k not in ("source_offset", "table")}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from random import Random
@@ -13,20 +14,21 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from seriatim.core.errors import ConfigError, IntegrityError
+from seriatim.core.errors import ConfigError, IntegrityError, broken
 from seriatim.core.integrity import TIERS, Tier
 from seriatim.core.ledger import Manifest
 from seriatim.core.looks import changes, shown
 from seriatim.core.machine import Machine, UserMachine
-from seriatim.core.offsets import Partition
+from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.refold import same
 from seriatim.core.stream import Output, Stream, Table
 from seriatim.steps.find import find
 from seriatim.steps.release import release
+from seriatim.steps.replay import Replaying
 from seriatim.testing import MemoryStream
 from tests.steps.adders import Adder, Buggy, Raising, add, adding, deploy
 from tests.steps.deciding import accepted, made_again, means
-from tests.steps.looking import at, head_of, looking, rows_of, traced, way
+from tests.steps.looking import at, head_of, hunted, looking, rows_of, traced, way
 from tests.steps.mending import repair, sliced
 from tests.steps.worlds import A0, A1, begun, send, world
 
@@ -262,6 +264,58 @@ def test_what_kafka_has_no_more_is_said() -> None:
     assert "every offset from 40 on can be looked at" in told.value.next
     gone.begin_early(0)
     assert gone.at == 40
+
+
+def swept(before: int, log_start: int) -> MemoryStream:
+    """Sixty messages in slices of seven; Kafka begins late, and old states are swept but the last one's."""
+    made = sliced(60, 7)
+    gone = way(made, "s1")
+    gone.saved()
+    live = {file.path for file in made.accounts()[A0].state}
+    old = {f.path for one in gone.past.points if one.account.frontier < before for f in one.account.state}
+    made.files.delete(old - live)
+    made.kafka.delete_records(A0, log_start)
+    return made
+
+
+def test_it_begins_at_the_first_state_that_is_there() -> None:
+    """Kafka begins at 10, states before 35 are swept: a way that may begin late begins at 35, and so does a replay."""
+    made = swept(35, 10)
+    gone = way(made, "s1")
+    gone.begin_early(0)
+    assert gone.at == 35
+    assert hunted(made, "s1", "offset < 50").broken == 52
+    replaying = Replaying(looking(made), head_of(made), kit=lambda _: broken("not asked"), fresh=False)
+    assert replaying.earliest(A0) == 35
+    with pytest.raises(ConfigError) as told:
+        list(replaying.run({A0: OffsetRange(20, 30)}))
+    assert told.value.next.startswith("begin later with --from 35, or")
+
+
+def test_what_is_named_instead_is_there() -> None:
+    """Only saved states that can be loaded are named, and the offset from which on every one can be looked at."""
+    made = swept(35, 10)
+    gone = way(made, "s1")
+    with pytest.raises(ConfigError, match="cannot be folded to offset 20") as told:
+        gone.begin(20)
+    assert re.findall(r"--version (\d+)", told.value.next) == ["0", "5"]
+    assert "every offset from 35 on can be looked at" in told.value.next
+    for offset in range(35, 60):
+        gone.begin(offset)
+    everything = swept(60, 10)
+    gone = way(everything, "s1")
+    gone.begin_early(0)
+    assert gone.at == 60
+
+
+def test_the_end_of_a_log_that_was_cut_can_be_looked_at() -> None:
+    """What was saved at the frontier is there, though Kafka has the last messages no longer."""
+    made = begun(1)
+    made.run()
+    made.kafka.topics["in-a"].messages[0].pop()
+    assert at(made, 2).last_offset == 2
+    with pytest.raises(ConfigError, match="its log was cut at offset 2"):
+        traced(made)
 
 
 def test_messages_that_were_compacted_away_are_missed() -> None:
