@@ -46,7 +46,7 @@ class RepairPlan(Command):
     def execute(self, context: Any) -> dict[str, str]:
         """The plan as a text, and its token."""
         plan = msgspec.json.decode(self.printed(context))
-        if plan["parts"] or plan["drops"]:
+        if plan["parts"] or plan["drops"] or plan["resumes"]:
             return {"approval": plan["approval"], "text": shown(plan)}
         if plan["notes"]:
             notes = "\n".join(plan["notes"])
@@ -81,6 +81,10 @@ class RepairApply(Fold):
 def shown(plan: dict[str, Any]) -> str:
     """A plan in Markdown, what users named in it as plain text."""
     lines = [f"As of entry {plan['sequence']}, this is done in one commit:"]
+    for hold in plan["holds"]:
+        on = "; this goes on with it" if hold["id"] == plan["resumes"] else ""
+        lines += ["", f"{hold['held']} is held by repair {hold['id']}{on}", f"  asked     {hold['asked']}"]
+        lines += [f"  give up   {hold['give up']}"]
     for part in plan["parts"]:
         lines += ["", f"{part['partition']}  {part['does']}", f"  why       {part['why']}"]
         if part.get("messages") is not None:

@@ -14,7 +14,7 @@ from seriatim.cli import Options, say, show
 from seriatim.cli.stop import stoppable
 from seriatim.core.errors import IntegrityError, SeriatimError
 from seriatim.core.integrity import failure, shortened
-from seriatim.core.repair import Forward, Lift, Part, Plan, Refold, Request
+from seriatim.core.repair import Forward, Hold, Lift, Part, Plan, Refold, Request
 from seriatim.steps.refold import Refolded
 from seriatim.steps.repair import Mending, Repairing, plan
 from seriatim.steps.tell import mark_told, untold
@@ -33,13 +33,41 @@ def mend(
     messages_max: int | None,
     json: bool,
 ) -> None:
-    """Plan; then do it, where that is wanted."""
+    """Plan; then do it, where that is wanted. Repairs that died come first, each with its own plan and commit."""
+    went_on = False
+    try:
+        while True:
+            made = plan(mending, request)
+            if not apply or not (made.parts or made.drops or made.resumes):
+                if made.notes or not went_on:
+                    _show(made, json=json)
+                _fail_by_notes(made)
+                return
+            _apply(file, mending, spark, made, approval=approval, messages_max=messages_max, json=json)
+            if made.request == request:
+                return
+            went_on = True
+            if approval:
+                say(f"{made.stream}: repair {made.resumes} is done; what else is hurt: seriatim repair {made.stream}")
+                return
+    finally:
+        spark.stop()
+
+
+def _apply(
+    file: StreamFile,
+    mending: Mending,
+    spark: LazySpark,
+    made: Plan,
+    *,
+    approval: str,
+    messages_max: int | None,
+    json: bool,
+) -> None:
+    """One plan, done and told."""
     name = file.stream.name
-    made = plan(mending, request)
-    if not apply or not (made.parts or made.drops or made.resumes):
-        _show(made, json=json)
-        _fail_by_notes(made)
-        return
+    for hold in made.holds:
+        say(f"{name}: {_held(name, hold)}", hold=hold.id)
     for part in made.parts:
         say(f"{name} {part.partition}: {_line(part)}", partition=str(part.partition))
     for note in made.notes:
@@ -61,7 +89,6 @@ def mend(
             raise
         finally:
             progress.close()
-            spark.stop()
     _show_done(mending, made, done, json=json)
     _fail_by_notes(made)
 
@@ -74,6 +101,7 @@ def _show(made: Plan, *, json: bool) -> None:
     name = made.stream
     for path in made.drops:
         typer.echo(f"{name}: {path} is damaged, and only a look back would need it: it is deleted")
+    _show_holds(made)
     if not made.parts and not made.notes and not made.drops:
         typer.echo(f"{name}: nothing is hurt, as of entry {made.sequence}; to fold again all the same, say --from")
         return
@@ -84,12 +112,28 @@ def _show(made: Plan, *, json: bool) -> None:
             typer.echo(f"  {label:<9} {shortened(fact)}")
     for note in made.notes:
         typer.secho(f"\nnot mended by this:\n{note}", fg=typer.colors.YELLOW)
-    if made.resumes:
-        typer.echo(f"\na repair that did not end holds these partitions: {made.resumes}. Applying goes on from it;")
-        typer.echo(f"to give it up: seriatim repair {name} --abandon {made.resumes}")
     if made.parts or made.drops:
         again = "without --dry-run" if made.request.ranges else "with --apply"
         typer.echo(f"\nnothing was changed. To do it, give the same command {again}")
+
+
+def _show_holds(made: Plan) -> None:
+    """Every hold by its id, with what can be done about it."""
+    for hold in made.holds:
+        typer.echo(f"{made.stream}: {_held(made.stream, hold)}")
+        if hold.id == made.resumes:
+            typer.echo(
+                "  this plan goes on with it" + ("" if made.parts else ": applied, it gives the partitions back")
+            )
+        elif hold in made.in_the_way:
+            typer.echo("  it is in the way of this plan")
+        typer.echo("")
+
+
+def _held(stream: str, hold: Hold) -> str:
+    facts = hold.says(stream)
+    lines = [f"{facts.pop('held')} is held by repair {hold.id}, which is at work or died"]
+    return "\n".join([*lines, *(f"  {label:<9} {fact}" for label, fact in facts.items())])
 
 
 def _line(part: Part) -> str:
@@ -127,6 +171,7 @@ def _values(made: Plan) -> dict[str, Any]:
         "sequence": made.sequence,
         "approval": made.approval,
         "resumes": made.resumes,
+        "holds": [{"id": hold.id, **hold.says(made.stream)} for hold in made.holds],
         "parts": [_part_values(part) for part in made.parts],
         "notes": list(made.notes),
         "drops": list(made.drops),

@@ -38,7 +38,40 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @classmethod
     def decoded(cls, text: str) -> Request:
         """As it was asked."""
-        return msgspec.json.decode(text, type=cls)
+        return msgspec.json.decode(text, type=cls) if text else cls()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it names nothing: repair is to find what is hurt, everywhere or in one partition."""
+        return self == Request(partition=self.partition)
+
+    def command(self, stream: str) -> str:
+        """What a person would type for it."""
+        if self.ranges:
+            places = ", ".join(f"{place} [{start}, {until})" for place, (start, until) in sorted(self.ranges.items()))
+            return f"seriatim backfill {stream}, of {places}"
+        words = [f"seriatim repair {stream}"]
+        words += [f"--partition {self.partition}"] if self.partition else []
+        words += [f"--session {self.session}"] if self.session is not None else []
+        words += [f"--from {self.start}"] if self.start is not None else []
+        return " ".join([*words, *(["--forward"] if self.forward else [])])
+
+
+class Hold(Struct, frozen=True):
+    """A repair that holds partitions: it is at work, or it died."""
+
+    id: str
+    partitions: tuple[Partition, ...]
+    request: Request
+
+    def says(self, stream: str) -> dict[str, str]:
+        """For people: what it was asked, and what to do about it if it died."""
+        return {
+            "held": ", ".join(map(str, self.partitions)),
+            "asked": self.request.command(stream),
+            "go on": f"seriatim repair {stream} --resume {self.id}",
+            "give up": f"seriatim repair {stream} --abandon {self.id}",
+        }
 
 
 class Hurt(Struct, frozen=True, kw_only=True):
@@ -126,10 +159,19 @@ class Plan(Struct, frozen=True, kw_only=True):
     held: tuple[Partition, ...] = ()
     """What that try holds."""
 
+    holds: tuple[Hold, ...] = ()
+    """All holds on what was asked for, that one among them."""
+
     @property
     def partitions(self) -> list[Partition]:
         """Those that it changes, and those that an earlier try holds."""
         return sorted({*(part.partition for part in self.parts), *self.held})
+
+    @property
+    def in_the_way(self) -> list[Hold]:
+        """Holds of other repairs on what it would change: it replaces none of them."""
+        mine = set(self.partitions)
+        return [hold for hold in self.holds if hold.id != self.resumes and mine.intersection(hold.partitions)]
 
 
 def approval(ledger: Ledger, request: Request, partitions: list[Partition]) -> str:

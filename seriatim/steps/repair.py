@@ -18,7 +18,7 @@ from seriatim.core.errors import ConfigError, FencedError, IntegrityError, Seria
 from seriatim.core.ledger import Account, Change, Ledger
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import Partition
-from seriatim.core.repair import Forward, Lift, Plan, Refold, Request, approval
+from seriatim.core.repair import Forward, Hold, Lift, Plan, Refold, Request, approval
 from seriatim.core.stream import Stream
 from seriatim.ports import Head, LedgerStore, Reread
 from seriatim.steps.accept import known_head
@@ -39,15 +39,29 @@ class Mending(Struct, frozen=True, kw_only=True):
 
 
 def plan(mending: Mending, request: Request, head: Head | None = None, suspects: frozenset[str] = frozenset()) -> Plan:
-    """What a repair would do, as of now. Changes nothing. `suspects`: files that a try at it found to be damaged."""
+    """What a repair would do, as of now. Changes nothing.
+
+    A repair that died is not forgotten: a plain request is first of all for what that one was asked. `head`: the plan
+    is made under a hold. `suspects`: files that a try at it found to be damaged.
+    """
     stream, world = mending.stream.name, mending.world
+    under_hold = head is not None
     head = head or known_head(world.ledger, stream)
+    holds = [] if under_hold else _holds(world.ledger, head.ledger, request)
+    dead = next((hold for hold in holds if request.is_plain and hold.request != request), None)
+    request = request if dead is None else dead.request
     bounds = world.log.bounds(mending.stream.topics)
     past = pasts(world.ledger, head, head.ledger.known())
     search = Search(mending.stream, head, bounds, past, world, mending.reread, suspects)
     chooser = Chooser(head, bounds, past, world.joiner)
-    parts, notes = search.parts(request, chooser)
+    try:
+        parts, notes = search.parts(request, chooser)
+    except SeriatimError as error:
+        if dead is not None:
+            error.next += f"\nor give up repair {dead.id}, which asked for this: {dead.says(stream)['give up']}"
+        raise
     partitions = sorted({part.partition for part in parts})
+    mine = next((hold for hold in holds if hold.request == request), None)
     return Plan(
         stream=stream,
         request=request,
@@ -56,24 +70,25 @@ def plan(mending: Mending, request: Request, head: Head | None = None, suspects:
         parts=tuple(parts),
         notes=tuple(notes),
         drops=() if request != Request() else tuple(search.drops()),
-        resumes=(hold := _held(head.ledger, request, partitions, world.ledger)),
-        held=tuple(p for p in head.ledger.known() if hold and head.ledger.partitions[str(p)].hold == hold),
+        resumes=mine.id if mine else None,
+        held=mine.partitions if mine else (),
+        holds=tuple(holds),
     )
 
 
-def _held(ledger: Ledger, request: Request, partitions: Sequence[Partition], store: LedgerStore) -> str | None:
-    """The hold on these partitions, or that of an earlier try at the same, if there is one."""
-    holds = {ledger.partitions[str(partition)].hold for partition in partitions} - {None}
-    others = {account.hold for account in ledger.partitions.values()} - {None} - holds
-    holds |= {hold for hold in others if _request_of(store, ledger.stream, str(hold)) == request}
-    if len(holds) > 1:
-        listed = ", ".join(sorted(filter(None, holds)))
-        raise ConfigError(
-            f"{ledger.stream}: several repairs hold these partitions: {listed}",
-            next=f"finish one with `seriatim repair {ledger.stream} --resume ID`,\n"
-            f"or give it up with `seriatim repair {ledger.stream} --abandon ID`",
-        )
-    return next(iter(holds), None)
+def _holds(store: LedgerStore, ledger: Ledger, request: Request) -> list[Hold]:
+    """The holds on what a request may change, oldest first."""
+    held: dict[str, list[Partition]] = {}
+    for partition in ledger.known():
+        if (hold := ledger.partitions[str(partition)].hold) is not None:
+            held.setdefault(hold, []).append(partition)
+    if not held:
+        return []
+    entries = [one.entry for one in store.entries(ledger.stream, -1) if one.entry.kind == "hold"]
+    asked = {entry.held: Request.decoded(entry.request) for entry in entries}
+    holds = [Hold(hold, tuple(held[hold]), asked[hold]) for hold in asked if hold is not None and hold in held]
+    one = request.partition
+    return [hold for hold in holds if not one or one in map(str, hold.partitions) or hold.request == request]
 
 
 def held_request(mending: Mending, hold: str) -> Request:
@@ -87,14 +102,8 @@ def held_request(mending: Mending, hold: str) -> Request:
             held=", ".join(held) or "nobody holds anything",
             next=f"`seriatim status {stream}` shows holds",
         )
-    return _request_of(store, stream, hold)
-
-
-def _request_of(store: LedgerStore, stream: str, hold: str) -> Request:
-    for manifest in store.entries(stream, -1):
-        if manifest.entry.kind == "hold" and manifest.entry.held == hold:
-            return Request.decoded(manifest.entry.request)
-    return broken("a hold has an entry")
+    found = (one.request for one in _holds(store, head.ledger, Request()) if one.id == hold)
+    return next(found, None) or broken("a hold has an entry")
 
 
 def abandon(mending: Mending, hold: str) -> list[Partition]:
@@ -121,6 +130,7 @@ class Repairing:
     def apply(self, made: Plan, messages_max: int, approved: str = "") -> Refolded:
         """Hold, plan again, and do it. What fails gives the hold back and changes nothing."""
         self._refuse_stale(made, approved)
+        _refuse_held(made)
         self.mending.world.records.delete(made.drops)
         if not made.parts:
             if made.resumes is not None:  # what was hurt is well: nobody needs to wait
@@ -231,6 +241,17 @@ class Repairing:
         if isinstance(part, Lift):
             return replace(before, halt=None)
         return before
+
+
+def _refuse_held(made: Plan) -> None:
+    """Another repair's work is not replaced by this one's without a person's word."""
+    for hold in made.in_the_way[:1]:
+        held, asked, on, up = hold.says(made.stream).values()
+        raise ConfigError(
+            f"{made.stream}: {held} is held by repair {hold.id}, which was asked for something else",
+            asked=asked,
+            next=f"go on with it first: {on}\nor give it up: {up}",
+        )
 
 
 def _faster(stream: str, found: str) -> FencedError:
