@@ -5,7 +5,8 @@ Next room: steps/fold.py does it; cli/show.py tells what was done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -115,7 +116,7 @@ def _fold(
         tell(folding)
         spark.kill()
 
-    with stoppable(file.stream.name, last):
+    with stoppable(file.stream.name, last), _bounded(file, trace):
         try:
             outcome = folding.run(messages_max or file.stream.slice.messages_max, until)
         except BaseException:
@@ -125,8 +126,6 @@ def _fold(
         finally:
             progress.close()
             spark.stop()
-    if trace:
-        _leave_room(file)
     outcome.findings = under_clock(folding)
     report.leave(file, since, outcome.sequence)
     if trouble := after_run(file, world.log, world.ledger, world.state(), world.clock):
@@ -145,6 +144,16 @@ def _traced(given: list[str] | None) -> tuple[str, ...]:
     if len(names) > TRACED_MAX:
         raise ConfigError(f"--trace: {len(names)} sessions", next=f"trace at most {TRACED_MAX} at a time")
     return names
+
+
+@contextmanager
+def _bounded(file: StreamFile, trace: tuple[str, ...]) -> Iterator[None]:
+    """However a traced run ends, its traces are bounded."""
+    try:
+        yield
+    finally:
+        if trace:
+            _leave_room(file)
 
 
 def _leave_room(file: StreamFile) -> None:

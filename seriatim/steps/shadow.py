@@ -24,9 +24,11 @@ from seriatim.ports import StateStore
 from seriatim.steps.task import Result, Work
 
 ROWS_MAX = 10_000
-"""Of one task. Further messages are folded and not told."""
+"""Of one task. How many more messages there were is told by a last row."""
 TEXT_MAX = 10_000
 """Of one column, in characters."""
+BYTES_MAX = 32 * 1024 * 1024
+"""Of one task, in all columns: nearly so many, since text is counted by characters."""
 
 
 class Shadow:
@@ -35,6 +37,7 @@ class Shadow:
     def __init__(self, stream: Stream, runner: Runner, work: Work, state: StateStore, names: Iterable[str]) -> None:
         self.stream, self.state, self.names = stream, state, tuple(names)
         self.runner, self.work, self.rows, self.left_out = runner, work, list[dict[str, Any]](), 0
+        self.held, self.first_left_out = 0, -1
         self.retraces: list[Retrace] | None = None
         self.trouble = ""
         """Why the trace ended before the task did, in a sentence."""
@@ -61,8 +64,16 @@ class Shadow:
         result = msgspec.msgpack.decode(content, type=Result)
         if result.certificate is None:
             return []
-        until = result.certificate.until
-        return sorted((row for row in self.rows if row["offset"] < until), key=lambda row: row["offset"])
+        until, rows = result.certificate.until, self.rows
+        if 0 <= self.first_left_out < until:
+            rows = [*rows, self._last()]
+        return sorted((row for row in rows if row["offset"] < until), key=lambda row: row["offset"])
+
+    def _last(self) -> dict[str, Any]:
+        """The row that stands for all messages that are not told."""
+        count = f"{self.left_out} messages of {', '.join(self.names)} from here to the end of the task"
+        told = f"left out: {count}; seriatim trace folds them again"
+        return {**dict.fromkeys(self.rows[0]), **self._place(), "offset": self.first_left_out, "outcome": told}
 
     def _give_up(self, what: str, error: Exception) -> None:
         self.trouble = (
@@ -73,9 +84,13 @@ class Shadow:
     def _look(self, stretch: Stretch) -> None:
         if self.retraces is None:
             self.retraces = self._begun()
-        for retrace in self.retraces:
-            for one in retrace.met(stretch):
+        found = [(one.offset, retrace, one) for retrace in self.retraces for one in retrace.met(stretch)]
+        for offset, retrace, one in sorted(found, key=lambda each: each[0]):
+            if len(self.rows) < ROWS_MAX and self.held < BYTES_MAX:
                 self._take(retrace.step(one))
+                continue
+            self.left_out += 1
+            self.first_left_out = offset if self.first_left_out < 0 else self.first_left_out
 
     def _begun(self) -> list[Retrace]:
         work, held = self.work, self.state.load(self.work.state, self.names)
@@ -93,25 +108,28 @@ class Shadow:
             for name in self.names
         ]
 
+    def _place(self) -> dict[str, Any]:
+        work = self.work
+        return {"topic": work.partition.topic, "topic_id": work.topic_id, "partition": work.partition.number}
+
     def _take(self, step: Step) -> None:
-        if len(self.rows) >= ROWS_MAX:
-            self.left_out += 1
-            return
-        work, runner = self.work, self.runner
+        runner = self.runner
+        texts = {
+            "message": _text(view_of_message(runner, step.message, step.raw)),
+            "changes": _text([msgspec.structs.asdict(one) for one in changes(runner, step.before, step.after)]),
+            "records": _text(step.records),
+            "findings": _text(step.findings),
+        }
+        self.held += sum(map(len, texts.values()))
         self.rows.append(
             {
-                "topic": work.partition.topic,
-                "topic_id": work.topic_id,
-                "partition": work.partition.number,
+                **self._place(),
                 "offset": step.offset,
                 "timestamp": step.timestamp * 1000 if YEARS_MS[0] <= step.timestamp <= YEARS_MS[1] else None,
                 "session": step.session,
                 "sequence": step.sequence,
                 "outcome": step.outcome,
-                "message": _text(view_of_message(runner, step.message, step.raw)),
-                "changes": _text([msgspec.structs.asdict(one) for one in changes(runner, step.before, step.after)]),
-                "records": _text(step.records),
-                "findings": _text(step.findings),
+                **texts,
             }
         )
 

@@ -107,7 +107,9 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kept = watched(made, ("s",))
     made.run()
     (rows,) = kept.values()
-    assert len(rows) == 5
+    assert [row["offset"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert rows[5]["outcome"].startswith("left out: 16 messages of s from here to the end of the task")
+    assert (rows[5]["session"], rows[5]["message"], rows[5]["topic"]) == (None, None, "in-a")
     assert len(rows[0]["records"]) == 51
     for number in range(4):
         traces.put(tmp_path, A0, f"0-{number}", rows)
@@ -115,7 +117,51 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert len(traces.prune(tmp_path, 2 * one)) == 2
     left = list((tmp_path / "traces").rglob("*.parquet"))
     assert len(left) == 2
-    assert pq.read_table(left[0], partitioning=None).num_rows == 5
+    assert pq.read_table(left[0], partitioning=None).num_rows == 6
+
+
+def test_what_a_task_holds_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few messages may be large: beyond the bound they are counted, for all sessions in the order they came."""
+    monkeypatch.setattr(shadows, "BYTES_MAX", 3_000)
+    made = world()
+    made.kafka.create("in-a", 1)
+    for session in "st":
+        send(made, A0, [f"row-{number}" for number in range(9)], session=session)
+    for number in range(20):
+        send(made, A0, number, session="st"[number % 2])
+    kept = watched(made, ("s", "t"))
+    made.run()
+    (rows,) = kept.values()
+    texts = [len(row[name]) for row in rows[:-1] for name in ("message", "changes", "records", "findings")]
+    assert sum(texts[:-4]) < 3_000 <= sum(texts)
+    assert [row["offset"] for row in rows] == list(range(len(rows)))
+    assert f"left out: {22 - len(rows) + 1} messages of s, t" in rows[-1]["outcome"]
+
+
+def test_what_is_left_out_behind_a_halt_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next run tells it."""
+    monkeypatch.setattr(shadows, "ROWS_MAX", 2)
+    made = world(on_poison="halt")
+    made.kafka.create("in-a", 1)
+    send(made, A0, ["a"], 1)
+    send(made, A0, b"?", session="t")
+    send(made, A0, 2)
+    kept = watched(made, ("s",))
+    made.run()
+    assert [row["offset"] for rows in kept.values() for row in rows] == [0, 1]
+
+
+def test_traces_are_bounded_however_a_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that fails leaves as much room as one that ends well; one that traced nothing touches nothing."""
+    pruned: list[Path] = []
+    monkeypatch.setattr(traces, "prune", pruned.append)
+    file = StreamFile(stream=world().stream, folder="")
+    with run._bounded(file, ()):
+        pass
+    assert pruned == []
+    with pytest.raises(OSError, match="broken"), run._bounded(file, ("s",)):
+        raise OSError("broken")
+    assert pruned == [Path("memory")]
 
 
 def test_what_no_row_can_hold_is_told_otherwise(tmp_path: Path) -> None:
