@@ -16,6 +16,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from seriatim.config import expanded
 from seriatim.core.alert import Mail, MailRefusedError
 from seriatim.core.errors import ConfigError, PlatformError
 
@@ -48,7 +49,8 @@ def server(address: str, *, user: str = "", password: str = "", password_file: P
         raise ConfigError(f"smtp: {address!r} is not HOST:PORT", next="fix SERIATIM_SMTP, like mail.example.org:587")
     if password_file is not None:
         try:
-            password = password_file.expanduser().read_text().strip()
+            named = expanded(password_file, "smtp_password_file", "fix SERIATIM_SMTP_PASSWORD_FILE")
+            password = named.read_text().strip()
         except OSError as error:
             raise ConfigError(
                 f"smtp_password_file: {password_file}: {error.strerror}", next="fix SERIATIM_SMTP_PASSWORD_FILE"

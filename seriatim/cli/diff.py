@@ -63,7 +63,7 @@ def _side(named: str) -> tuple[DeltaLookup, Ranges]:
     from seriatim.adapters.lookup import DeltaLookup
     from seriatim.steps.commit import read_head
 
-    folder = Path(named).expanduser()
+    folder = config.expanded(Path(named), named, "give the name of a stream, or a folder")
     if folder.is_dir() and (folder / scratch.MANIFEST).exists():
         _tell_missing(named, scratch.manifest(folder))
         return DeltaLookup(folder), scratch.folded(folder)

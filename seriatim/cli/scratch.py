@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from msgspec.structs import replace
 
-from seriatim import __version__
+from seriatim import __version__, config
 from seriatim.cli import say
 from seriatim.cli.looking import lookback, print_json, time_ms
 from seriatim.core.errors import ConfigError
@@ -79,7 +79,7 @@ def into(
 
 def _refuse_meant(folder: Path) -> None:
     """Refuse what some stream's file names as its output, though nothing is there yet."""
-    from seriatim import config, streams
+    from seriatim import streams
 
     home = config.load().streams
     for name in streams.names(home):
@@ -99,7 +99,7 @@ def with_machine(file: StreamFile, machine: str | None) -> tuple[StreamFile, boo
     if machine is None or machine == file.stream.machine:
         return file, True
     if match := FILE.fullmatch(machine):
-        path = Path(match["path"]).expanduser().absolute()
+        path = config.expanded(Path(match["path"]), f"--machine {machine}", "give the path of a Python file").absolute()
         named = f"replayed_{path.stem}"
         _import(path, named)
         own = f"{path.stem}:{match['name']}" == file.stream.machine
@@ -120,7 +120,7 @@ def _import(path: Path, named: str) -> None:
     sys.modules[named] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"--machine: {path.name} fails: {type(error).__name__}: {error}", next=f"fix {path}"
         ) from error
@@ -139,7 +139,7 @@ def _runner(opened: Lookback, file: StreamFile, *, same: bool) -> Runner:
 
 def _kit(opened: Lookback, file: StreamFile, runner: Runner, folder: Path) -> Callable[[tuple[File, ...]], Kit]:
     """What tasks work with: everything is read from the stream, and written to the folder."""
-    from seriatim import config, wiring
+    from seriatim import wiring
     from seriatim.adapters.memory import MemoryDigests
     from seriatim.adapters.parquet import ParquetRecords
     from seriatim.adapters.scratch import OverBase

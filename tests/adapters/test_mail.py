@@ -142,6 +142,8 @@ def test_ports_have_defaults() -> None:
     assert server("mail", tls="tls").port == 465
     with pytest.raises(ConfigError, match="smtp_password_file"):
         server("mail", password_file=Path("/none/such"))
+    with pytest.raises(ConfigError, match="smtp_password_file"):
+        server("mail", password_file=Path("~nobody-here/such"))
 
 
 def test_a_server_that_answers_nonsense_is_trouble() -> None:

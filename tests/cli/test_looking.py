@@ -155,6 +155,7 @@ def test_another_machine_from_a_file(folder: Path) -> None:
     file = load("s", folder / "streams")
     (folder / "fixed.py").write_text(MACHINE)
     (folder / "broken.py").write_text("1 / 0")
+    (folder / "leaving.py").write_text("raise SystemExit(0)")
     other, same = with_machine(file, f"{folder / 'fixed.py'}:Adder")
     assert (same, runner(other).columns) == (False, {"v": "int64"})
     own = StreamFile(load("s", folder / "streams").stream, file.folder)
@@ -162,7 +163,9 @@ def test_another_machine_from_a_file(folder: Path) -> None:
     assert with_machine(own, "table") == (own, True)
     for text, said in (
         (f"{folder / 'broken.py'}:Adder", "ZeroDivisionError"),
+        (f"{folder / 'leaving.py'}:Adder", "SystemExit"),
         (f"{folder / 'absent.py'}:Adder", "there is no file"),
+        ("~nobody-here/x.py:Adder", "no such home"),
         ("../../etc/passwd", "is no machine"),
         ("os:system; rm", "is no machine"),
     ):
