@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seriatim.cli import app, say
-from seriatim.cli.looking import Topic, lookback, plain, print_json, shortened, shown_time
+from seriatim.cli.looking import Topic, lookback, plain, print_json, session_name, shortened, shown_time
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError
 
@@ -27,7 +27,9 @@ OWN = ("topic", "topic_id", "partition", "offset", "timestamp", "session", "sequ
 def explain(
     stream: StreamName,
     row: Annotated[str, typer.Option(metavar="KEY", help="The row's key; of several columns 'a,2' or '[\"a\", 2]'.")],
-    session: Annotated[str | None, typer.Option(metavar="NAME", help="Only this session's row.")] = None,
+    session: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this session's row.", callback=session_name)
+    ] = None,
     topic: Topic = None,
     json: Json = False,
 ) -> None:

@@ -29,7 +29,21 @@ if TYPE_CHECKING:
     from seriatim.steps.retrace import Looking, Way
     from seriatim.streams import StreamFile
 
-SessionName = Annotated[str, typer.Argument(metavar="SESSION", help="The session's name: its Kafka key.")]
+
+def session_name(name: str | None) -> str | None:
+    """A session's name as typed. A key that is not UTF-8 belongs to no session, so there is none of such a name."""
+    try:
+        return name if name is None else name.encode().decode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"the session's name {name!r} is not UTF-8: messages with such a key belong to no session",
+            next="give the name as status, quarantine or the records show it",
+        ) from None
+
+
+SessionName = Annotated[
+    str, typer.Argument(metavar="SESSION", help="The session's name: its Kafka key.", callback=session_name)
+]
 Topic = Annotated[str | None, typer.Option(help="Where a key lives in several topics.")]
 InPartition = Annotated[
     str | None, typer.Option("--partition", metavar="TOPIC/NUMBER", help="Where to look, if its state does not tell.")
@@ -102,8 +116,8 @@ class Lookback(Struct, frozen=True):
         """An edge as a person writes it, as an offset: of a time, the first message at or after it."""
         if text is None:
             return otherwise
-        if re.fullmatch(r"\d{1,18}", text):
-            return int(text)
+        if (offset := offset_of(text)) is not None:
+            return offset
         found = self.tools.log.offsets_for_time([way.partition], time_ms(text)).get(way.partition, -1)
         return way.seen.log_end if found < 0 else found
 
@@ -186,6 +200,11 @@ def leave_pandas_out() -> None:
         pa.array([""])
     finally:
         sys.meta_path.remove(finder)
+
+
+def offset_of(text: str) -> int | None:
+    """An offset as a person writes it; None: it is something else, and so is what no log can have."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 def time_ms(text: str) -> int:

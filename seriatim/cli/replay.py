@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from seriatim.cli import app, say
-from seriatim.cli.looking import From, InPartition, Topic, Until, lookback
+from seriatim.cli.looking import From, InPartition, Topic, Until, lookback, session_name
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError
 
@@ -25,7 +25,9 @@ Break = Annotated[
 @app.command()
 def replay(
     stream: StreamName,
-    session: Annotated[str | None, typer.Argument(metavar="[SESSION]", help="To stop at its messages.")] = None,
+    session: Annotated[
+        str | None, typer.Argument(metavar="[SESSION]", help="To stop at its messages.", callback=session_name)
+    ] = None,
     condition: Break = None,
     on_finding: Annotated[bool, typer.Option("--break-on-finding", help="Stop at every finding.")] = False,
     step: Annotated[bool, typer.Option("--step", help="A simple stepper instead of pdb.")] = False,

@@ -138,9 +138,10 @@ def _fold(
 
 def _traced(given: list[str] | None) -> tuple[str, ...]:
     """Sessions that are traced beside the fold."""
+    from seriatim.cli.looking import session_name
     from seriatim.core.request import TRACED_MAX
 
-    names = tuple(dict.fromkeys(given or ()))
+    names = tuple(dict.fromkeys(name for one in given or () if (name := session_name(one)) is not None))
     if len(names) > TRACED_MAX:
         raise ConfigError(f"--trace: {len(names)} sessions", next=f"trace at most {TRACED_MAX} at a time")
     return names

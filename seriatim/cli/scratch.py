@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from seriatim import __version__, config
 from seriatim.cli import say
-from seriatim.cli.looking import lookback, print_json, time_ms
+from seriatim.cli.looking import lookback, offset_of, print_json, time_ms
 from seriatim.core.errors import ConfigError
 from seriatim.core.offsets import OffsetRange, Partition
 
@@ -180,7 +180,7 @@ def _ranges(
     chosen = [p for p in chosen if not ledger.partitions[str(p)].retired]
     if not chosen:
         raise ConfigError(f"{opened.name}: it never read {partition or topic}", next=f"seriatim status {opened.name}")
-    if len(chosen) > 1 and any(edge is not None and edge.isdecimal() for edge in (start, until)):
+    if len(chosen) > 1 and any(edge is not None and offset_of(edge) is not None for edge in (start, until)):
         raise ConfigError("an offset is of one partition", next="name it with --partition, or give times")
     found = {}
     for place in chosen:
@@ -195,8 +195,8 @@ def _ranges(
 
 
 def _edge(opened: Lookback, place: Partition, text: str) -> int:
-    if text.isdecimal():
-        return int(text)
+    if (offset := offset_of(text)) is not None:
+        return offset
     found = opened.tools.log.offsets_for_time([place], time_ms(text)).get(place, -1)
     return opened.head.ledger.partitions[str(place)].frontier if found < 0 else found
 

@@ -11,7 +11,17 @@ import typer
 
 from seriatim import config
 from seriatim.cli import Options, app, say
-from seriatim.cli.looking import InPartition, SessionName, Topic, lookback, plain, print_json, shortened, time_ms
+from seriatim.cli.looking import (
+    InPartition,
+    SessionName,
+    Topic,
+    lookback,
+    offset_of,
+    plain,
+    print_json,
+    shortened,
+    time_ms,
+)
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError, IntegrityError
 
@@ -131,7 +141,7 @@ def _diff(opened: Lookback, way: Way, points: tuple[str, str], *, json: bool) ->
     """What differs between two points."""
     from seriatim.core.looks import changes
 
-    ends = [int(text) + 1 if text.isdecimal() else opened.offset(way, text, 0) for text in points]
+    ends = [opened.offset(way, text, 0) + (offset_of(text) is not None) for text in points]
     states = []
     for end in ends:
         _reach(opened, way, end)

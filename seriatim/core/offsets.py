@@ -32,7 +32,7 @@ class Partition(Struct, frozen=True, order=True):
     def parse(cls, text: str) -> Partition:
         """`orders-a/3` as a person types it."""
         topic, _, number = text.rpartition("/")
-        if not TOPIC_NAME.fullmatch(topic) or not number.isdecimal():
+        if not TOPIC_NAME.fullmatch(topic) or not re.fullmatch("[0-9]{1,9}", number):
             raise ConfigError(f"{text!r} is not a partition", next="write it as TOPIC/NUMBER, like orders-a/3")
         return cls(topic, int(number))
 

@@ -342,6 +342,13 @@ def _checks(columns: dict[str, str]) -> list[tuple[int, Callable[[Any], str]]]:
     return checks
 
 
+def misfit(kind: str, value: Any) -> str:
+    """Why a value does not fit a column of a type; empty: it does."""
+    if match := DECIMAL.fullmatch(kind):
+        return _decimal_check(int(match[1]), int(match[2]))(value)
+    return _timestamp_check(value) if kind == "timestamp" else ""
+
+
 def _decimal_check(precision: int, scale: int) -> Callable[[Any], str]:
     def check(value: Decimal) -> str:
         if not value.is_finite():

@@ -29,7 +29,7 @@ HISTORY = 40
 JUDGED_WITHIN = 50
 """Entries after a slice among which its verdict is sought."""
 REMEMBERED = 2_000
-Key = TypeVar("Key")
+Stamp = TypeVar("Stamp")
 Value = TypeVar("Value")
 
 
@@ -59,8 +59,8 @@ class Reader:
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
         self.folder, self.clock = folder, clock
-        self._files = OrderedDict[tuple[str, int], StreamFile]()
-        self._ledgers = OrderedDict[tuple[str, str], Ledger]()
+        self._files = OrderedDict[str, tuple[int, StreamFile]]()
+        self._ledgers = OrderedDict[str, tuple[str, Ledger]]()
         self._lock = Lock()
 
     def names(self) -> list[str]:
@@ -131,24 +131,27 @@ class Reader:
         path = self.folder / f"{name}.toml"
         if not STREAM_NAME.fullmatch(name) or not path.is_file():
             raise ConfigError(f"there is no stream {name!r}", next="the list of streams has those that there are")
-        key = name, path.stat().st_mtime_ns
-        return self._once(self._files, key, lambda: streams.load(name, self.folder))
+        changed = path.stat().st_mtime_ns
+        return self._once(self._files, name, changed, lambda: streams.load(name, self.folder))
 
     def _head(self, files: StatusFiles) -> Ledger | None:
         seen = files.witness()
         if seen is None:
             return None
-        key = str(files.root), seen[1]
-        return self._once(self._ledgers, key, lambda: files.manifest(seen[0]).ledger)
+        return self._once(self._ledgers, str(files.root), seen[1], lambda: files.manifest(seen[0]).ledger)
 
-    def _once(self, known: OrderedDict[Key, Value], key: Key, read: Callable[[], Value]) -> Value:
+    def _once(
+        self, known: OrderedDict[str, tuple[Stamp, Value]], key: str, stamp: Stamp, read: Callable[[], Value]
+    ) -> Value:
+        """What was read before, if it is that still: of each place the last alone is remembered."""
         with self._lock:
-            if key in known:
+            if key in known and known[key][0] == stamp:
                 known.move_to_end(key)
-                return known[key]
+                return known[key][1]
         value = read()
         with self._lock:
-            known[key] = value
+            known[key] = stamp, value
+            known.move_to_end(key)
             while len(known) > REMEMBERED:
                 known.popitem(last=False)
         return value

@@ -22,7 +22,7 @@ from seriatim.core.message import Poison
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Session
 from seriatim.core.step import Step
-from seriatim.core.table import TableMachine, column_type, settled
+from seriatim.core.table import TableMachine, column_type, misfit, settled
 from seriatim.core.trace import Met
 from seriatim.ports import Head
 from seriatim.steps.retrace import Looking, Way
@@ -90,9 +90,13 @@ def _parts(text: str) -> list[str]:
 def _typed(name: str, kind: str, text: str) -> Any:
     try:
         value = text if kind == "string" else msgspec.convert(text, column_type(kind), strict=False)
-        return settled({name: kind}, {name: value})[name]
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"--row: {name} is {kind}, {text!r} is not: {error}", next=f"give {name} as {kind}") from None
+        text.encode()  # what no UTF-8 is in a terminal comes as half a character
+        wrong = misfit(kind, value)
+    except (msgspec.ValidationError, ValueError) as error:
+        wrong = str(error)
+    if wrong:
+        raise ConfigError(f"--row: {name} is {kind}, {text!r} is not: {wrong}", next=f"give {name} as {kind}") from None
+    return settled({name: kind}, {name: value})[name]
 
 
 def sessions_of(lookup: Lookup, key: Mapping[str, Any], session: str | None, topic: str | None) -> dict[Any, list[Any]]:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from seriatim.cli import main
-from seriatim.cli.looking import plain, shortened, show_step, shown_time, step_values, time_ms
+from seriatim.cli.looking import offset_of, plain, shortened, show_step, shown_time, step_values, time_ms
 from seriatim.cli.scratch import with_machine
 from seriatim.core.errors import ConfigError
+from seriatim.core.offsets import Partition
 from seriatim.streams import StreamFile, load, runner
 from tests.steps.looking import traced
 from tests.steps.worlds import A0, begun, send, world
@@ -64,6 +65,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["trace", "nobody", "x"], "no stream 'nobody'"),
         (["bisect", "s", "x", "--invariant", "1"], "never run"),
         (["explain", "s", "--row", "a"], "never run"),
+        (["state", "s", "\udcff"], "is not UTF-8: messages with such a key belong to no session"),
+        (["state", "s", "\udcff", "--at-offset", "2"], "is not UTF-8"),
+        (["trace", "s", "\udcff"], "is not UTF-8"),
+        (["bisect", "s", "\udcff", "--invariant", "1"], "is not UTF-8"),
+        (["replay", "s", "\udcff", "--step"], "is not UTF-8"),
+        (["explain", "s", "--row", "a", "--session", "\udcff"], "is not UTF-8"),
+        (["run", "s", "--trace", "\udcff"], "is not UTF-8"),
+        (["trace", "s", "x", "--partition", f"in-a/{'9' * 5_000}"], "never run"),
         (["replay", "s", "x"], "must know where to stop"),
         (["replay", "s"], "stops in one session, or goes into a folder"),
         (["replay", "s", "x", "--machine", "a:B", "--step"], "stops in one session, or goes into a folder"),
@@ -171,3 +180,15 @@ def test_another_machine_from_a_file(folder: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             with_machine(file, text)
+
+
+def test_an_edge_is_an_offset_or_a_time() -> None:
+    """A number that no log can have is refused in words, however long it is; digits of other alphabets are none."""
+    assert (offset_of("0"), offset_of("41337"), offset_of("9" * 18)) == (0, 41337, int("9" * 18))
+    for text in ("9" * 19, "9" * 5_000, "-1", "\u0663", "1.5", ""):
+        assert offset_of(text) is None
+        with pytest.raises(ConfigError, match="neither an offset nor a time"):
+            time_ms(text)
+    for text in ("9" * 10, "9" * 5_000, "\u0663", "-1"):
+        with pytest.raises(ConfigError, match="is not a partition"):
+            Partition.parse(f"in-a/{text}")

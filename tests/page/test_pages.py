@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -117,6 +118,21 @@ def test_a_stream_nobody_ran_or_watched_is_said_to_be_new(lake: Lake) -> None:
     assert "cannot be shown" in page
     assert "never run" in lake.get("/stream/orders").text
     assert lake.get("/stream/broken").status_code == 404
+
+
+def test_of_each_stream_one_ledger_is_remembered(lake: Lake) -> None:
+    """The last one: an API server that runs for days holds no more than on its first."""
+    made = lake.stream("orders", slices=2)
+    reader = lake.reader()
+    for number in range(4):
+        before = reader.stream("orders").ledger
+        assert reader.stream("orders").ledger is before
+        lake.send(made, 0, "x", number)
+        lake.run(made)
+        assert reader.stream("orders").ledger is not before
+        path = lake.streams / "orders.toml"
+        os.utime(path, ns=(path.stat().st_mtime_ns + 10**9,) * 2)
+    assert (len(reader._ledgers), len(reader._files)) == (1, 1)
 
 
 def test_a_damaged_manifest_is_said_in_words(lake: Lake) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from random import Random
 from typing import Any
 
@@ -341,3 +343,57 @@ def test_a_row_that_only_headless_messages_named() -> None:
     topic_id = made.accounts()[A0].topic_id
     done = Explaining(tools, head_of(made), key).run((A0.topic, A0.number, topic_id, "s"), [])
     assert [(touch.offset, touch.outcome) for touch in done.touches] == [(0, "headless"), (1, "headless")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "meant"),
+    [
+        ("timestamp", "2026-01-01T10:00:00", datetime(2026, 1, 1, 10, tzinfo=UTC)),
+        ("timestamp", "2026-01-01T12:00:00+02:00", datetime(2026, 1, 1, 10, tzinfo=UTC)),
+        ("decimal(9,2)", "1.5", Decimal("1.50")),
+        ("decimal(9,2)", "-0", Decimal("0.00")),
+        ("date", "2026-01-01", date(2026, 1, 1)),
+        ("bool", "true", True),
+        ("binary", "AAE=", b"\x00\x01"),
+        ("float64", "0.5", 0.5),
+        ("int64", "-7", -7),
+        ("string", "ä/=%,", "ä/=%,"),
+    ],
+)
+def test_a_row_is_named_by_any_type(kind: str, text: str, meant: Any) -> None:
+    """As people write it: a time without a zone is in UTC, a decimal has the digits it is typed with."""
+    stream = keyed_by(kind)
+    assert key_of(stream.table_machine(), text) == {"k": meant}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("decimal(9,2)", "NaN"),
+        ("decimal(9,2)", "Infinity"),
+        ("decimal(9,2)", "1.555"),
+        ("decimal(9,2)", "123456789.00"),
+        ("decimal(9,2)", "ten"),
+        ("decimal(9,2)", "1e999999"),
+        ("timestamp", "yesterday"),
+        ("timestamp", "0001-01-01T00:00:00+02:00"),
+        ("int64", "9" * 5_000),
+        ("int64", str(2**63)),
+        ("date", "2026-02-30"),
+        ("binary", "?"),
+        ("string", "\udcff"),
+    ],
+)
+def test_what_no_row_can_be_named_by(kind: str, text: str) -> None:
+    """Said before anything is read, with the column and its type."""
+    with pytest.raises(ConfigError) as told:
+        key_of(keyed_by(kind).table_machine(), text)
+    assert told.value.message.startswith(f"--row: k is {kind}, ")
+    assert told.value.next == f"give k as {kind}"
+    told.value.message.encode()
+
+
+def keyed_by(kind: str) -> Stream:
+    """A stream whose rows have one column."""
+    table = Table(key=("k",), columns={"k": kind}, before=False)
+    return Stream(name="s", topics="in-.*", machine="table", table=table, output=Output(path="memory"))
