@@ -28,11 +28,22 @@ if TYPE_CHECKING:
     from seriatim.core.status import Glance, Tone
     from seriatim.page.read import Reader
 
-COLUMNS = ["stream", "verdict", "partitions", "lag", "time left", "last run", "messages/s", "quarantined", "gaps"]
+COLUMNS = [
+    "stream",
+    "tier",
+    "verdict",
+    "partitions",
+    "lag",
+    "time left",
+    "last run",
+    "messages/s",
+    "quarantined",
+    "gaps",
+]
 COLUMNS += ["circuit", "Kafka as of"]
 NUMBERS = ("lag", "time left", "last run", "messages/s", "quarantined", "gaps")
 STYLES: dict[Tone, str] = {"": "dim", "good": "green", "warn": "yellow", "bad": "bold red"}
-SPARED = ("Kafka as of", "circuit", "partitions", "messages/s", "gaps", "last run", "quarantined")
+SPARED = ("Kafka as of", "circuit", "tier", "partitions", "messages/s", "gaps", "last run", "quarantined")
 """Columns that a narrow terminal does without, the first of them first. The name of a stream is never one."""
 PADDING = 3
 CELLS_MAX = 24
@@ -52,7 +63,7 @@ def top(
     ] = True,
     json: Json = False,
 ) -> None:
-    """Show all streams at a glance, live: verdict, lag, time left, last run, rate, quarantine, gaps; Ctrl-C ends it.
+    """Show all streams at a glance, live: tier, verdict, lag, time left, last run, rate, quarantine, gaps; Ctrl-C ends it.
 
     What needs a person comes first, with what to type. A stream that cannot be asked about is shown as it was last
     seen, with how long ago that is. With --json one object for each stream, once.
@@ -210,6 +221,7 @@ def _row(one: Glance, now_seconds: float) -> list[Text]:
     left: Tone = time_tone(nearest) if nearest else ""
     return [
         Text(_plain(one.stream), style="bold"),
+        Text(one.tier),
         Text(one.verdict, style=STYLES[one.tone]),
         _cells(one),
         Text("–" if one.lag is None else f"{one.lag:,}"),

@@ -48,6 +48,8 @@ def test_what_needs_a_person_comes_first_with_what_to_type(capsys: pytest.Captur
     assert said.index("orders") < said.index("payments")
     assert "hurt" in said
     assert "■■■■" in said
+    table = [line.split()[:3] for line in said.partition("orders halted")[0].splitlines() if len(line.split()) > 3]
+    assert table == [["stream", "tier", "verdict"], ["orders", "strict", "hurt"], ["payments", "strict", "good"]]
     assert "orders halted in-a/2: at offset 165: gap" in said
     assert "→ seriatim repair orders --partition in-a/2" in said
     assert "\033" not in said
