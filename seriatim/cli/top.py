@@ -63,7 +63,7 @@ def top(
     ] = True,
     json: Json = False,
 ) -> None:
-    """Show all streams at a glance, live: tier, verdict, lag, time left, last run, rate, quarantine, gaps; Ctrl-C ends it.
+    """Show all streams at a glance, live: tier, verdict, lag, time left, rate, quarantine, gaps; Ctrl-C ends it.
 
     What needs a person comes first, with what to type. A stream that cannot be asked about is shown as it was last
     seen, with how long ago that is. With --json one object for each stream, once.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import resource
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from seriatim import streams, wiring
 from seriatim.steps.fold import Folding
 from tests.integration.lab import Lab, silent
 
-FIRST_LINE_CPU_SECONDS = 2.0
+FIRST_LINE_SECONDS = 2.0
 COUNT = 10_000
 
 
@@ -90,20 +89,22 @@ def test_the_commands(hurt: tuple[Lab, str, str], tmp_path: Path) -> None:
 
 
 def the_first_line_comes_at_once(lab: Lab, stream: str) -> None:
-    """Less than two seconds of CPU from the command to the trace's first line, imports included: the best of three."""
-    spent = []
+    """Less than two seconds by the clock from the command to the trace's first line, imports included: best of three.
+
+    HUNTING.md has the figures.
+    """
+    waited = []
     for _ in range(3):
-        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        began = time.monotonic()
         process = lab.start("trace", stream, "hunted", "--json")
         assert process.stdout is not None
         line = json.loads(process.stdout.readline())
-        wall = time.monotonic() - began
+        waited.append(round(time.monotonic() - began, 2))
         process.kill()
         process.communicate()
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent.append((after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall))
         assert line["offset"] == 1
-    assert min(cpu for cpu, _ in spent) < FIRST_LINE_CPU_SECONDS, spent
+    sys.stdout.write(f"first line of a trace after {waited} s\n")
+    assert min(waited) < FIRST_LINE_SECONDS, waited
 
 
 def a_terminal_gets_pdb(lab: Lab, stream: str) -> None:
