@@ -24,7 +24,7 @@ from seriatim.embedded import broker as embedded
 from seriatim.embedded.broker import BrokerInfo
 
 BROKER_HOME = "SERIATIM_TESTS_BROKER_HOME"
-SEEDS_SAMPLE = 100
+SEEDS_SAMPLE = 200
 SEEDS_FULL = 10_000
 
 
