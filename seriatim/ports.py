@@ -14,7 +14,7 @@ from msgspec import Struct
 from seriatim.core.ask import SnapshotRequest
 from seriatim.core.chain import Commit
 from seriatim.core.compact import Intent
-from seriatim.core.current import Catch, Lives, Standing, Written
+from seriatim.core.current import Catch, Keyed, Lives, Standing, Tabled, Written
 from seriatim.core.gaps import Aside, Gap
 from seriatim.core.holes import Piece
 from seriatim.core.integrity import Finding
@@ -175,6 +175,10 @@ class Joiner(Protocol):
 
     def any_within(self, files: Iterable[File], within: OffsetRange) -> bool:
         """Whether any of these files has a record at these offsets."""
+        ...
+
+    def tables(self, partition: Partition, topic_id: str, files: Sequence[File], keyed: Keyed) -> Iterable[Tabled]:
+        """What a partition's records make of each session, each file proved first; `IntegrityError` if one is not."""
         ...
 
     def join(
@@ -361,16 +365,6 @@ class Audit(Protocol):
         self, path: str, key: Sequence[str], columns: Sequence[str]
     ) -> Iterator[tuple[str, Any, tuple[Any, ...] | None, int]]: ...
     def rows(self, path: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]: ...
-
-
-class Captured(Struct, frozen=True, kw_only=True):
-    """A message as somebody wrote it down."""
-
-    partition: Partition
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    timestamp: int = 0
 
 
 class Reread(Protocol):

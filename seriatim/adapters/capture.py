@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from seriatim.core.errors import ConfigError
+from seriatim.core.message import Captured
 from seriatim.core.offsets import TOPIC_NAME, Partition
-from seriatim.ports import Captured
 
 
 def read_capture(path: Path) -> list[Captured]:

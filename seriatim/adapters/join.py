@@ -7,7 +7,8 @@ Next room: steps/refold.py asks; parquet.py writes what the fold itself makes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,11 +16,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
+from seriatim.core.current import Catch, Keyed, Tabled
 from seriatim.core.errors import IntegrityError
 from seriatim.core.ledger import File
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.scope import Replaced
 from seriatim.disk import ROWS_PER_GROUP, ParquetFileWriter, file_digest
+from seriatim.rows import Merging
 
 
 class ParquetJoiner:
@@ -57,6 +60,25 @@ class ParquetJoiner:
         """Whether any of these files has a record at these offsets."""
         near = [file for file in files if file.first < within.end and within.start <= file.last]
         return any(pc.any(_inside(self._read(file, ["offset"]), within)).as_py() for file in near)
+
+    def tables(self, partition: Partition, topic_id: str, files: Sequence[File], keyed: Keyed) -> Iterator[Tabled]:
+        """What a partition's records make of each session."""
+        for file in files:
+            if why := self._damage(file, thorough=True):
+                raise _damaged(file, why)
+        if not files:
+            return
+        ordered = tuple(sorted(files, key=lambda file: file.first))
+        merging = Merging(self.root, pq.read_schema(self.root / ordered[0].path), keyed)
+        table = merging.changes(Catch(partition=partition, files=ordered, lives=(topic_id,)))
+        words = table.sort_by([("session", "ascending"), ("offset", "ascending"), ("index", "ascending")])
+        times = words.column("timestamp").cast(pa.int64())  # those of no year that Python knows are counted, too
+        words = words.set_column(words.schema.get_field_index("timestamp"), "timestamp", times)
+        for session, mine in groupby(words.to_pylist(), key=lambda row: str(row["session"])):
+            rows = list(mine)
+            kept = [tuple(row[name] for name in keyed.columns) for row in rows if not row["_gone"]]
+            last = rows[-1]
+            yield Tabled(session, kept, last["offset"], last["timestamp"] // 1000, last["sequence"])
 
     def join(
         self,

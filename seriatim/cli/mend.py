@@ -14,7 +14,7 @@ from seriatim.cli import Options, say, show
 from seriatim.cli.stop import stoppable
 from seriatim.core.errors import IntegrityError, SeriatimError
 from seriatim.core.integrity import failure, shortened
-from seriatim.core.repair import Forward, Hold, Lift, Part, Plan, Refold, Request
+from seriatim.core.repair import Forward, Hold, Lift, Part, Plan, Refold, Renew, Request
 from seriatim.steps.refold import Refolded
 from seriatim.steps.repair import Mending, Repairing, plan
 from seriatim.steps.tell import mark_told, untold
@@ -142,6 +142,8 @@ def _line(part: Part) -> str:
         return f"goes on at offset {part.passed.end}, without {len(part.passed)} offsets {part.passed}"
     if isinstance(part, Lift):
         return f"is read again from offset {part.halt.offset} by the next run: {part.why}"
+    if isinstance(part, Renew):
+        return f"goes on at offset {part.frontier} with the state that its records make, without what made it"
     rewind = part.rewind
     only = rewind.wanted.sessions
     who = "" if only is None else f", {len(only)} session{'s' * (len(only) != 1)} alone"
@@ -153,6 +155,9 @@ def _line(part: Part) -> str:
 def _facts(part: Part) -> dict[str, str]:
     if isinstance(part, Forward | Lift):
         return {"waits": f"{part.halt.finding} at offset {part.halt.offset}", "cause": part.halt.cause}
+    if isinstance(part, Renew):
+        told = "records stay as they are; sessions go on by a sequence that proves them, or with their next snapshot"
+        return {"why": part.why, "then": told}
     rewind = part.rewind
     facts = {
         "why": rewind.wanted.why,
@@ -193,6 +198,8 @@ def _part_values(part: Part) -> dict[str, Any]:
         }
     if isinstance(part, Lift):
         return values | {"what": "lift", "from": part.halt.offset, "why": part.why}
+    if isinstance(part, Renew):
+        return values | {"what": "renew", "from": part.frontier, "why": part.why}
     return values | {"what": "forward", "from": part.passed.start, "until": part.passed.end, "why": part.halt.finding}
 
 

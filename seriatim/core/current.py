@@ -32,6 +32,18 @@ class Keyed(Struct, frozen=True, kw_only=True):
     """A record with these values takes its row away; none: rows never go."""
 
 
+class Tabled(Struct, frozen=True):
+    """What its records make of one session."""
+
+    session: str
+    rows: list[tuple[Any, ...]]
+    """Those that are not gone."""
+    offset: int
+    """Of the last record, whatever row it is of; so are the next two."""
+    timestamp: int
+    sequence: int | None
+
+
 class Catch(Struct, frozen=True, kw_only=True):
     """What is read of one partition to bring its rows up."""
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from seriatim.core.errors import ensure
+from seriatim.core.offsets import Partition
 
 Header = tuple[str, bytes | None]
 YEARS_MS = (-62_135_596_800_000, 253_402_300_799_999)
@@ -26,6 +27,16 @@ class Poison(Struct, frozen=True):
 
     cause: str
     sequence: ClassVar[None] = None
+
+
+class Captured(Struct, frozen=True, kw_only=True):
+    """A message as somebody wrote it down."""
+
+    partition: Partition
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp: int = 0
 
 
 class Stretch:

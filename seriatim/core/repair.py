@@ -136,7 +136,15 @@ class Forward(Struct, frozen=True):
         return OffsetRange(self.change.frontier, self.change.until)
 
 
-Part = Refold | Lift | Forward
+class Renew(Struct, frozen=True):
+    """A partition goes on though state files are damaged and Kafka has not what made them: with what else is known."""
+
+    partition: Partition
+    frontier: int
+    why: str
+
+
+Part = Refold | Lift | Forward | Renew
 
 
 class Plan(Struct, frozen=True, kw_only=True):

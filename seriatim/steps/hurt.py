@@ -17,7 +17,7 @@ from seriatim.core.holes import FINDINGS as LOSSES
 from seriatim.core.ledger import Account, Halt
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.refold import Wanted
-from seriatim.core.repair import Forward, Hurt, Lift, Part, Refold, Request, together
+from seriatim.core.repair import Forward, Hurt, Lift, Part, Refold, Renew, Request, together
 from seriatim.core.repair_forward import forward
 from seriatim.core.slice import Bounds
 from seriatim.core.stream import Stream
@@ -59,7 +59,7 @@ class Search:
                 self.notes.append(life.render())
                 over.add(hurts[0].wanted.partition)
             else:
-                parts += self._mendable(hurts, chooser)
+                parts += self._mendable(hurts, chooser, forward=request.forward)
         refolded = {part.partition for part in parts}
         for partition in [] if request.ranges else self._chosen(request):
             halt = self.ledger.partitions[str(partition)].halt
@@ -74,18 +74,27 @@ class Search:
                 self.notes.append(error.render())
         return parts, self.notes
 
-    def _mendable(self, hurts: Sequence[Hurt], chooser: Chooser) -> list[Part]:
+    def _mendable(self, hurts: Sequence[Hurt], chooser: Chooser, *, forward: bool) -> list[Part]:
         """All of it by one refold; or those that can be mended, with a note of each that cannot."""
         try:
             return [self._refold(hurts, chooser, back=True)]
         except IntegrityError as error:
             refused = error
-        able = [one for one in hurts if self._mendable([one], chooser)] if len(hurts) > 1 else hurts
+        if len(hurts) == 1 and forward and self._is_renewed(hurts[0]):
+            wanted = hurts[0].wanted
+            return [Renew(wanted.partition, wanted.until, wanted.why)]
+        able = [one for one in hurts if self._mendable([one], chooser, forward=forward)] if len(hurts) > 1 else hurts
         if len(able) < len(hurts):
-            return self._mendable(able, chooser) if able else []
+            return self._mendable(able, chooser, forward=forward) if able else []
         facts = {"hurt": together(hurts).wanted.why, **refused.fields}
         self.notes.append(IntegrityError(refused.message, next=refused.next, **facts).render())
         return []
+
+    def _is_renewed(self, hurt: Hurt) -> bool:
+        """Whether state that cannot be folded again is made of what there is: its topic lives, its log was not cut."""
+        partition = hurt.wanted.partition
+        account = self.ledger.partitions[str(partition)]
+        return hurt.rebuild and partition in self.bounds and not self._is_cut(partition, account)
 
     def _refold(self, hurts: Sequence[Hurt], chooser: Chooser, *, back: bool = False) -> Part:
         self._refuse_strange()

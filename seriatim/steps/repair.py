@@ -18,14 +18,16 @@ from seriatim.core.errors import ConfigError, FencedError, IntegrityError, Seria
 from seriatim.core.ledger import Account, Change, Ledger
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import Partition
-from seriatim.core.repair import Forward, Hold, Lift, Plan, Refold, Request, approval
+from seriatim.core.repair import Forward, Hold, Lift, Part, Plan, Refold, Renew, Request, approval
 from seriatim.core.stream import Stream
 from seriatim.ports import Head, LedgerStore, Reread
 from seriatim.steps.accept import known_head
+from seriatim.steps.derive import gaps_now
 from seriatim.steps.fold import World
 from seriatim.steps.hurt import Search
 from seriatim.steps.joining import Unsound
 from seriatim.steps.refold import Refolded, Refolding, Told, release
+from seriatim.steps.renew import Renewing
 from seriatim.steps.rewind import Chooser, pasts
 
 
@@ -211,7 +213,11 @@ class Repairing:
                 removed += gone
         for part in parts:
             account = head.ledger.partitions[str(part.partition)]
-            changes[part.partition] = self._changed(part, account, changes.get(part.partition))
+            before = changes.get(part.partition) or _as_it_is(part.partition, account)
+            if isinstance(part, Renew):
+                changes[part.partition] = self._renewed(part, head, replace(before, halt=account.halt))
+            else:
+                changes[part.partition] = self._changed(part, before)
         for partition in set(made.partitions) - set(changes):  # what was hurt is well: its hold goes back with the rest
             account = head.ledger.partitions[str(partition)]
             changes[partition] = replace(_as_it_is(partition, account), halt=account.halt)
@@ -230,9 +236,19 @@ class Repairing:
             gone += [file for file in old if file.path not in stays]
         world.records.delete(world.joiner.damaged(gone))
 
-    def _changed(self, part: Refold | Lift | Forward, account: Account, change: Change | None) -> Change:
+    def _renewed(self, part: Renew, head: Head, before: Change) -> Change:
+        """State made of what there is, where Kafka cannot give it back."""
+        mending, partition = self.mending, part.partition
+        world, account = mending.world, head.ledger.partitions[str(partition)]
+        past = pasts(world.ledger, head, [partition])[partition]
+        made = [past.files[path] for path in world.ledger.active_paths(head) if path in past.files]
+        records = [one.file for one in made if one.topic_id == account.topic_id]
+        gaps = gaps_now(world.ledger, world.derived, head.ledger)
+        renewing = Renewing(mending.stream, mending.runner, world, partition, account)
+        return renewing.change(before, records, gaps, self.refolding.done.hold, part.why)
+
+    def _changed(self, part: Refold | Lift | Forward, before: Change) -> Change:
         """What a part does to its partition, on top of its refold where there is one."""
-        before = change or _as_it_is(part.partition, account)
         if isinstance(part, Forward):
             forward = part.change
             marks = (*before.marks, *forward.marks)
@@ -274,9 +290,11 @@ def _as_it_is(partition: Partition, account: Account) -> Change:
     )
 
 
-def _why(part: Refold | Lift | Forward) -> str:
+def _why(part: Part) -> str:
     if isinstance(part, Refold):
         return f"{part.partition}: {part.rewind.wanted.why}"
     if isinstance(part, Lift):
         return f"{part.partition}: goes on, {part.why}"
+    if isinstance(part, Renew):
+        return f"{part.partition}: state made of its records, {part.why}"
     return f"{part.partition}: goes on after {part.passed}"

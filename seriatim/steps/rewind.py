@@ -33,6 +33,8 @@ class Chooser:
 
     def __init__(self, head: Head, bounds: Mapping[Partition, Bounds], pasts: dict[Partition, Past], joiner: Joiner):
         self.ledger, self.bounds, self.pasts, self.joiner = head.ledger, bounds, pasts, joiner
+        self._proved: dict[str, str] = {}
+        """Files that were looked at, and what is wrong with each: many saved states share their oldest."""
 
     def rewind(self, wanted: Wanted, *, rebuild: bool = False, back: bool = False) -> Rewind:
         """A partition's refold. Raises `IntegrityError` where what it needs is gone.
@@ -45,7 +47,7 @@ class Chooser:
         frontier = min(account.frontier, seen.log_end, cut if cut >= 0 else seen.log_end)
         if frontier < account.frontier and not back:
             raise self._cut(wanted.partition, account, frontier)
-        rebuild |= frontier < account.frontier or bool(self.joiner.damaged(account.state))
+        rebuild |= frontier < account.frontier or bool(self._damaged(account))
         start = min(wanted.start, frontier)
         until = min(max(wanted.until, start), frontier)
         past = self.pasts[wanted.partition]
@@ -98,26 +100,30 @@ class Chooser:
 
     def _base(self, partition: Partition, start: int, log_start: int) -> tuple[int, Account]:
         """The nearest state at or before `start` that is as committed, and its entry."""
-        stream, nearest, damage = self.ledger.stream, None, ""
+        stream, account, damage = self.ledger.stream, self.ledger.partitions[str(partition)], ""
         for point in self.pasts[partition].usable(start):
             at = point.account.frontier
-            if at < log_start:
-                nearest = at
-                break
-            hurt = self.joiner.damaged(point.account.state)
-            if not hurt:
+            if hurt := self._damaged(point.account):
+                damage = damage or "; ".join(f"{path}: {why}" for path, why in hurt.items())
+            elif at < log_start:
+                raise lost(
+                    stream,
+                    partition,
+                    waits=account.halt is not None or bool(self._damaged(account)),
+                    what=f"it would begin at offset {at}, and Kafka has nothing before offset {log_start}:"
+                    f" [{at}, {log_start}) is gone",
+                )
+            else:
                 return point.sequence, point.account
-            damage = "; ".join(f"{path}: {why}" for path, why in hurt.items())
-        if nearest is not None:
-            raise lost(
-                stream,
-                partition,
-                waits=self.ledger.partitions[str(partition)].halt is not None,
-                what=f"it would begin at offset {nearest}, and Kafka has nothing before offset {log_start}:"
-                f" [{nearest}, {log_start}) is gone",
-            )
         raise IntegrityError(
             f"{stream}: {partition} cannot be folded again: no state at or before offset {start} is as committed",
             cause=damage[:600],
             next="restore one of these files from a backup, then repair again",
         )
+
+    def _damaged(self, account: Account) -> dict[str, str]:
+        """State files that are not as committed."""
+        unseen = [file for file in account.state if file.path not in self._proved]
+        found = self.joiner.damaged(unseen)
+        self._proved |= {file.path: found.get(file.path, "") for file in unseen}
+        return {file.path: why for file in account.state if (why := self._proved[file.path])}

@@ -18,12 +18,12 @@ from seriatim.core.chain import Added, active_files
 from seriatim.core.gaps import Gap, GapsFold
 from seriatim.core.ledger import Account, Certificate
 from seriatim.core.machine import Runner
-from seriatim.core.message import Poison, session_name
+from seriatim.core.message import Captured, Poison, session_name
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Bounds
 from seriatim.core.stream import Stream
 from seriatim.core.validator import Parting, Sighting, Validator, View, Wrong, parting
-from seriatim.ports import Audit, Captured, Reread
+from seriatim.ports import Audit, Reread
 from seriatim.steps.verify import Verifying
 
 MESSAGES_MAX = 5_000

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from random import Random
+from typing import Any
 
 from seriatim.core.crash import arm
 from seriatim.core.errors import ConfigError, FencedError, IntegrityError, PlatformError
@@ -101,8 +102,11 @@ class Chaos:
             return
         chosen = self.random.choice(folded)
         edges = sorted(self.random.sample(range(accounts[chosen].born, accounts[chosen].frontier + 1), 2))
+        asked: dict[str, Any] = {"ranges": {str(chosen): tuple(edges)}}
+        if accounts[chosen].hold is not None:  # one that died, or sleeps: a plain repair goes on with it
+            asked = {"partition": str(chosen)}
         try:
-            repair(self.world, self.random.choice((3, 20, 1000)), ranges={str(chosen): tuple(edges)})
+            repair(self.world, self.random.choice((3, 20, 1000)), **asked)
         except (IntegrityError, ConfigError):
             assert self.topic_faults or self.loses, "nothing was lost"
 

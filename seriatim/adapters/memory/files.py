@@ -16,6 +16,7 @@ from xxhash import xxh3_128
 
 from seriatim.core.compact import Intent
 from seriatim.core.crash import crash_point
+from seriatim.core.current import Keyed, Tabled, is_gone
 from seriatim.core.errors import IntegrityError, ensure
 from seriatim.core.ledger import File
 from seriatim.core.machine import fits
@@ -196,6 +197,18 @@ class MemoryFiles:
     def any_within(self, files: Iterable[File], within: OffsetRange) -> bool:
         """Whether any of these files has a record at these offsets."""
         return any(row["offset"] in within for file in files for row in self.read(file).rows)
+
+    def tables(self, partition: Partition, topic_id: str, files: Sequence[File], keyed: Keyed) -> Iterable[Tabled]:
+        """What a partition's records make of each session."""
+        words = [row for file in sorted(files, key=lambda file: file.first) for row in self.read(file).rows]
+        ensure(all(row["topic_id"] == topic_id for row in words), "files are of one life", partition=str(partition))
+        sessions: dict[str, list[dict[str, Any]]] = {}
+        for row in words:
+            sessions.setdefault(row["session"], []).append(row)
+        for session, mine in sessions.items():
+            last = {tuple(row[name] for name in keyed.key): row for row in mine}
+            kept = [tuple(row[name] for name in keyed.columns) for row in last.values() if not is_gone(keyed, row)]
+            yield Tabled(session, kept, mine[-1]["offset"], mine[-1]["timestamp"], mine[-1]["sequence"])
 
     def join(
         self,
