@@ -181,6 +181,12 @@ class Joiner(Protocol):
         """What a partition's records make of each session, each file proved first; `IntegrityError` if one is not."""
         ...
 
+    def parts_at(
+        self, olds: Sequence[File], replaced: Replaced, news: Sequence[File], within: OffsetRange
+    ) -> int | None:
+        """The first offset at which what is replaced in `olds` is not what `news` have at these offsets; None: none."""
+        ...
+
     def join(
         self,
         partition: Partition,

@@ -8,7 +8,7 @@ Next room: steps/refold.py asks; parquet.py writes what the fold itself makes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,6 +23,8 @@ from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.scope import Replaced
 from seriatim.disk import ROWS_PER_GROUP, ParquetFileWriter, file_digest
 from seriatim.rows import Merging
+
+PLACE = [("offset", "ascending"), ("index", "ascending")]
 
 
 class ParquetJoiner:
@@ -58,7 +60,7 @@ class ParquetJoiner:
 
     def any_within(self, files: Iterable[File], within: OffsetRange) -> bool:
         """Whether any of these files has a record at these offsets."""
-        near = [file for file in files if file.first < within.end and within.start <= file.last]
+        near = _near(files, within)
         return any(pc.any(_inside(self._read(file, ["offset"]), within)).as_py() for file in near)
 
     def tables(self, partition: Partition, topic_id: str, files: Sequence[File], keyed: Keyed) -> Iterator[Tabled]:
@@ -80,6 +82,22 @@ class ParquetJoiner:
             last = rows[-1]
             yield Tabled(session, kept, last["offset"], last["timestamp"] // 1000, last["sequence"])
 
+    def parts_at(
+        self, olds: Sequence[File], replaced: Replaced, news: Sequence[File], within: OffsetRange
+    ) -> int | None:
+        """The first offset at which what is replaced in `olds` is not what `news` have at these offsets."""
+        was = [table.filter(_replaced(table, replaced)) for table in map(self._read, olds)]
+        now = [table.filter(_inside(table, within)) for table in map(self._read, _near(news, within))]
+        if not was and not now:
+            return None
+        empty = (was or now)[0].slice(0, 0)
+        one, other = (pa.concat_tables([empty, *tables]).sort_by(PLACE) for tables in (was, now))
+        if one.equals(other):
+            return None
+        pairs = zip_longest(one.to_pylist(), other.to_pylist())  # what is no number equals nothing, but reads the same
+        parted = (pair for pair in pairs if repr(pair[0]) != repr(pair[1]))
+        return min((int(row["offset"]) for row in next(parted, ()) if row is not None), default=None)
+
     def join(
         self,
         partition: Partition,
@@ -90,13 +108,13 @@ class ParquetJoiner:
         within: OffsetRange,
     ) -> File | None:
         """One file of what is not replaced in `olds` and what `news` have at these offsets."""
-        near = [new for new in news if new.first < within.end and within.start <= new.last]
+        near = _near(news, within)
         parts = [table.filter(pc.invert(_replaced(table, replaced))) for table in map(self._read, olds)]
         parts += [table.filter(_inside(table, within)) for table in map(self._read, near)]
         parts = [part for part in parts if part.num_rows]
         if not parts:
             return None
-        rows = pa.concat_tables(parts).sort_by([("offset", "ascending"), ("index", "ascending")])
+        rows = pa.concat_tables(parts).sort_by(PLACE)
         room = (*olds, *near)[0].path.partition("/")[0]
         writer = ParquetFileWriter(self.root, f"{room}/{partition}/{stem}.parquet", rows.schema, self.compression)
         for batch in rows.to_batches(max_chunksize=ROWS_PER_GROUP):
@@ -122,6 +140,11 @@ def _damaged(file: File, why: str) -> IntegrityError:
         next=f"seriatim repair STREAM --partition {file.path.partition('/')[2].rpartition('/')[0]}: it proves every"
         " file of the partition, and makes the records of damaged ones again",
     )
+
+
+def _near(files: Iterable[File], within: OffsetRange) -> list[File]:
+    """Those that may have records there."""
+    return [file for file in files if file.first < within.end and within.start <= file.last]
 
 
 def _inside(table: pa.Table, within: OffsetRange) -> pa.ChunkedArray:

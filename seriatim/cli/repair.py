@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from seriatim.streams import StreamFile
     from seriatim.wiring import LazySpark
 
+MACHINES = ("deployed", "unchanged")
 MessagesMax = Annotated[int | None, typer.Option(min=1, help="Messages in one stage. Default: those of a slice.")]
 
 
@@ -90,14 +91,18 @@ def backfill(
         str, typer.Option("--from", metavar="EDGE", help="An offset, or a time like 2026-11-16T08:00:00Z.")
     ] = "",
     until: Annotated[str, typer.Option("--until", metavar="EDGE", help="The same; not included.")] = "",
+    machine: Annotated[
+        str, typer.Option(metavar="deployed|unchanged", help="unchanged: refuse whatever would come out otherwise.")
+    ] = "deployed",
     dry_run: DryRun = False,
     messages_max: MessagesMax = None,
     json: Json = False,
 ) -> None:
     """Fold a range again with the code of now, and replace what it gave, in one commit.
 
-    The range is widened: down to the last saved state, and per session up to where it is as committed again or to its
-    next snapshot. --dry-run prints exactly that. Everything outside stays as it is.
+    The range is widened: down to the last saved state, and per session up to where it is as committed again or to the
+    frontier. --dry-run prints exactly that. Everything outside stays as it is. With --machine unchanged the code must
+    be what made it: if a record or a session's state comes out otherwise, nothing is changed.
 
     Example: seriatim backfill demo --partitions demo-a/3 --from 41000 --until 52000 --dry-run
     """
@@ -107,20 +112,17 @@ def backfill(
     from seriatim.steps.accept import known_head
     from seriatim.steps.backfill import ranges
 
-    asked = parse(
-        {
-            "action": "backfill",
-            "topics": _split(topics),
-            "partitions": _split(partitions),
-            "from": start,
-            "until": until,
-            "messages_max": messages_max,
-            "dry_run": dry_run,
-        }
-    )
+    given = {"topics": _split(topics), "partitions": _split(partitions), "from": start, "until": until}
+    try:
+        asked = parse({"action": "backfill", **given, "messages_max": messages_max, "dry_run": dry_run})
+    except ConfigError as error:  # its words are those of Airflow's form
+        told = "`seriatim backfill --help` shows what can be given"
+        raise ConfigError(f"--{error.message.replace('_', '-')}", next=told, **error.fields) from None
+    if machine not in MACHINES:
+        raise ConfigError(f"--machine: found {machine!r}", allowed=" | ".join(MACHINES), next="give one of these")
     file, mending, spark = _begin(stream, json=json)
     ledger = known_head(mending.world.ledger, file.stream.name).ledger
-    request = Request(ranges=ranges(asked, ledger, mending.world.log))
+    request = Request(ranges=ranges(asked, ledger, mending.world.log), unchanged=machine == "unchanged")
     mend(file, mending, spark, request, apply=not dry_run, approval="", messages_max=messages_max, json=json)
 
 

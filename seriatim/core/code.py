@@ -34,3 +34,12 @@ def refuse_code(ledger: Ledger, machine: str, state_version: int, can_upgrade: b
             f"{stream}: the state has version {ledger.state_version}, this code {state_version} and no `upgrade`",
             next=f"write {machine}'s upgrade(old, version), or set state_version back to {ledger.state_version}",
         )
+
+
+def refuse_changed(ledger: Ledger, state_version: int) -> None:
+    """Refuse a newer version of the machine where the unchanged one is meant."""
+    if state_version != ledger.state_version:
+        raise ConfigError(
+            f"{ledger.stream}: the state has version {ledger.state_version}, the deployed machine {state_version}",
+            next="leave out --machine unchanged: then history is folded again with what is deployed",
+        )

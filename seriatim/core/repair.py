@@ -30,6 +30,8 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Go on without what is gone."""
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Backfill: what is folded again, by partition."""
+    unchanged: bool = False
+    """Backfill: the code is the one that made it; what it makes otherwise is refused."""
 
     def encoded(self) -> str:
         """As the hold keeps it."""
@@ -49,7 +51,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """What a person would type for it."""
         if self.ranges:
             places = ", ".join(f"{place} [{start}, {until})" for place, (start, until) in sorted(self.ranges.items()))
-            return f"seriatim backfill {stream}, of {places}"
+            return f"seriatim backfill {stream}{' --machine unchanged' * self.unchanged}, of {places}"
         words = [f"seriatim repair {stream}"]
         words += [f"--partition {self.partition}"] if self.partition else []
         words += [f"--session {self.session}"] if self.session is not None else []

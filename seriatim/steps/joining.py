@@ -12,7 +12,7 @@ from msgspec import Struct
 from seriatim.core.errors import IntegrityError
 from seriatim.core.history import Made
 from seriatim.core.ledger import File
-from seriatim.core.offsets import OffsetRange
+from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.outputs import table_in
 from seriatim.core.refold import Progress, regions
 from seriatim.ports import Joiner
@@ -38,12 +38,23 @@ class Unsound(Exception):  # noqa: N818  # an answer: whoever asked folds again 
         )
 
 
+def changed(stream: str, partition: Partition, what: str) -> IntegrityError:
+    """The unchanged machine is meant, and it is not."""
+    return IntegrityError(
+        f"{stream}: the machine that is deployed is not the one that folded {partition}: it makes {what}",
+        next="nothing was changed. Without --machine unchanged history is folded again with what is deployed;\n"
+        f"`seriatim replay {stream} --to DIR` and `seriatim diff` show what that would change",
+    )
+
+
 class Joining(Struct, frozen=True):
     """Puts files together for one partition of one refold."""
 
     joiner: Joiner
     progress: Progress
     hold: str
+    unchanged: str = ""
+    """The stream's name, where what is made must be what is replaced."""
 
     def joined(self, files: Sequence[File], records: Sequence[File]) -> tuple[list[File], list[File]]:
         """Files of one table, put together anew of those that are there; and those that leave it.
@@ -65,11 +76,17 @@ class Joining(Struct, frozen=True):
         stem = f"{stem_prefix(rewind.account.epoch, rewind.account.frontier)}{self.hold}j"
         joined, olds = list[File](), list[File]()
         for number, region in enumerate(regions(near, is_hurt, REGION_ROWS_MAX)):
+            if self.unchanged and not joiner.damaged(region.olds):
+                self._refuse_changed(joiner.parts_at(region.olds, replaced, records, region.within))
             readable = [old for old in region.olds if not replaced.covers(old.first, old.last)]
             made = joiner.join(rewind.partition, f"{stem}{number}", readable, replaced, records, region.within)
             joined += [made] if made is not None else []
             olds += region.olds
         return joined, olds
+
+    def _refuse_changed(self, offset: int | None) -> None:
+        if offset is not None:
+            raise changed(self.unchanged, self.progress.rewind.partition, f"other records at offset {offset}")
 
     def beside(
         self, there: Iterable[Made], records: Mapping[str, Sequence[File]]

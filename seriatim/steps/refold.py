@@ -39,7 +39,7 @@ from seriatim.steps.changes import nothing_came
 from seriatim.steps.commit import commit
 from seriatim.steps.derive import gaps_now, keep_up
 from seriatim.steps.fold import World
-from seriatim.steps.joining import Joining
+from seriatim.steps.joining import Joining, changed
 from seriatim.steps.moved import Moved, moved
 from seriatim.steps.release import free, is_released
 from seriatim.steps.sweep import sweep_dead
@@ -100,6 +100,8 @@ class Refolding:
         self.stream, self.runner, self.world, self.run_id = stream, runner, world, run
         self.told = progress or (lambda _done, _total: None)
         self.done = Refolded()
+        self.unchanged = False
+        """Whether what is made again must be what is there."""
 
     def hold(self, head: Head, partitions: Iterable[Partition], request: str, resumes: str | None = None) -> Head:
         """Step 2: reserve partitions, or take over the hold of a refold that died."""
@@ -265,7 +267,12 @@ class Refolding:
             return
         names, state = progress.doubtful(), self.world.state()
         was, now = state.load(committed.state, names), state.load(progress.state, names)
-        progress.settle([name for name in names if same(was.get(name), now.get(name), self.runner)])
+        alike = [name for name in names if same(was.get(name), now.get(name), self.runner)]
+        if self.unchanged and len(alike) < len(names):
+            other = sorted(set(names) - set(alike))
+            what = f"another state of {len(other)} sessions by offset {progress.at}: {', '.join(other[:5])}"
+            raise changed(self.stream.name, progress.rewind.partition, what)
+        progress.settle(alike)
 
     def _release_reached(self, progress: Progress) -> None:
         """Whom a person released where the refold is now. At its very beginning that is in the saved state."""
@@ -306,7 +313,7 @@ class Refolding:
             for file in active
             if file.path in making.past.files and making.past.files[file.path].topic_id == account.topic_id
         ]
-        joining = Joining(self.world.joiner, progress, self.done.hold)
+        joining = Joining(self.world.joiner, progress, self.done.hold, self.stream.name if self.unchanged else "")
         joined, olds = joining.joined(files, making.records)
         others, removed = joining.beside(making.past.others.values(), making.others)
         state = self._state(progress)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from seriatim.core.code import refuse_changed
 from seriatim.core.errors import ConfigError, FencedError, IntegrityError, SeriatimError, broken
 from seriatim.core.ledger import Account, Change, Ledger
 from seriatim.core.machine import Runner
@@ -52,6 +53,8 @@ def plan(mending: Mending, request: Request, head: Head | None = None, suspects:
     holds = [] if under_hold else _holds(world.ledger, head.ledger, request)
     dead = next((hold for hold in holds if request.is_plain and hold.request != request), None)
     request = request if dead is None else dead.request
+    if request.unchanged:
+        refuse_changed(head.ledger, mending.runner.state_version)
     bounds = world.log.bounds(mending.stream.topics)
     past = pasts(world.ledger, head, head.ledger.known())
     search = Search(mending.stream, head, bounds, past, world, mending.reread, suspects)
@@ -125,14 +128,17 @@ class Repairing:
         self.refolding = self._begin()
         self.suspects: frozenset[str] = frozenset()
 
-    def _begin(self) -> Refolding:
+    def _begin(self, *, unchanged: bool = False) -> Refolding:
         mending = self.mending
-        return Refolding(mending.stream, mending.runner, mending.world, run=self.run_id, progress=self.progress)
+        made = Refolding(mending.stream, mending.runner, mending.world, run=self.run_id, progress=self.progress)
+        made.unchanged = unchanged
+        return made
 
     def apply(self, made: Plan, messages_max: int, approved: str = "") -> Refolded:
         """Hold, plan again, and do it. What fails gives the hold back and changes nothing."""
         self._refuse_stale(made, approved)
         _refuse_held(made)
+        self.refolding.unchanged = made.request.unchanged
         self.mending.world.records.delete(made.drops)
         if not made.parts:
             if made.resumes is not None:  # what was hurt is well: nobody needs to wait
@@ -170,7 +176,7 @@ class Repairing:
                 if self.suspects.issuperset(unsound.damaged):
                     raise unsound.error(made.stream) from None
                 self.suspects |= frozenset(unsound.damaged)
-            before, self.refolding = self.refolding.done.hold, self._begin()
+            before, self.refolding = self.refolding.done.hold, self._begin(unchanged=made.request.unchanged)
             head = known_head(self.mending.world.ledger, made.stream)
             head = self.refolding.hold(head, made.partitions, made.request.encoded(), before)
 

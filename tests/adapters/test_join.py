@@ -132,3 +132,19 @@ def test_damage_is_seen_and_never_copied(side: Side) -> None:
     for hurt in (flipped, lost):
         with pytest.raises(IntegrityError):
             side.joiner.join(P, "made", [hurt], NOTHING, [], ALL)
+
+
+def test_where_what_is_made_parts_from_what_is_replaced(side: Side) -> None:
+    """By offset: another value, one too many, one too few; what stays, or lies elsewhere, is not asked."""
+    old = side.file("a", (1, "x", 1), (2, "y", 2), (3, "x", 3), (9, "x", 9))
+    only = Replaced(start=0, end=5, sessions=frozenset("x"))
+    within = OffsetRange(0, 5)
+    for stem, rows, expected in (
+        ("b", [(1, "x", 1), (3, "x", 3), (7, "x", 7)], None),
+        ("c", [(1, "x", 1), (3, "x", 4)], 3),
+        ("d", [(1, "x", 1)], 3),
+        ("e", [(1, "x", 1), (2, "x", 2), (3, "x", 3)], 2),
+    ):
+        assert side.joiner.parts_at([old], only, [side.file(stem, *rows)], within) == expected
+    assert side.joiner.parts_at([], only, [], within) is None
+    assert side.joiner.parts_at([old], only, [], within) == 1

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import seriatim.cli.repair  # noqa: F401  # its commands
+from seriatim.cli import app
 from seriatim.cli.mend import mend
 from seriatim.core.errors import ConfigError, IntegrityError
 from seriatim.core.repair import Request
@@ -115,3 +117,18 @@ def test_a_repair_that_died_and_cannot_be_done_any_more_says_how_to_give_it_up()
     with pytest.raises(IntegrityError, match="gone") as refused:
         plan(mending(made), Request())
     assert f"--abandon {made.accounts()[A0].hold}" in refused.value.next
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--from", "5"], "--from: an offset is of one partition"),
+        (["--partitions", "in-a/0", "--from", "9", "--until", "4"], "--until: 4 is not after from"),
+        (["--partitions", "in-a/0", "--machine", "old"], "--machine: found 'old'"),
+    ],
+)
+def test_a_backfill_says_what_is_wrong_in_the_words_of_the_command(words: list[str], says: str) -> None:
+    """Not in those of a form that nobody filled in."""
+    with pytest.raises(ConfigError, match=says) as refused:
+        app(["backfill", "demo", *words], standalone_mode=False)
+    assert "trigger" not in refused.value.render()

@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import Struct
 
-from seriatim.core.errors import ConfigError
+from seriatim.core.errors import ConfigError, IntegrityError
+from seriatim.core.machine import Machine
 from seriatim.core.offsets import OffsetRange
 from seriatim.core.refold import Rewind, stages
 from seriatim.core.repair import Request
@@ -17,9 +19,9 @@ from seriatim.core.request import parse
 from seriatim.steps.backfill import ranges
 from seriatim.steps.repair import Repairing, plan
 from seriatim.testing import MemoryStream
-from tests.steps.adders import Add, Adder, Buggy, Total, add, adding, deploy, states
-from tests.steps.mending import mending, repair, table
-from tests.steps.worlds import A0, A1
+from tests.steps.adders import Add, Adder, Buggy, Sum, Total, add, adding, deploy, states
+from tests.steps.mending import lose, mending, repair, table
+from tests.steps.worlds import A0, A1, kinds
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -125,3 +127,90 @@ def test_unchanged_code_changes_nothing_but_the_files_of_its_range() -> None:
     assert gone
     assert all(whole.start <= file.first <= file.last < whole.end for file in gone)
     assert whole.end - whole.start < 25
+
+
+def test_the_unchanged_machine_is_proved_to_be_so() -> None:
+    """Where it is, the files of the range are made again; where it makes other state or records, nothing changes."""
+    made = timed()
+    before = table(made, A0)
+    assert repair(made, ranges={str(A0): (22, 27)}, unchanged=True).sequence >= 0
+    for code, says in ((Adder, "another state of 1 sessions"), (Boasting, "other records at offset 21")):
+        deploy(made, code)
+        with pytest.raises(IntegrityError, match=says):
+            repair(made, ranges={str(A0): (22, 27)}, unchanged=True)
+        assert (table(made, A0), made.accounts()[A0].hold) == (before, None)
+    assert kinds(made)[-2:] == ["hold", "release"]
+    repair(made, ranges={str(A0): (22, 27)})
+    assert table(made, A0) != before
+
+
+class Boasting(Buggy):
+    """The same state, other records."""
+
+    def apply(self, state: Total, message: Add) -> list[Sum]:
+        """One more than it is."""
+        return [Sum(one.value + 1, one.was) for one in super().apply(state, message)]
+
+
+class Counted(Struct):
+    """A sum, and of how many."""
+
+    value: int = 0
+    count: int = 0
+
+
+class Counting(Machine[Counted, Add, Sum]):
+    """The fixed adder's next version: it also counts since the last start."""
+
+    state_version = 2
+
+    def start(self, session: str) -> Counted:  # noqa: ARG002
+        """Nothing yet."""
+        return Counted()
+
+    def apply(self, state: Counted, message: Add) -> list[Sum]:
+        """Set or add."""
+        was, state.count = state.value, 0 if message.start else state.count + 1
+        state.value = message.v if message.start else was + message.v
+        return [Sum(state.value, was)]
+
+    def is_snapshot(self, message: Add) -> bool:
+        """Where a sum is set anew."""
+        return message.start
+
+    def upgrade(self, old: bytes, version: int) -> Counted:
+        """From the version without a count."""
+        assert version == 1
+        return Counted(msgspec.msgpack.decode(old, type=Total).value, 0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_new_state_version_rewrites_history_if_asked(seed: int) -> None:
+    """It takes over lazily; then any middle range, and all of it, folded again: as if it had been there all along."""
+    chance = random.Random(seed)
+    made = adding(Buggy)
+    made.kafka.create("in-a")
+    add(made, 80, seed)
+    made.run(chance.randint(3, 30))
+    deploy(made, Counting)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="the deployed machine 2"):
+        repair(made, ranges={str(A0): (0, 9)}, unchanged=True)
+    add(made, chance.randint(0, 40), seed + 7)
+    made.run(chance.randint(3, 30))
+    if chance.random() < 0.5:
+        lose(made, chance.choice(made.accounts()[A0].state).path)
+        repair(made, chance.randint(3, 50))
+    frontier = made.accounts()[A0].frontier
+    middle = chance.randint(0, frontier // 2), chance.randint(frontier // 2 + 1, frontier)
+    repair(made, chance.randint(3, 60), ranges={str(A0): middle})
+    repair(made, chance.randint(3, 60), ranges={str(A0): (0, frontier)})
+    other = adding(Counting)  # type: ignore[arg-type]
+    other.kafka = other.reader.kafka = other.explain.kafka = made.kafka
+    other.run()
+    assert table(made, A0) == table(other, A0)
+    runner = made.machine()
+
+    def known(world: MemoryStream) -> dict[str, Any]:
+        return {n: (runner.load(s.saved or b"", s.version), s.last_offset) for n, s in world.sessions(A0).items()}
+
+    assert known(made) == known(other)

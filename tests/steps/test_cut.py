@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from seriatim.core.errors import IntegrityError
 from seriatim.steps.accept import accept
 from seriatim.steps.release import release
 from seriatim.testing import MemoryStream
@@ -144,3 +145,13 @@ def test_cuts_among_repairs(seed: int) -> None:
         start = chance.randrange(account.frontier)
         repair(made, chance.randint(3, 50), **({"partition": str(A0), "start": start} if kind == "from" else {}))
         assert (table(made, A0), states(made)) == fixed(made), (number, kind)
+
+
+def test_a_cut_is_told_by_where_it_was() -> None:
+    """The log has grown past the frontier since: that is not where it was cut."""
+    made = sliced()
+    made.kafka.truncate(A0, 45)
+    made.run()
+    updates(made, 30, seed=9)
+    with pytest.raises(IntegrityError, match="cut at offset 45, and it was folded up to 60"):
+        repair(made, partition=str(A0), start=46)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -209,6 +210,16 @@ class MemoryFiles:
             last = {tuple(row[name] for name in keyed.key): row for row in mine}
             kept = [tuple(row[name] for name in keyed.columns) for row in last.values() if not is_gone(keyed, row)]
             yield Tabled(session, kept, mine[-1]["offset"], mine[-1]["timestamp"], mine[-1]["sequence"])
+
+    def parts_at(
+        self, olds: Sequence[File], replaced: Replaced, news: Sequence[File], within: OffsetRange
+    ) -> int | None:
+        """The first offset at which what is replaced in `olds` is not what `news` have at these offsets."""
+        was = [row for old in olds for row in self.read(old).rows if replaced.has(row["session"], row["offset"])]
+        now = [row for new in news for row in self.read(new).rows if row["offset"] in within]
+        one, other = (sorted(rows, key=lambda row: (row["offset"], row["index"])) for rows in (was, now))
+        parted = (pair for pair in zip_longest(one, other) if repr(pair[0]) != repr(pair[1]))
+        return min((row["offset"] for row in next(parted, ()) if row is not None), default=None)
 
     def join(
         self,
