@@ -59,10 +59,12 @@ class Publish(Command):
         super().__init__(words=words, stream=stream, after_run=True, outlets=outlets, **kwargs)
 
     def execute(self, context: Any) -> None:
-        """Publish; the asset says what of it is new."""
+        """Publish; the asset says what of it is new. Where nothing was ever published, no asset tells of it."""
         skip_rehearsal(self.stream, context)
-        if printed := self.printed(context):
-            context["outlet_events"][asset(self.stream)].extra = msgspec.json.decode(printed)
+        printed = self.printed(context)
+        if not printed:
+            raise AirflowSkipException(f"{self.stream}: nothing is published")
+        context["outlet_events"][asset(self.stream)].extra = msgspec.json.decode(printed)
 
 
 def skip_rehearsal(stream: str, context: Any) -> None:

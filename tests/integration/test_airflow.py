@@ -1,7 +1,8 @@
 """A stream under a real Airflow: scheduler, broker, Spark, and mails received on loopback. One Airflow for the module.
 
-The seven ways a run can die are DAGs of their own with a stream's alert; the stream `orders` runs once by its schedule,
-as soon as it is let run, and then by hand: no test waits for the clock.
+Of the seven ways a run can die, one is that of a stream's own DAG, and the others are DAGs of their own with a stream's
+alert; all begin at once. The stream `orders` runs once by its schedule, as soon as it is let run, and then by hand: no
+test waits for the clock.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from deltalake import DeltaTable
 
-from seriatim import config
+from seriatim import config, streams, wiring
 from seriatim.embedded.broker import BrokerInfo
 from tests.dags.bag import write_stream
 from tests.integration.standalone import Standalone
 
 WAYS = {
     "exception": "raise ValueError('planted')",
-    "exit": "import sys; sys.exit(7)",
+    "exit": "",  # a stream's own DAG: its fold ends with code 2
     "timeout": "import time; time.sleep(600)",
     "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
     "run_timeout": "import time; time.sleep(600)",
     "marked": "import time; time.sleep(600)",
     "broken_callback": "raise ValueError('planted')",
 }
-SAMPLE = ("killed",)
+SAMPLE = ("killed", "exit")
 PARTITIONS = 4
 TOLD = "alerts = {to = ['ops@example.org']}"
 BY_HAND = f"schedule = {{cron = ''}}\n{TOLD}"
@@ -71,6 +72,11 @@ class Slow(Machine[State, State, State]):
         time.sleep(600)
         return []
 """
+
+
+def dag_of(way: str) -> str:
+    """The DAG that dies in this way."""
+    return "s_exit" if way == "exit" else f"die_{way}"
 
 
 def dying(folder: str, way: str, name: str = "") -> str:
@@ -112,7 +118,10 @@ def airflow(
     dags = DAGS
     for way in WAYS if full else SAMPLE:
         write_stream(made.folder / "streams", f"s_{way}", BY_HAND)
-        dags += dying(str(made.folder), way)
+        dags += dying(str(made.folder), way) if way != "exit" else ""
+    (made.folder / "streams" / "s_exit.toml").write_text(
+        f"topics = '{topic}'\nmachine = 'gone:Gone'\noutput = {{path = 'lake/gone'}}\n{BY_HAND}\n"
+    )
     (made.dags / "dying.py").write_text(dags)
     write_stream(made.folder / "streams", "orders", f"schedule = {{cron = '0 0 1 * *'}}\n{TOLD}", topic)
     try:
@@ -122,6 +131,16 @@ def airflow(
         made.stop()
 
 
+@pytest.fixture(scope="module")
+def deaths(airflow: Standalone, full: bool) -> dict[str, str]:
+    """A run for each way to die, all at once, while the stream `orders` has its own."""
+    runs = {}
+    for way in WAYS if full else SAMPLE:
+        airflow.begin(dag_of(way))
+        runs[way] = airflow.trigger(dag_of(way))
+    return runs
+
+
 def records(airflow: Standalone) -> list[tuple[int, int, str]]:
     """Partition, offset and op of all records of `orders`."""
     table = DeltaTable(airflow.folder / "lake" / "orders" / "records")
@@ -129,8 +148,16 @@ def records(airflow: Standalone) -> list[tuple[int, int, str]]:
     return sorted((row["partition"], row["offset"], row["op"]) for row in rows)
 
 
-def test_a_stream_file_is_all_it_takes(airflow: Standalone) -> None:
+def ledger(airflow: Standalone) -> tuple[int, dict[str, int]]:
+    """The last entry of `orders`, and the epoch of each partition."""
+    head = wiring.ledger(streams.load("orders", airflow.folder / "streams")).head("orders")
+    assert head is not None
+    return head.ledger.sequence, {place: one.epoch for place, one in head.ledger.partitions.items()}
+
+
+def test_a_stream_file_is_all_it_takes(airflow: Standalone, deaths: dict[str, str]) -> None:
     """Its DAG appears and a scheduled run folds, checks and publishes; the log has our lines and no Spark noise."""
+    assert set(SAMPLE) <= set(deaths)
     airflow.begin("orders")
     run = str(airflow.wait("a scheduled run begins", lambda: airflow.runs("orders"))[0]["dag_run_id"])
     assert run.startswith("scheduled__")
@@ -187,34 +214,36 @@ def test_what_a_schema_cannot_say_is_refused_by_plan(airflow: Standalone, topic:
 
 @pytest.mark.full
 def test_a_backfill_of_one_partition_and_an_offset_range(airflow: Standalone, topic: str) -> None:
-    """By the form; the records are the same, and replaced in one commit."""
-    before = records(airflow)
+    """By the form; the records are the same, replaced in one commit that raised the epoch of that partition alone."""
+    before, (last, epochs) = records(airflow), ledger(airflow)
     run = airflow.trigger("orders", action="backfill", partitions=[f"{topic}/0"], **{"from": "0", "until": "2"})
     assert airflow.run("orders", run) == "success"
     assert records(airflow) == before
+    file = streams.load("orders", airflow.folder / "streams")
+    entries = [manifest.entry for manifest in wiring.ledger(file).entries("orders", last)]
+    (repair,) = [entry for entry in entries if entry.kind == "repair"]
+    assert [str(change.partition) for change in repair.changes] == [f"{topic}/0"]
+    assert ledger(airflow)[1] == {**epochs, f"{topic}/0": epochs[f"{topic}/0"] + 1}
 
 
-def die(airflow: Standalone, way: str) -> str:
-    """A run that dies in this way."""
-    airflow.begin(f"die_{way}")
-    run = airflow.trigger(f"die_{way}")
-    if way == "marked":
-        path = f"dags/die_{way}/dagRuns/{run}/taskInstances/work"
-        airflow.wait("it runs", lambda: airflow.tasks(f"die_{way}", run)["work"] == "running")
-        airflow.api(path, {"new_state": "failed"}, "PATCH")
-    assert airflow.run(f"die_{way}", run) == "failed"
-    return run
+def marked(airflow: Standalone, dag: str, run: str, task: str) -> None:
+    """A person marks a task as failed while it runs."""
+    airflow.wait("it runs", lambda: airflow.tasks(dag, run)[task] == "running")
+    airflow.api(f"dags/{dag}/dagRuns/{run}/taskInstances/{task}", {"new_state": "failed"}, "PATCH")
 
 
 @pytest.mark.parametrize("way", [way if way in SAMPLE else pytest.param(way, marks=pytest.mark.full) for way in WAYS])
-def test_however_a_run_dies_one_mail_comes(airflow: Standalone, way: str) -> None:
+def test_however_a_run_dies_one_mail_comes(airflow: Standalone, deaths: dict[str, str], way: str) -> None:
     """With the stream, the run, a link to it, and what to type next."""
-    run = die(airflow, way)
+    run, dag = deaths[way], dag_of(way)
+    if way == "marked":
+        marked(airflow, dag, run, "work")
+    assert airflow.run(dag, run) == "failed"
     airflow.wait("a mail comes", lambda: airflow.mails(f"s_{way}"))
     text = airflow.text(f"s_{way}")
     assert run in text
-    assert f"seriatim status s_{way}" in text
-    assert f"http://127.0.0.1:{airflow.port}/dags/die_{way}/runs/" in text
+    assert ("put gone.py beside the stream file" if way == "exit" else f"seriatim status s_{way}") in text
+    assert f"http://127.0.0.1:{airflow.port}/dags/{dag}/runs/" in text
     time.sleep(5)
     assert len(airflow.mails(f"s_{way}")) == 1
 
@@ -226,7 +255,8 @@ def test_a_mail_server_that_is_down_loses_nothing(airflow: Standalone) -> None:
     try:
         write_stream(airflow.folder / "streams", "s_again", BY_HAND)
         (airflow.dags / "again.py").write_text(DAGS + dying(str(airflow.folder), "exception", "again"))
-        die(airflow, "again")
+        airflow.begin("die_again")
+        assert airflow.run("die_again", airflow.trigger("die_again")) == "failed"
         desks = airflow.folder / "home" / "outbox"
         airflow.wait(
             "a mail waits", lambda: [p for p in desks.glob("s_again-*/desk.json") if "subject" in p.read_text()]
@@ -241,20 +271,28 @@ def test_a_mail_server_that_is_down_loses_nothing(airflow: Standalone) -> None:
 
 @pytest.mark.full
 def test_a_fold_that_is_marked_failed_takes_its_driver_along(airflow: Standalone, topic: str) -> None:
-    """The driver and spark-submit's JVM end; nobody goes on folding behind a red task."""
+    """The driver and spark-submit's JVM end; nobody goes on folding behind a red task. One mail comes of it."""
     (airflow.folder / "streams" / "slowly.py").write_text(SLOW)
     (airflow.folder / "streams" / "slow.toml").write_text(
-        f"topics = '{topic}'\nmachine = 'slowly:Slow'\noutput = {{path = 'lake/slow'}}\nschedule = {{cron = ''}}\n"
+        f"topics = '{topic}'\nmachine = 'slowly:Slow'\noutput = {{path = 'lake/slow'}}\n{BY_HAND}\n"
     )
     airflow.begin("slow")
     run = airflow.trigger("slow")
 
     def drivers() -> list[psutil.Process]:
-        mark = str(airflow.folder)
         words = [(process, " ".join(process.info["cmdline"] or [])) for process in psutil.process_iter(["cmdline"])]
-        return [one for one, line in words if "spark_apps/fold.py" in line and "run slow" in line and mark]
+        return [one for one, line in words if "spark_apps/fold.py" in line and "run slow" in line and is_ours(one)]
+
+    def is_ours(process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("AIRFLOW_HOME") == airflow.environment["AIRFLOW_HOME"]
+        except psutil.Error:
+            return False
 
     airflow.wait("it folds", lambda: airflow.tasks("slow", run)["fold"] == "running" and drivers())
-    airflow.api(f"dags/slow/dagRuns/{run}/taskInstances/fold", {"new_state": "failed"}, "PATCH")
+    marked(airflow, "slow", run, "fold")
     airflow.wait("the driver is gone", lambda: not drivers(), 120)
     assert airflow.run("slow", run) == "failed"
+    airflow.wait("a mail comes", lambda: airflow.mails("slow"))
+    time.sleep(5)
+    assert len(airflow.mails("slow")) == 1

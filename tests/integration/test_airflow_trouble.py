@@ -8,174 +8,26 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import threading
 import time
-import uuid
 from collections.abc import Iterator
+from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
-import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from aiosmtpd.smtp import AuthResult, LoginPassword
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 from deltalake import DeltaTable
 
-from seriatim import client, config
+from seriatim import client
 from seriatim.embedded import broker as embedded
-from tests.dags.bag import ROOT, write_stream
 from tests.integration.guarded import GuardedBroker
-from tests.integration.standalone import Standalone
+from tests.integration.troubled import SECRETS, Place, settings
 
 pytestmark = pytest.mark.full
-TOLD = "alerts = {to = ['ops@example.org']}"
-BY_HAND = f"schedule = {{cron = ''}}\n{TOLD}"
-MONTHLY = f"schedule = {{cron = '0 0 1 * *'}}\n{TOLD}"
-"""A run by its schedule begins as soon as the DAG may run, and no other one for a while."""
-SECRETS = {kind: f"canary-{kind}-{uuid.uuid4().hex}" for kind in ("sasl", "key", "spark", "smtp", "env", "extra")}
-"""A Kafka password, the password of a TLS key, two of Airflow's connections, the environment, a connection's extra."""
 LOGINS: list[bool] = []
-SLOWLY = """
-import time
-from msgspec import Struct
-from seriatim import Machine
-
-class Count(Struct):
-    n: int = 0
-
-class Number(Struct):
-    v: int
-
-class Slow(Machine[Count, Number, Count]):
-    def start(self, session):
-        return Count()
-    def apply(self, state, message):
-        time.sleep(0.5)
-        state.n += 1
-        return [Count(state.n)]
-"""
-POSITIVE = {
-    "expectations": [
-        {
-            "type": "expect_column_values_to_be_between",
-            "kwargs": {"column": "v", "min_value": 0},
-            "meta": {"name": "v is not negative"},
-        }
-    ]
-}
-
-
-class Place(Standalone):
-    """Airflow, and the broker and the streams that it works with."""
-
-    def __init__(self, folder: Path, broker: GuardedBroker, **settings: str) -> None:
-        super().__init__(folder, **settings)
-        self.broker, self.lines = broker, set[str]()
-        self.producer = Producer({"bootstrap.servers": broker.plain, "log_level": 0})
-        self.admin = AdminClient({"bootstrap.servers": broker.plain, "log_level": 0})
-        (folder / "home").mkdir()
-        (folder / "home" / "jars").symlink_to(config.load().home / "jars")
-        (folder / "expectations").mkdir()
-
-    def write_streams(self) -> None:
-        """All of them, before Airflow looks."""
-        folder = self.folder / "streams"
-        write_stream(folder, "busy", MONTHLY, "busy-topic")
-        write_stream(folder, "four", BY_HAND, "four-topic")
-        write_stream(folder, "gate", f"on_check_failure = 'stop'\n{BY_HAND}", "gate-topic")
-        (self.folder / "expectations" / "gate.json").write_text(json.dumps(POSITIVE))
-        (folder / "slowly.py").write_text(SLOWLY)
-        (folder / "slow.toml").write_text(
-            f"topics = 'slow-topic'\nmachine = 'slowly:Slow'\n{BY_HAND}\n"
-            "output = {path = 'lake/slow'}\nslice = {messages_max = 10}\n"
-        )
-
-    def make_topics(self) -> None:
-        """A topic for each; but for the slow one, a session in each partition that begins by a snapshot."""
-        for name, partitions in {"busy": 2, "four": 4, "gate": 1, "slow": 1}.items():
-            new = NewTopic(f"{name}-topic", num_partitions=partitions, replication_factor=1)
-            self.admin.create_topics([new])[new.topic].result(timeout=30)
-            first = {"type": "snapshot", "seq": 1, "rows": [{"id": "a", "v": 0}]}
-            if name != "slow":
-                self.send(new.topic, [(p, first) for p in range(partitions)])
-
-    def send(self, topic: str, messages: list[tuple[int, dict[str, Any]]]) -> None:
-        """Messages by partition; a session for each."""
-        for partition, value in messages:
-            self.producer.produce(topic, json.dumps(value).encode(), f"session-{partition}", partition)
-        assert self.producer.flush(60) == 0
-
-    def seriatim(self, *words: str) -> str:
-        """A command, as a person types it; what it printed."""
-        return self._typed("seriatim", *words)
-
-    def _typed(self, *words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", *words],
-            env=self.environment,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
-
-    def rows(self, stream: str, table: str = "records") -> list[dict[str, Any]]:
-        """All rows of a table."""
-        found = DeltaTable(self.folder / "lake" / stream / table).to_pyarrow_dataset().to_table(use_threads=False)
-        return list(found.to_pylist())
-
-    def offsets(self, stream: str) -> list[tuple[int, int]]:
-        """Partition and offset of each record, sorted."""
-        return sorted((row["partition"], row["offset"]) for row in self.rows(stream))
-
-    def ran(self, dag: str, **conf: Any) -> tuple[str, str]:
-        """A run by hand, to its end: its id, and how it ended."""
-        run = self.trigger(dag, **conf)
-        return run, self.run(dag, run)
-
-    def ended(self, dag: str) -> list[dict[str, Any]]:
-        """Runs that are over."""
-        return [one for one in self.runs(dag) if one["state"] in ("success", "failed")]
-
-    def backfill(self, dag: str, day: str) -> None:
-        """Airflow's own backfill, as a person types it."""
-        words = ["backfill", "create", "--dag-id", dag, "--from-date", day, "--to-date", day]
-
-        def created() -> bool:
-            try:
-                return bool(self._typed("airflow", *words))
-            except AssertionError as error:
-                if "database is locked" in str(error):  # SQLite's, at once, where two write
-                    return False
-                raise
-
-        self.wait("the backfill is created", created)
-
-    def sequence(self, stream: str) -> int:
-        """The last entry of a stream's ledger."""
-        return int(json.loads(self.seriatim("status", stream, "--json"))["sequence"])
-
-    def tries(self, dag: str, run: str, task: str) -> int:
-        """How often a task was tried."""
-        return int(self.api(f"dags/{dag}/dagRuns/{run}/taskInstances/{task}")["try_number"])
-
-    def drivers(self, stream: str) -> list[psutil.Process]:
-        """Spark drivers and their JVMs that fold a stream."""
-        words = [(process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-        return [one for one, line in words if str(ROOT / "spark_apps/fold.py") in line and line[-1] == stream]
-
-    def keep_lines(self) -> None:
-        """Remember every command line of this machine, for as long as Airflow runs."""
-        while self.process is not None and self.process.poll() is None:
-            for process in psutil.process_iter(["cmdline"]):
-                self.lines.add(" ".join(process.info["cmdline"] or []))
-            time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
@@ -199,18 +51,6 @@ def place(tmp_path_factory: pytest.TempPathFactory, broker_program: embedded.Pro
     finally:
         made.stop()
         broker.stop()
-
-
-def settings(broker: GuardedBroker) -> dict[str, str]:
-    """Where the secrets are planted."""
-    spark = {"conn_type": "spark", "host": "local[2]", "login": "us", "password": SECRETS["spark"]}
-    return {
-        "SERIATIM_KAFKA_BOOTSTRAP_SERVERS": broker.guarded,
-        "SERIATIM_KAFKA_CONFIG": str(broker.client_config),
-        "SERIATIM_SMTP": "",
-        "AIRFLOW_CONN_SERIATIM_SPARK": json.dumps({**spark, "extra": {"token": SECRETS["extra"]}}),
-        "AWS_SECRET_ACCESS_KEY": SECRETS["env"],
-    }
 
 
 def is_ours(_server: Any, _session: Any, _envelope: Any, _mechanism: str, given: Any) -> AuthResult:
@@ -381,11 +221,52 @@ def test_an_open_circuit_stops_the_stream_until_it_is_accepted(place: Place) -> 
     assert len([one for one in place.mails("gate") if "over: " not in one]) == 1
 
 
+def test_an_open_circuit_holds_publishing_until_it_is_accepted(place: Place) -> None:
+    """By default folding goes on, and `current` stays as it was until a person accepts; then the next run publishes."""
+    topic = "keep-topic"
+    place.begin("keep")
+    assert place.ran("keep")[1] == "success"
+    for number, value in ((2, -5), (3, 6)):
+        place.send(topic, [(0, {"type": "update", "seq": number, "id": "a", "v": value})])
+        run, state = place.ran("keep")
+        assert (number, state, place.tasks("keep", run)["fold"]) == (
+            number,
+            "failed" if value < 0 else state,
+            "success",
+        )
+        assert {row["v"] for row in place.rows("keep", "current")} == {0}
+    assert place.offsets("keep") == [(0, 0), (0, 1), (0, 2)]
+    status = json.loads(place.seriatim("status", "keep", "--json"))
+    assert status["circuit"] == "open"
+    (way_out,) = set(re.findall(r"seriatim (accept keep --sequence \d+) --because", place.text("keep")))
+    place.seriatim(*way_out.split(), "--because", "a rebate")
+    assert place.ran("keep")[1] == "success"
+    assert {row["v"] for row in place.rows("keep", "current")} == {6}
+    assert len([one for one in place.mails("keep") if "over: " not in one]) == 1
+
+
+def opened(path: Path) -> bytes:
+    """A file as whoever opens it reads it: manifests and Parquet are compressed, and hide what a search would find."""
+    if path.suffix == ".zst":
+        with pa.input_stream(str(path), compression="zstd") as stream:
+            return bytes(stream.read())
+    if path.suffix == ".parquet":
+        file = pq.ParquetFile(path)
+        return f"{file.metadata.metadata} {file.read().to_pylist()}".encode()
+    return path.read_bytes()
+
+
+def spoken(mail: EmailMessage) -> bytes:
+    """A mail as it is read: text beyond ASCII is sent in base64."""
+    parts = [str(part.get_content()) for part in mail.walk() if not part.is_multipart()]
+    return "\n".join([str(mail["Subject"]), *parts]).encode() + bytes(mail)
+
+
 def test_planted_secrets_are_nowhere(place: Place) -> None:
     """Not in logs, databases (XCom, rendered templates), command lines, output, reports, notes or mails."""
     places: dict[str, bytes] = {"command lines": "\n".join(place.lines).encode()}
-    places["mails"] = b"\n".join(bytes(mail) for mail in place.post.mails)
-    places |= {str(path): path.read_bytes() for path in place.folder.rglob("*") if path.is_file()}
+    places["mails"] = b"\n".join(spoken(mail) for mail in place.post.mails)
+    places |= {str(path): opened(path) for path in place.folder.rglob("*") if path.is_file()}
     assert len(place.lines) > 20
     assert any("spark_apps/fold.py" in line for line in place.lines)
     assert place.post.mails
@@ -393,6 +274,9 @@ def test_planted_secrets_are_nowhere(place: Place) -> None:
     assert any(path.endswith("airflow.db") for path in places)
     assert any("/logs/" in path for path in places)
     assert any("/reports/" in path for path in places)
-    opened = client.for_java(client.read(place.broker.client_config))["ssl.keystore.key"]
-    for kind, secret in {**SECRETS, "key opened": opened.splitlines()[1]}.items():
+    assert "session-2" in places["mails"].decode()  # it can be found where it is
+    for suffix in (".parquet", ".zst"):
+        assert any(path.endswith(suffix) and b"four-topic" in content for path, content in places.items())
+    key = client.for_java(client.read(place.broker.client_config))["ssl.keystore.key"]
+    for kind, secret in {**SECRETS, "key opened": key.splitlines()[1]}.items():
         assert [where for where, content in places.items() if secret.encode() in content] == [], kind
