@@ -147,7 +147,7 @@ from seriatim.airflow.mend import RepairPlan
 part = {"partition": "a/0", "does": "folds again [0, 5)", "why": "lost", "messages": 5}
 def planned(parts, notes):
     one = RepairPlan(task_id="plan", folder=FOLDER, stream="orders")
-    made = {"stream": "orders", "sequence": 7, "approval": "t",}
+    made = {"stream": "orders", "sequence": 7, "approval": "t"}
     made |= {"parts": parts, "notes": notes, "drops": [], "resumes": None, "holds": []}
     one.printed = lambda context: json.dumps(made)
     try:
