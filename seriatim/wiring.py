@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from seriatim.core.ledger import Ledger
     from seriatim.core.offsets import OffsetRange
     from seriatim.core.slice import Ranges
+    from seriatim.core.stream import Stream
     from seriatim.ports import Explain, OnSlice, Source
     from seriatim.steps.accept import Means
     from seriatim.steps.fold import World
@@ -172,7 +173,7 @@ class LazySpark:
 
         stream, kafka = self.file.stream, kafka_client(self.settings)
         if self.spark is None:
-            self.spark = spark_session(stream.name, self.settings, self.say)
+            self.spark = spark_session(stream.name, self.settings, self.say, stream=stream)
         if stream.slice.read == "task":
             ranges = KafkaRanges(kafka, stream.isolation)
             return TaskReader(self.spark, ranges, lambda: log(self.file, self.settings).bounds(stream.topics))
@@ -343,10 +344,11 @@ def refuse_code(file: StreamFile, ledger: Ledger) -> None:
     refuse_code(ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape)
 
 
-def spark_session(name: str, settings: Settings, say: Say, more: Mapping[str, str] | None = None) -> Any:
+def spark_session(
+    name: str, settings: Settings, say: Say, more: Mapping[str, str] | None = None, *, stream: Stream | None = None
+) -> Any:
     """A Spark session with our JARs, after a look at the traps; the one of spark-submit, if that started us."""
-    from importlib.resources import files
-
+    from seriatim import tuned
     from seriatim.adapters.spark import session, submitted_session
     from seriatim.embedded import jars, traps
 
@@ -354,10 +356,11 @@ def spark_session(name: str, settings: Settings, say: Say, more: Mapping[str, st
     if config.is_submitted():
         return submitted_session(name)
     config.use_this_python()
-    log_settings = Path(str(files("seriatim") / "log4j2.properties"))
-    found = jars.ensure("spark", settings, say)
+    found, master = jars.ensure("spark", settings, say), settings.spark_master
+    usual = tuned.on_this_machine(stream) if master.startswith("local") else {}
     with _signals_kept(), quiet_java():
-        return session(name, settings.spark_master, settings.spark_driver_memory, found, log_settings, more or {})
+        options = tuned.java_options(stream)
+        return session(name, master, settings.spark_driver_memory, found, options, {**usual, **(more or {})})
 
 
 @contextmanager

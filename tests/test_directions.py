@@ -31,7 +31,7 @@ PARSED = {
 ALLOWED = {
     "dags": PARSED,
     "seriatim/airflow": PARSED
-    | {"seriatim.embedded.jars", "seriatim.page.address", "seriatim.steps.alert", "seriatim.wiring"},
+    | {"seriatim.embedded.jars", "seriatim.page.address", "seriatim.steps.alert", "seriatim.tuned", "seriatim.wiring"},
     "seriatim/core": PURE | {"msgspec", "seriatim.core"},
     "seriatim/ports.py": PURE | {"msgspec", "seriatim.core"},
     "seriatim/steps": PURE | {"msgspec", "seriatim.__version__", "seriatim.core", "seriatim.ports", "seriatim.steps"},

@@ -65,19 +65,16 @@ def session(
     master: str,
     driver_memory: str,
     jars: Iterable[Path],
-    log_settings: Path,
+    java_options: str,
     more: Mapping[str, str],
 ) -> SparkSession:
     """A Spark session of ours: quiet and in UTC."""
     _quieten()
-    options = f"-Dlog4j2.configurationFile={log_settings.as_uri()} -Djava.net.preferIPv4Stack=true"
     settings = {
         **SESSION,
         "spark.jars": ",".join(map(str, jars)),
         "spark.driver.memory": driver_memory,
-        "spark.driver.extraJavaOptions": options,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": java_options,
         **more,
     }
     return _started(SparkSession.builder.appName(f"seriatim {name}").master(master), settings)

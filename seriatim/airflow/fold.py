@@ -13,7 +13,6 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 
-from seriatim import config, streams
+from seriatim import config, streams, tuned
 from seriatim.airflow import place
 from seriatim.airflow.command import die_with_parent, end_all
 from seriatim.airflow.link import RunPage
@@ -149,14 +148,14 @@ class Fold(SparkSubmitOperator):
             spark_binary=self._spark_binary,
             conf={},
         )
-        quiet = Path(str(files("seriatim") / "log4j2.properties")).as_uri()
-        options = f"-Dlog4j2.configurationFile={quiet} -Djava.net.preferIPv4Stack=true"
+        file = streams.load(self.stream, settings.streams)
+        options = tuned.java_options(file.stream)
         hook._conf |= {"spark.driver.extraJavaOptions": options, "spark.ui.showConsoleProgress": "false"}
         if hook.is_local:
-            hook._conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+            hook._conf |= tuned.on_this_machine(file.stream)
             hook._env_vars = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
         else:
-            machines = sorted(map(str, Path(streams.load(self.stream, settings.streams).folder).glob("*.py")))
+            machines = sorted(map(str, Path(file.folder).glob("*.py")))
             hook._py_files = ",".join(machines) or None
         return hook
 

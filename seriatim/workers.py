@@ -1,0 +1,30 @@
+"""`python -m seriatim.workers`: Spark's daemon of Python workers, with what a task needs loaded before it forks them.
+
+A worker takes 1.4 s of CPU to load Arrow, our rooms and the compiled fold. Forked from here, it has them at once, and
+all workers share that memory. Only for a Spark on this machine: elsewhere the daemon may not find this package.
+
+Next room: tuned.py says which streams have it; wiring.py has the task.
+"""
+
+from __future__ import annotations
+
+
+def load() -> None:
+    """Import what tasks import, and load the compiled fold, if it was compiled."""
+    from seriatim import wiring  # noqa: F401  # importing it is the point, here and below
+    from seriatim.adapters import arrow, fetch, parquet, state  # noqa: F401
+    from seriatim.bulk import ready
+    from seriatim.spread import fold  # noqa: F401
+    from seriatim.steps import task  # noqa: F401
+
+    if ready.is_ready():
+        from seriatim.bulk.__main__ import compile_all
+
+        compile_all()
+
+
+if __name__ == "__main__":
+    from pyspark.daemon import manager
+
+    load()
+    manager()
