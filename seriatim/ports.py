@@ -173,8 +173,8 @@ class Joiner(Protocol):
         """Whether a file has a record that is replaced."""
         ...
 
-    def any_within(self, files: Iterable[File], within: OffsetRange) -> bool:
-        """Whether any of these files has a record at these offsets."""
+    def any_within(self, files: Iterable[File], within: OffsetRange, of: tuple[Partition, str] | None = None) -> bool:
+        """Whether any of these files has a record at these offsets; of one partition and topic id, if that is asked."""
         ...
 
     def tables(self, partition: Partition, topic_id: str, files: Sequence[File], keyed: Keyed) -> Iterable[Tabled]:

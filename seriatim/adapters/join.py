@@ -24,6 +24,7 @@ from seriatim.core.scope import Replaced
 from seriatim.disk import ROWS_PER_GROUP, ParquetFileWriter, file_digest
 from seriatim.rows import Merging
 
+WHOSE = ("topic", "partition", "topic_id")
 PLACE = [("offset", "ascending"), ("index", "ascending")]
 
 
@@ -58,10 +59,20 @@ class ParquetJoiner:
         """Whether a file has a record that is replaced."""
         return bool(pc.any(_replaced(self._read(file, ["session", "offset"]), replaced)).as_py())
 
-    def any_within(self, files: Iterable[File], within: OffsetRange) -> bool:
-        """Whether any of these files has a record at these offsets."""
+    def any_within(self, files: Iterable[File], within: OffsetRange, of: tuple[Partition, str] | None = None) -> bool:
+        """Whether any of these files has a record at these offsets; of one partition and topic id, if that is asked."""
+        if of is not None:
+            return any(self._has(file, within, *of) for file in files)
         near = _near(files, within)
         return any(pc.any(_inside(self._read(file, ["offset"]), within)).as_py() for file in near)
+
+    def _has(self, file: File, within: OffsetRange, partition: Partition, topic_id: str) -> bool:
+        """The same of a file that is not ours, and may hold anybody's. What folders say and it does not is taken so."""
+        found = _inside(table := self._opened(file, ["offset", *WHOSE]), within)
+        for name, value in zip(WHOSE, (partition.topic, partition.number, topic_id), strict=True):
+            if name in table.column_names:
+                found = pc.and_(found, pc.equal(table.column(name), value))
+        return bool(pc.any(found).as_py())
 
     def tables(self, partition: Partition, topic_id: str, files: Sequence[File], keyed: Keyed) -> Iterator[Tabled]:
         """What a partition's records make of each session."""
@@ -126,6 +137,9 @@ class ParquetJoiner:
     def _read(self, file: File, columns: list[str] | None = None) -> pa.Table:
         if why := self._damage(file, thorough=columns is None):
             raise _damaged(file, why)
+        return self._opened(file, columns)
+
+    def _opened(self, file: File, columns: list[str] | None) -> pa.Table:
         try:
             with pq.ParquetFile(self.root / file.path, page_checksum_verification=True) as parquet:
                 return parquet.read(columns)

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from seriatim.core.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.core.history import Past
 from seriatim.core.holes import FINDINGS as LOSSES
-from seriatim.core.ledger import Account, Halt
+from seriatim.core.ledger import Account, File, Halt
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.refold import Wanted
+from seriatim.core.refold import END, Rewind, Wanted
 from seriatim.core.repair import Forward, Hurt, Lift, Part, Refold, Renew, Request, together
 from seriatim.core.repair_forward import forward
 from seriatim.core.slice import Bounds
@@ -94,12 +94,15 @@ class Search:
         """Whether state that cannot be folded again is made of what there is: its topic lives, its log was not cut."""
         partition = hurt.wanted.partition
         account = self.ledger.partitions[str(partition)]
-        return hurt.rebuild and partition in self.bounds and not self._is_cut(partition, account)
+        if not hurt.rebuild or partition not in self.bounds or self._is_cut(partition, account):
+            return False
+        return not self.world.joiner.any_within(self._strange(), OffsetRange(0, END), (partition, account.topic_id))
 
     def _refold(self, hurts: Sequence[Hurt], chooser: Chooser, *, back: bool = False) -> Part:
-        self._refuse_strange()
         one = together(hurts)
-        return Refold(chooser.rewind(one.wanted, rebuild=one.rebuild, back=back))
+        rewind = chooser.rewind(one.wanted, rebuild=one.rebuild, back=back)
+        self._refuse_strange(rewind)
+        return Refold(rewind)
 
     def _elsewhere(self) -> list[str]:
         """Damaged files that Kafka cannot give back: of a topic's earlier life, or of a partition that is retired."""
@@ -114,16 +117,16 @@ class Search:
                 notes.append(IntegrityError(what, cause=life, next="restore this file from a backup").render())
         return notes
 
-    def _refuse_strange(self) -> None:
-        """Files that somebody else rewrote hold records of nobody knows whom: folding again would double them."""
+    def _refuse_strange(self, rewind: Rewind) -> None:
+        """Files that somebody else rewrote hold records of several partitions: none of them can be replaced."""
+        strange = self._strange()
+        whose = (rewind.partition, rewind.account.topic_id)
+        if strange and self.world.joiner.any_within(strange, OffsetRange(rewind.start, END), whose):
+            raise rewritten(self.stream.name, rewind.partition, strange)
+
+    def _strange(self) -> list[File]:
         known = {path for past in self.pasts.values() for path in past.files}
-        strange = sorted(self._active() - known)
-        if strange:
-            raise IntegrityError(
-                f"{self.stream.name}: {len(strange)} record files were rewritten by somebody else: {strange[0]}",
-                cause="an OPTIMIZE, say: the ledger does not know which partitions' records are in them",
-                next="have the table restored to the version before that, then repair again",
-            )
+        return [file for file in self.world.ledger.active_files(self.head) if file.path not in known]
 
     def _chosen(self, request: Request) -> list[Partition]:
         """The partitions that a request is about."""
@@ -314,6 +317,18 @@ class Search:
         pieces = self.world.explain(partition, OffsetRange(start, first))
         gone = [piece.end for piece, cause in pieces if cause in LOSSES]
         return max(gone, default=start)
+
+
+def rewritten(stream: str, partition: Partition, files: Sequence[File]) -> IntegrityError:
+    """Records that somebody else put together with those of other partitions cannot be replaced."""
+    return IntegrityError(
+        f"{stream}: {partition} cannot be folded again from there: {len(files)} record files were rewritten by somebody"
+        f" else, like {files[0].path}, and hold records of it beside those of others",
+        cause="an OPTIMIZE, say; `seriatim compact` is what joins small files here",
+        next="nothing was changed. What came after these files can be folded again: choose a later --from.\n"
+        "What is in them: put the whole output folder back from a backup of before that, and runs fold again what\n"
+        "came since; or give the stream a new output path, and it is folded anew from what Kafka has",
+    )
 
 
 def _hurt(partition: Partition, start: int, until: int, why: str, *, rebuild: bool = False) -> Hurt:

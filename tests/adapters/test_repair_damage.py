@@ -6,16 +6,19 @@ import random
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from msgspec.structs import replace
 
 from seriatim.adapters.join import ParquetJoiner
 from seriatim.core.errors import IntegrityError
 from seriatim.core.ledger import File
+from seriatim.core.offsets import Partition
 from seriatim.core.repair import Request
 from seriatim.core.scope import Replaced
 from seriatim.disk import file_digest
 from seriatim.steps.repair import Mending, Repairing, plan
 from tests.adapters.on_disk import DiskStream
+from tests.adapters.verifying import verify
 from tests.steps.mending import mending
 
 
@@ -65,3 +68,49 @@ def test_what_parquet_cannot_read_is_damage_and_is_named(tmp_path: Path) -> None
     with pytest.raises(IntegrityError, match=r"records/in-a/0/x\.parquet") as refused:
         ParquetJoiner(tmp_path).touches(file, Replaced(start=0, end=9))
     assert "--partition in-a/0" in refused.value.next
+
+
+def optimized(root: Path) -> DiskStream:
+    """Two partitions of several slices, which somebody's OPTIMIZE has put into one file; more slices came since."""
+    made = DiskStream(root, sequence=None)
+    made.kafka.create("in-a", 2)
+    for _ in range(3):
+        for place in ("in-a/0", "in-a/1"):
+            made.send(place, "x", ["a", "b"], 1, 2)
+            made.send(place, "y", ["a", "b"], 1)
+        made.run()
+    DeltaTable(root / "records").optimize.compact()
+    made.kafka.create("in-b", 1)
+    for place in ("in-a/0", "in-b/0"):
+        made.send(place, "x", ["a"], 7, b"{", 8)
+        made.run()
+        made.send(place, "y", ["a"], 7)
+        made.run()
+    return made
+
+
+def test_what_came_after_a_foreign_optimize_can_be_mended(tmp_path: Path) -> None:
+    """Its file holds nothing of what is replaced: a session set aside, a lost file and lost state are made again."""
+    made = optimized(tmp_path)
+    strange = made.ledger.active_paths(made.ledger.head("s"))
+    (tmp_path / made.accounts()[Partition("in-a", 0)].state[-1].path).unlink()
+    (tmp_path / min(path for path in strange if path.startswith("records/in-b/0"))).unlink()
+    mend = tools(made)
+    planned = plan(mend, Request())
+    assert planned.notes == ()
+    Repairing(mend).apply(planned, 100)
+    found = verify(tmp_path, everything=True)
+    assert found.difference is None
+    rows = DeltaTable(tmp_path / "records").to_pyarrow_table().to_pylist()
+    assert sorted(row["offset"] for row in rows if row["topic"] == "in-b") == [0, 1, 4, 5]
+
+
+def test_what_is_in_the_file_of_a_foreign_optimize_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """It would be there twice. Nothing is held, and the advice loses nothing that came since."""
+    made = optimized(tmp_path)
+    for asked in (Request(partition="in-a/0", start=3), Request(ranges={"in-a/1": (0, 4)})):
+        with pytest.raises(IntegrityError, match="rewritten by somebody else") as refused:
+            plan(tools(made), asked)
+        assert "a later --from" in refused.value.next
+        assert "the whole output folder" in refused.value.next
+    assert plan(tools(made), Request(partition="in-a/0", start=17)).parts

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
-from seriatim.core.errors import IntegrityError
 from seriatim.core.repair import Request
 from seriatim.steps.release import release
 from seriatim.steps.repair import Repairing, plan
@@ -56,15 +54,6 @@ def test_a_release_by_hand_holds_for_a_refold_too() -> None:
     repair(made, 3, partition=str(A0), start=0)
     assert (table(made, A0), states(made)) == (before, sessions)
     assert made.accounts()[A0].quarantined == 0
-
-
-def test_files_that_somebody_rewrote_are_not_folded_beside() -> None:
-    """Their records would be there twice: refused, before anything is held."""
-    made = sliced()
-    made.ledger.active_paths = lambda _: {"records/part-0"}  # type: ignore[method-assign]
-    with pytest.raises(IntegrityError, match="rewritten by somebody else"):
-        plan(mending(made), Request(partition=str(A0), start=0))
-    assert made.accounts()[A0].hold is None
 
 
 def test_a_backfill_where_state_is_damaged_makes_all_state_again() -> None:

@@ -195,9 +195,11 @@ class MemoryFiles:
         """Whether a file has a record that is replaced."""
         return any(replaced.has(row["session"], row["offset"]) for row in self.read(file).rows)
 
-    def any_within(self, files: Iterable[File], within: OffsetRange) -> bool:
-        """Whether any of these files has a record at these offsets."""
-        return any(row["offset"] in within for file in files for row in self.read(file).rows)
+    def any_within(self, files: Iterable[File], within: OffsetRange, of: tuple[Partition, str] | None = None) -> bool:
+        """Whether any of these files has a record at these offsets; of one partition and topic id, if that is asked."""
+        rows = (row for file in files for row in (self.files[file.path] if of else self.read(file)).rows)
+        at = (row for row in rows if row["offset"] in within)
+        return any(not of or (_place(row), row["topic_id"]) == of for row in at)
 
     def tables(self, partition: Partition, topic_id: str, files: Sequence[File], keyed: Keyed) -> Iterable[Tabled]:
         """What a partition's records make of each session."""
@@ -334,6 +336,10 @@ class MemoryKeptWriter(_MemoryWriter):
     def write(self, stretch: Stretch, kept: list[Kept]) -> None:
         """Messages whole, with why they had no effect."""
         self.add([one.row(stretch) for one in kept])
+
+
+def _place(row: Mapping[str, Any]) -> Partition:
+    return Partition(row["topic"], row["partition"])
 
 
 def _fits(value: Any, kind: str) -> bool:
