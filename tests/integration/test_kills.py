@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from itertools import cycle, product
 
 import pytest
 
@@ -14,7 +15,8 @@ from tests.integration.lab import Lab
 from tests.integration.test_slices import tables
 
 EVERY_RUN = tuple(point for point in CRASH_POINTS if point != "table-created")
-FIRST_RUN = ("ledger-read", "table-created", "plan-made", "mid-fold", "manifest-written", "committed")
+FIRST_RUNS = (["ledger-read", "table-created"], ["plan-made"])
+FIRST_RUNS_FULL = (["mid-fold"], ["manifest-written"], ["committed"])
 
 
 def killed_at(lab: Lab, stream: str, point: str, *arguments: str) -> None:
@@ -31,10 +33,13 @@ def test_kills_at_crash_points_leave_no_trace(lab: Lab, topic: Callable[..., str
     lab.send(tables(names, 200, count))
     pattern = "|".join(names)
     one, hurt = lab.stream("one", pattern), lab.stream("hurt", pattern, slice={"read": "task"})
-    points = EVERY_RUN if full else sorted(random.Random(4).sample(EVERY_RUN, 3), key=EVERY_RUN.index)
+    points = sorted(random.Random(4).sample(EVERY_RUN, 3), key=EVERY_RUN.index)
+    # Readers take turns; in full every point is passed with each.
+    runs = product(EVERY_RUN, ("spark", "task")) if full else zip(points, cycle(("task", "spark")), strict=False)
 
     lab.fold(one)
-    for point in points:
+    for point, read in runs:
+        lab.stream(hurt, pattern, slice={"read": read})
         killed_at(lab, hurt, point, "--messages-max", slice_size)
     ended = lab.command("run", hurt, "--messages-max", slice_size)
 
@@ -53,14 +58,17 @@ def swept(lab: Lab, stream: str) -> bool:
     return {str(path.relative_to(root)) for path in root.rglob("*.parquet")} == active
 
 
-@pytest.mark.parametrize("point", [*FIRST_RUN[1:3], *(pytest.param(p, marks=pytest.mark.full) for p in FIRST_RUN[3:])])
-def test_the_first_run_ever_may_be_killed(lab: Lab, topic: Callable[..., str], point: str) -> None:
-    """A stream whose very first run dies is right after the next."""
+@pytest.mark.parametrize(
+    "points", [*FIRST_RUNS, *(pytest.param(points, marks=pytest.mark.full) for points in FIRST_RUNS_FULL)]
+)
+def test_the_first_run_ever_may_be_killed(lab: Lab, topic: Callable[..., str], points: list[str]) -> None:
+    """A stream whose very first run dies is right after the next; one that died before the table was made was none."""
     name = topic(2)
     lab.send(tables({name: 2}, 10, 2000))
     first, other = lab.stream("first", name), lab.stream("other", name)
 
-    killed_at(lab, first, point)
+    for point in points:
+        killed_at(lab, first, point)
     lab.fold(first)
     lab.fold(other)
 
