@@ -13,6 +13,7 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -29,7 +30,9 @@ def folder() -> Path | None:
     for source in sorted(HERE.glob("*.py")):
         digest.update(source.read_bytes())
     name = f"compiled-{digest.hexdigest()}"
-    places = [HERE / "__pycache__" / name, Path("~/.cache/seriatim").expanduser() / name]
+    places = [HERE / "__pycache__" / name]
+    with suppress(RuntimeError):  # some users have no home
+        places.append(Path.home() / ".cache" / "seriatim" / name)
     return next((place for place in places if (place / READY).exists()), None) or _writable(places)
 
 

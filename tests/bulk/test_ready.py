@@ -71,3 +71,14 @@ def test_another_cpu_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tm
     assert there is not None
     assert here != there
     there.rmdir()
+
+
+def test_who_has_no_home_keeps_it_beside_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run under a user that nobody knows: that is no reason to fold nothing."""
+
+    def homeless(*_: object) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    assert ready.folder.__wrapped__() in (None, ready.folder())
