@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from seriatim.cli import main
+from seriatim.cli import main, scratch
+from seriatim.cli.diff import _tell_missing
 from seriatim.cli.looking import offset_of, plain, shortened, show_step, shown_time, step_values, time_ms
 from seriatim.cli.scratch import with_machine
 from seriatim.core.errors import ConfigError
 from seriatim.core.offsets import Partition
+from seriatim.steps.replay import Made
 from seriatim.streams import StreamFile, load, runner
 from tests.steps.looking import traced
 from tests.steps.worlds import A0, begun, send, world
@@ -192,3 +195,15 @@ def test_an_edge_is_an_offset_or_a_time() -> None:
     for text in ("9" * 10, "9" * 5_000, "\u0663", "-1"):
         with pytest.raises(ConfigError, match="is not a partition"):
             Partition.parse(f"in-a/{text}")
+
+
+def test_a_replay_says_what_it_did_without(capsys: pytest.CaptureFixture[str]) -> None:
+    """Messages that Kafka has no longer: told by the replay, in its manifest, and by whoever compares it."""
+    part = Made(partition=A0, topic_id="x", asked=0, start=0, until=9, base=-1, messages=6, missing=3)
+    scratch._show("s", Path("again"), [part, replace(part, missing=0)])
+    assert capsys.readouterr().err.count("3 messages that were folded when this was committed are not in Kafka") == 1
+    _tell_missing("again", {"partitions": [scratch._told(part)]})
+    assert "again was folded without 3 messages of in-a/0" in capsys.readouterr().err
+    for damaged in ({}, {"partitions": 7}, {"partitions": [7]}):
+        _tell_missing("again", damaged)
+    assert capsys.readouterr().err == ""
