@@ -1,11 +1,12 @@
-"""Whole runs of the command line on a broker of their own: memory by backlog, the idle run, sessions at rest.
+"""Whole runs of the command line on a broker of their own: memory by backlog, the idle run, sessions at rest, a repair.
 
     python -m bench.whole backlog --messages 1000000 20000000 --read spark task
     python -m bench.whole idle
     python -m bench.whole sessions
+    python -m bench.whole repair
 
-Every run is `seriatim run` in a process of its own, Spark's start-up included; memory is the peak of the whole process
-tree (PSS). Kept in results/whole.json. Twenty million messages take some minutes and 2 GB of disk.
+Every run is the command line in a process of its own, Spark's start-up included; memory is the peak of the whole
+process tree (PSS). Kept in results/whole.json. Twenty million messages take some minutes and 2 GB of disk.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,15 +49,17 @@ def place() -> Iterator[tuple[Path, str]]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def run(home: Path, servers: str, given: argparse.Namespace, read: str = "") -> dict[str, Any]:
-    """`seriatim run`, measured from start to end; each way to read has an output of its own."""
+def run(
+    home: Path, servers: str, given: argparse.Namespace, read: str = "", words: Sequence[str] = ("run", "s")
+) -> dict[str, Any]:
+    """A command, measured from start to end; each way to read has an output of its own."""
     (home / "streams").mkdir(exist_ok=True)
     read = read or given.read[0]
     text = TABLE.replace("TOPIC", TOPIC).replace("OUT", str(home / f"out-{read}"))
     text += f'[slice]\nread = "{read}"\nmessages_max = {given.slice}\n'
     (home / "streams" / "s.toml").write_text(text)
     more = {"SERIATIM_KAFKA_BOOTSTRAP_SERVERS": servers, "SERIATIM_STREAMS": str(home / "streams")}
-    command = [sys.executable, "-m", "seriatim", "run", "s"]
+    command = [sys.executable, "-m", "seriatim", *words]
 
     with (home / "log").open("w") as log:
         process = subprocess.Popen(command, env={**os.environ, **more}, stdout=log, stderr=log)
@@ -105,6 +108,26 @@ def sessions(given: argparse.Namespace) -> dict[str, Any]:
     return {given.read[0]: found}
 
 
+def repair(given: argparse.Namespace) -> dict[str, Any]:
+    """So many messages, folded in ten slices, and all of them folded again: every state file was lost."""
+    found: dict[str, Any] = {read: {} for read in given.read}
+    for count in given.messages:
+        with place() as (home, servers):
+            say(f"making {count:,} messages")
+            produce(servers, count)
+            for read in given.read:
+                first = run(home, servers, given, read, ("run", "s", "--messages-max", str(count // 10)))
+                lost = list((home / f"out-{read}" / "state").rglob("*.parquet"))
+                for path in lost:
+                    path.unlink()
+                again = run(home, servers, given, read, ("repair", "s", "--apply"))
+                log = (home / "log").read_text().splitlines()
+                found[read][f"{count}"] = {"first": first, "repair": again, "said": log[-1]}
+                say(f"{count:,} messages, {len(lost)} state files lost, read by {read}: {found[read][f'{count}']}")
+                run(home, servers, given, read, ("verify", "s"))
+    return found
+
+
 def _send(servers: str, messages: Iterator[tuple[str, dict[str, Any]]]) -> None:
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 50, "enable.idempotence": True})
     for key, value in messages:
@@ -121,6 +144,7 @@ WHOLE = {
     "backlog": (backlog, [1_000_000, 20_000_000]),
     "idle": (idle, []),
     "sessions": (sessions, [1_000, 1_000_000]),
+    "repair": (repair, [1_000_000]),
 }
 
 

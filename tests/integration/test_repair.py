@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from seriatim import streams, wiring
 from seriatim.cli.repair import mending
-from seriatim.core.crash import CRASH_POINTS, REPAIR_POINTS
+from seriatim.core.crash import CRASH_POINTS, REPAIR_POINTS, arm
 from seriatim.core.repair import Request
 from seriatim.steps.refold import Refolded
 from seriatim.steps.repair import Repairing, plan
@@ -85,7 +85,7 @@ def assert_verified(lab: Lab, name: str) -> None:
 
 
 def test_a_lost_record_file_and_a_flipped_bit_in_state(lab: Lab, topic: Callable[..., str]) -> None:
-    """Found by the same command; other partitions' files stay under their names; slices go on beside it."""
+    """Found by the same command; other partitions' files stay under their names."""
     name = topic(3)
     lab.send(tables({name: 3}, 30, 9000))
     one, hurt = lab.stream("one", name), lab.stream("hurt", name)
@@ -103,18 +103,62 @@ def test_a_lost_record_file_and_a_flipped_bit_in_state(lab: Lab, topic: Callable
     assert_verified(lab, hurt)
 
 
+def test_slices_of_other_partitions_commit_during_a_long_repair(lab: Lab, topic: Callable[..., str]) -> None:
+    """Between its stages a run folds what came for the others; the held one waits, and is folded afterwards."""
+    name = topic(3)
+    lab.send(tables({name: 3}, 20, 6000))
+    one, hurt = lab.stream("one", name), lab.stream("hurt", name)
+    lab.fold(hurt, 1500)
+    (lab.root(hurt) / lab.ledger(hurt).partitions[f"{name}/0"].state[0].path).unlink()
+    lab.send(tables({name: 3}, 20, 3000, seed=2))
+    before = {place: account.frontier for place, account in lab.ledger(hurt).partitions.items()}
+    beside: list[dict[str, int]] = []
+
+    def meanwhile(point: str) -> None:
+        if point == "stage-folded" and len(beside) < 2:
+            arm(None)
+            lab.fold(
+                hurt, 300, {f"{name}/{part}": before[f"{name}/{part}"] + 400 * (1 + len(beside)) for part in (1, 2)}
+            )
+            beside.append({place: account.frontier for place, account in lab.ledger(hurt).partitions.items()})
+            arm(meanwhile)
+
+    arm(meanwhile)
+    try:
+        repaired(lab, hurt, 500, partition=f"{name}/0")
+    finally:
+        arm(None)
+    assert [[seen[f"{name}/{part}"] - before[f"{name}/{part}"] for part in range(3)] for seen in beside] == [
+        [0, 400, 400],
+        [0, 800, 800],
+    ]
+    entries = [lab.manifest(hurt, number).entry for number in range(lab.ledger(hurt).sequence + 1)]
+    kinds = [entry.kind for entry in entries]
+    assert kinds[-1] == "repair"
+    assert kinds[kinds.index("hold") + 1 : -1].count("slice") >= 4
+    lab.fold(hurt)
+    lab.fold(one)
+    assert lab.digest(hurt) == lab.digest(one)
+    assert_verified(lab, hurt)
+
+
 def test_a_bug_fixed_later(lab: Lab, topic: Callable[..., str]) -> None:
-    """Sessions that it set aside are found by repair itself; what it got wrong silently is named by an offset."""
-    name = topic(2)
+    """Sessions that it set aside are found by repair itself; what it got wrong silently is named by an offset.
+
+    A third partition, which the bug never touched, keeps its files under their names throughout.
+    """
+    name = topic(3)
     chance, count = random.Random(5), 4000
     values = [99 if chance.random() < 0.002 else chance.randrange(90) for _ in range(count)]
     sent = [(i % 2, f"s{i % 20}", {"v": value, "start": i < 40}) for i, value in enumerate(values)]
+    sent += [(2, f"t{i % 20}", {"v": 1 + i % 12, "start": i < 20}) for i in range(count // 2)]
     lab.send([(name, partition, key, value) for partition, key, value in sent])
     module = lab.folder / "streams" / "adder.py"
     given = {"machine": "adder:Adder"}
     module.write_text(ADDER % {"bug": BUG})
     hurt = lab.stream("hurt", name, given)
     assert lab.command("run", hurt, "--messages-max", "900").returncode == 3
+    untouched = {path for path in active(lab, hurt) if path.startswith(f"{name}/2/")}
     module.write_text(ADDER % {"bug": "pass"})
     right = lab.stream("right", name, given)
     assert lab.command("run", right).returncode == 0
@@ -122,9 +166,12 @@ def test_a_bug_fixed_later(lab: Lab, topic: Callable[..., str]) -> None:
     ended = lab.command("repair", hurt, "--apply")
     assert ended.returncode == 0, ended.stderr
     assert all(account.quarantined == 0 for account in lab.ledger(hurt).partitions.values())
-    ended = lab.command("backfill", hurt, "--topics", name)
+    assert untouched == {path for path in active(lab, hurt) if path.startswith(f"{name}/2/")}
+    ended = lab.command("backfill", hurt, "--partitions", f"{name}/0,{name}/1")
     assert ended.returncode == 0, ended.stderr
 
+    assert untouched == {path for path in active(lab, hurt) if path.startswith(f"{name}/2/")}
+    assert len(untouched) > 1
     assert lab.digest(hurt) == lab.digest(right)
     assert_verified(lab, hurt)
     gaps = json.loads(lab.command("gaps", hurt, "--json").stdout)["gaps"]
@@ -133,16 +180,21 @@ def test_a_bug_fixed_later(lab: Lab, topic: Callable[..., str]) -> None:
 
 
 def test_messages_gone_before_they_were_read(lab: Lab, topic: Callable[..., str]) -> None:
-    """Repair says what is lost; forward goes on, publishes the gap, and each session resumes by snapshot or proof."""
-    name = topic(1)
+    """Repair says what is lost; forward goes on, publishes the gap, and each session resumes by snapshot or proof.
+
+    The files of another partition stay under their names.
+    """
+    name = topic(2)
     update = {"type": "update", "id": "a", "price": 2.0}
 
     def snapshot(sequence: int) -> dict[str, Any]:
         return {"type": "snapshot", "seq": sequence, "rows": [{"id": "a", "price": 1.0, "size": 1}]}
 
     lab.send([(name, 0, "lost", snapshot(1)), (name, 0, "whole", snapshot(1)), (name, 0, "lost", {**update, "seq": 2})])
+    lab.send([(name, 1, "other", snapshot(1)), (name, 1, "other", {**update, "seq": 2})])
     stream = lab.stream("gone", name)
     lab.fold(stream)
+    before = {path for path in active(lab, stream) if path.startswith(f"{name}/1/")}
     lab.send([(name, 0, "lost", {**update, "seq": 3})] * 3)
     lab.delete_records(name, {0: 6})
     lab.send([(name, 0, "whole", {**update, "seq": 2}), (name, 0, "lost", {**update, "seq": 6})])
@@ -159,7 +211,8 @@ def test_messages_gone_before_they_were_read(lab: Lab, topic: Callable[..., str]
     lab.send([(name, 0, "lost", snapshot(7))])
     assert lab.fold(stream).findings == []
 
-    offsets = [(row["session"], row["offset"]) for row in lab.records(stream)]
+    assert before == {path for path in active(lab, stream) if path.startswith(f"{name}/1/")} != set()
+    offsets = [(row["session"], row["offset"]) for row in lab.records(stream) if row["partition"] == 0]
     assert offsets == [("lost", 0), ("whole", 1), ("lost", 2), ("whole", 6), ("lost", 8)]
     gaps = json.loads(lab.command("gaps", stream, "--json").stdout)["gaps"]
     assert [(gap["session"], gap["from"], gap["until"]) for gap in gaps] == [(None, 3, 6), ("lost", 7, 8)]
