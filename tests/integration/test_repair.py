@@ -143,10 +143,7 @@ def test_slices_of_other_partitions_commit_during_a_long_repair(lab: Lab, topic:
 
 
 def test_a_bug_fixed_later(lab: Lab, topic: Callable[..., str]) -> None:
-    """Sessions that it set aside are found by repair itself; what it got wrong silently is named by an offset.
-
-    A third partition, which the bug never touched, keeps its files under their names throughout.
-    """
+    """Repair finds sessions set aside; what is silently wrong is named; a partition without either keeps its files."""
     name = topic(3)
     chance, count = random.Random(5), 4000
     values = [99 if chance.random() < 0.002 else chance.randrange(90) for _ in range(count)]
@@ -180,10 +177,7 @@ def test_a_bug_fixed_later(lab: Lab, topic: Callable[..., str]) -> None:
 
 
 def test_messages_gone_before_they_were_read(lab: Lab, topic: Callable[..., str]) -> None:
-    """Repair says what is lost; forward goes on, publishes the gap, and each session resumes by snapshot or proof.
-
-    The files of another partition stay under their names.
-    """
+    """Repair says what is lost; forward goes on and publishes the gap; each session resumes by snapshot or proof."""
     name = topic(2)
     update = {"type": "update", "id": "a", "price": 2.0}
 
