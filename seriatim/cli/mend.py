@@ -35,6 +35,11 @@ def mend(
 ) -> None:
     """Plan; then do it, where that is wanted. Repairs that died come first, each with its own plan and commit."""
     went_on = False
+    if request.is_plain and request.partition:
+        say(
+            f"{file.stream.name} {request.partition}: its record files are proved by their digests",
+            proves=request.partition,
+        )
     try:
         while True:
             made = plan(mending, request)
