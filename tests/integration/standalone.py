@@ -27,6 +27,7 @@ from tests.dags.bag import ROOT, environment
 
 START_SECONDS = 600
 RUN_SECONDS = 900
+API_TRIES = 10
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Spark folds a handful of messages here: a compiler that thinks longer costs more than it gives."""
 
@@ -143,11 +144,15 @@ class Standalone:
 
     def api(self, path: str, body: Any = None, method: str = "") -> Any:
         """Airflow's REST API. Refusals are raised as HTTPError, with the text in `.reason`."""
-        try:
-            return json.loads(self._open(f"/api/v2/{path}", body, method))
-        except urllib.error.HTTPError as error:
-            error.msg = error.read().decode()
-            raise
+        for left in reversed(range(API_TRIES)):
+            try:
+                return json.loads(self._open(f"/api/v2/{path}", body, method))
+            except urllib.error.HTTPError as error:
+                error.msg = error.read().decode()
+                if not (left and "Database error" in error.msg):  # SQLite's, where two write; nothing was done
+                    raise
+                time.sleep(2)
+        return None
 
     def wait(self, what: str, ready: Callable[[], Any], seconds: float = RUN_SECONDS) -> Any:
         """Until something is so."""
