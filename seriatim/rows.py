@@ -84,7 +84,8 @@ class Merging:
     def _last(self, table: pa.Table) -> pa.Table:
         """The last of each row, by position."""
         names = ["session", *self.keyed.key]
-        numbered = table.select(names).append_column("_row", pa.array(np.arange(table.num_rows)))
+        numbered = pa.table({name: _one_zero(table.column(name)) for name in names})
+        numbered = numbered.append_column("_row", pa.array(np.arange(table.num_rows)))
         last = numbered.group_by(names, use_threads=False).aggregate([("_row", "max")])
         return table.take(last.column("_row_max"))
 
@@ -135,6 +136,11 @@ def hashes(sessions: pa.ChunkedArray) -> Any:
     names = coded.dictionary.to_pylist()
     known = np.array([xxhash.xxh3_64_intdigest(name.encode()) & 0xFFFFFFFF for name in names], np.int64)
     return known[coded.indices.to_numpy(zero_copy_only=False)]
+
+
+def _one_zero(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values by which rows are told apart: to a machine -0.0 is 0.0, to Arrow it is another key."""
+    return pc.add(column, 0.0) if pa.types.is_floating(column.type) else column
 
 
 def _is_of(file: File, partition: Partition) -> bool:

@@ -153,6 +153,21 @@ def test_any_column_may_be_of_the_key(tmp_path: Path, key: str) -> None:
     assert (row["d"], row["x"], row["m"]) == (date(2026, 1, 2), b"\x00\xff", Decimal("1.50"))
 
 
+def test_zero_is_one_row_whatever_its_sign(tmp_path: Path) -> None:
+    """-0.0 is the machine's 0.0, so its later word replaces the row, within a slice and from one entry to the next."""
+    made = DiskStream(tmp_path, table=Table(key=("id",), columns={"id": "float64", "v": "int64"}, before=False))
+    made.kafka.create("in-a", 1)
+    for number, (kind, zero) in enumerate([("update", "-0.0"), ("update", "0.0"), ("update", "-0.0"), ("delete", "0")]):
+        if not number:
+            made.kafka.produce("in-a", "s", b'{"type":"snapshot","seq":1,"rows":[{"id":0.0,"v":1},{"id":7,"v":7}]}')
+        body = f'{{"type":"{kind}","seq":{number + 2},"id":{zero},"v":{number}}}'
+        made.kafka.produce("in-a", "s", body.encode())
+        if number != 1:
+            made.run()
+            publish("s", made.ledger, current_of(made))
+            assert [row["v"] for row in rows(made)] == ([7] if kind == "delete" else [number, 7])
+
+
 def test_a_table_that_others_changed_is_made_again(tmp_path: Path) -> None:
     """Whatever they did to it."""
     made = filled(tmp_path)
