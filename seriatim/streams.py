@@ -26,8 +26,9 @@ from seriatim.core.errors import ConfigError
 from seriatim.core.machine import Machine, Runner, UserMachine
 from seriatim.core.stream import OWN_COLUMNS, Stream, parse
 
-READ_AS_URL = re.compile(r"[#?\\]|%[0-9A-Fa-f]{2}")
-"""What Delta's library takes for the parts of a URL, however it is quoted: it would look for the table elsewhere."""
+READ_AS_URL = re.compile(r"[#?\\]|%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f]")
+"""What Delta's library takes for the parts of a URL, however it is quoted: it would look for the table elsewhere.
+And control characters, which it refuses."""
 
 
 class StreamFile(Struct, frozen=True):
@@ -127,7 +128,10 @@ def url_trouble(folder: Path) -> str:
     """What no Delta table can have in its path, links followed."""
     whole = str(folder.resolve())
     found = READ_AS_URL.search(whole)
-    return f"{whole} has {found[0]!r} in it, which Delta's library reads as part of a URL" if found else ""
+    if not found:
+        return ""
+    why = "reads as part of a URL" if found[0].isprintable() else "does not take"
+    return f"{whole} has {found[0]!r} in it, which Delta's library {why}"
 
 
 def runner(file: StreamFile) -> Runner:

@@ -119,7 +119,7 @@ def _function(opened: Lookback, text: str) -> Any:
 
 def _tell(opened: Lookback, way: Way, done: Bisected, invariant: str, *, json: bool) -> None:
     """The place and what is around it; a broken invariant ends with exit code 3."""
-    from seriatim.core.integrity import shortened
+    from seriatim.core.integrity import shortened, typed
 
     cost = f"{done.folds} folds over {done.messages} messages, {done.looked} saved states looked at"
     around = _around(way, done) if done.broken >= 0 else []
@@ -151,7 +151,8 @@ def _tell(opened: Lookback, way: Way, done: Bisected, invariant: str, *, json: b
             f"{opened.name}: {way.partition}: {told}",
             session=shortened(way.name),
             good=f"after offset {done.good} it did" if done.good >= 0 else "",
-            next=f"look at what touched the row: seriatim explain {opened.name} --row KEY --session {way.name!r}",
+            next=f"look at what touched the row: seriatim explain {opened.name} --row KEY --session {typed(way.name)}"
+            f" --topic {way.partition.topic}",
         )
 
 

@@ -15,6 +15,7 @@ from seriatim.cli import Options, app, say
 from seriatim.cli.looking import plain, print_json
 from seriatim.cli.run import Json
 from seriatim.core.errors import ConfigError, IntegrityError
+from seriatim.core.integrity import typed
 from seriatim.core.offsets import OffsetRange, Partition
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _tell(left: str, right: str, done: Compared, *, json: bool) -> None:
             typer.echo(f"{left} and {right} do not differ: {done.records} records")
         return
     first = done.partings[0]
-    session = plain((first.left or first.right or {}).get("session"))
+    session = typed(str((first.left or first.right or {}).get("session")))
     counted = f"{done.differing} records differ, {done.only_left} only in {left}, {done.only_right} only in {right}"
     raise IntegrityError(
         f"{left} and {right} differ, first at {first.partition}, offset {first.offset}, index {first.index}",

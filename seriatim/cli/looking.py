@@ -112,6 +112,23 @@ class Lookback(Struct, frozen=True):
             say(f"{self.name}: {way.partition} can be folded again from offset {way.at} on, not from {begin}; {kafka}")
         return max(begin, way.at)
 
+    def point(self, way: Way, text: str) -> int:
+        """The end of what a state is of, by an offset or a time: all messages before it.
+
+        A time of which Kafka has no message before it any more is refused: what came first after it may be gone, too,
+        and the state of a later time would be shown for it.
+        """
+        if (offset := offset_of(text)) is not None:
+            return offset + 1
+        end, seen = self.offset(way, text, 0), way.seen
+        if end == seen.log_start > way.account.born:
+            raise ConfigError(
+                f"{self.name}: {way.partition}: which message came first at {text} or after it is not known:"
+                f" Kafka has messages from offset {seen.log_start} on, and none of before that time",
+                next="give an offset: the column `timestamp` of the records tells which came when",
+            )
+        return end
+
     def offset(self, way: Way, text: str | None, otherwise: int) -> int:
         """An edge as a person writes it, as an offset: of a time, the first message at or after it."""
         if text is None:

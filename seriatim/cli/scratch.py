@@ -18,6 +18,7 @@ from seriatim import __version__, config
 from seriatim.cli import say
 from seriatim.cli.looking import lookback, offset_of, print_json, time_ms
 from seriatim.core.errors import ConfigError
+from seriatim.core.integrity import typed
 from seriatim.core.offsets import OffsetRange, Partition
 
 if TYPE_CHECKING:
@@ -266,4 +267,4 @@ def _show(stream: str, folder: Path, made: list[Made]) -> None:
                 f"{part.partition}: {part.missing} messages that were folded when this was committed are not in Kafka"
                 " any more (compacted away, or deleted): these records are of the rest"
             )
-    typer.echo(f"written to {folder}; nothing was committed. Compare: seriatim diff {stream} {folder}")
+    typer.echo(f"written to {folder}; nothing was committed. Compare: seriatim diff {stream} {typed(str(folder))}")

@@ -16,7 +16,6 @@ from seriatim.cli.looking import (
     SessionName,
     Topic,
     lookback,
-    offset_of,
     plain,
     print_json,
     shortened,
@@ -72,7 +71,7 @@ def state(
         if diff is not None:
             _diff(opened, way, diff, json=json)
             return
-        end = at_offset + 1 if at_offset is not None else opened.offset(way, at_time, 0)
+        end = at_offset + 1 if at_offset is not None else opened.point(way, at_time or "")
         found = _at(opened, way, end)
         opened.quiet()
         print_json(found) if json else _show_state(found)
@@ -141,7 +140,7 @@ def _diff(opened: Lookback, way: Way, points: tuple[str, str], *, json: bool) ->
     """What differs between two points."""
     from seriatim.core.looks import changes
 
-    ends = [opened.offset(way, text, 0) + (offset_of(text) is not None) for text in points]
+    ends = [opened.point(way, text) for text in points]
     states = []
     for end in ends:
         _reach(opened, way, end)
@@ -167,6 +166,12 @@ def _show_state(found: dict[str, Any]) -> None:
     typer.echo(f"{shortened(found['session'])} in {place}, {found['status']}, as of offset {found['offset']}")
     state = found["state"]
     if isinstance(state, dict) and list(state) == ["rows"] and state["rows"]:
-        show.table(list(state["rows"][0]), state["rows"])
+        rows = [{name: _told(value) for name, value in row.items()} for row in state["rows"]]
+        show.table(list(rows[0]), rows)
     else:
         typer.echo(msgspec.json.format(msgspec.json.encode(state)).decode())
+
+
+def _told(value: Any) -> Any:
+    """A column's value: false, null and an empty text are three things, and all look like nothing in a table."""
+    return plain(value) if value is None or value is False or value is True or value == "" else value

@@ -18,7 +18,15 @@ def field_of(value: Any, name: str) -> tuple[bool, Any]:
     """A field that data has, and whether it has it: of Structs and dataclasses what they declare, of mappings a key."""
     if isinstance(value, Mapping):
         return name in value, value.get(name)
-    return (True, getattr(value, name, None)) if name in declared(value) else (False, None)
+    if name in declared(value):
+        return True, getattr(value, name, None)
+    return (True, tag) if (tag := tag_of(value, name)) is not None else (False, None)
+
+
+def tag_of(value: Any, name: str) -> str | int | None:
+    """What tells a Struct from others of its union, as it was sent: `message.type`, though no field is declared so."""
+    told = value.__struct_config__ if isinstance(value, Struct) else None
+    return told.tag if told is not None and told.tag_field == name else None
 
 
 def declared(value: Any) -> Collection[str]:

@@ -8,6 +8,7 @@ Next room: fold.py meets findings; ledger.py remembers them.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any, Literal
 
@@ -124,8 +125,7 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def render(self, stream: str) -> str:
         """As a person reads it: one screen."""
         at = f" at offset {self.offset}" if self.offset >= 0 else ""
-        named = shortened(self.session) or "''"
-        of = f" (session {named})" if self.session is not None else ""
+        of = f" (session {named(self.session)})" if self.session is not None else ""
         headline = f"{TITLES[self.finding]}: {stream} {self.place or 'records table'}: {self.finding}{at}{of}"
         facts = {
             "expected": self.expected,
@@ -198,6 +198,22 @@ def shortened(text: str | None, length: int = 400) -> str:
     """At most `length` characters on one screen, control characters made visible."""
     shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text or "")
     return shown if len(shown) <= length else f"{shown[:length]}… ({len(shown)} characters)"
+
+
+def named(session: str) -> str:
+    """A session's name within a line: it cannot end the line and go on as if it were ours, and no name is seen, too."""
+    return shortened(session.replace("\n", "\\n")) or "''"
+
+
+def typed(text: str) -> str:
+    """A word of a command that people paste, so that a shell takes any name for itself and runs nothing of it."""
+    if re.fullmatch(r"[A-Za-z0-9_@%+=:,./-]+", text):
+        return text
+    if text.isprintable():
+        return "'" + text.replace("'", "'\"'\"'") + "'"
+    plain = (c if c.isprintable() else "".join(f"\\x{byte:02x}" for byte in c.encode()) for c in text)
+    told = {"\\": "\\\\", "'": "\\'"}
+    return "$'" + "".join(told.get(part, part) for part in plain) + "'"
 
 
 def action(kind: str, tier: Tier) -> Action:

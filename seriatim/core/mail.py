@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from seriatim.core.alert import RUN, Alert, Concern, Incident, Mail, Note
 from seriatim.core.errors import screen
-from seriatim.core.integrity import TITLES, Finding, shortened
+from seriatim.core.integrity import TITLES, Finding, named, shortened
 from seriatim.core.retention import duration
 
 FINDINGS_SHOWN_MAX = 20
@@ -123,7 +123,7 @@ def _sections(alert: Alert, place: Place, at_seconds: float) -> list[Section]:
 
 def _finding(finding: Finding, place: Place, at_seconds: float) -> Section:
     at = f" at offset {finding.offset}" if finding.offset >= 0 else ""
-    session = "" if finding.session is None else f" (session {shortened(finding.session) or repr('')})"
+    session = "" if finding.session is None else f" (session {named(finding.session)})"
     where = finding.place or "records table"
     facts = {
         "expected": finding.expected,

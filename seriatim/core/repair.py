@@ -13,6 +13,7 @@ from hashlib import sha256
 import msgspec
 from msgspec import Struct, field
 
+from seriatim.core.integrity import typed
 from seriatim.core.ledger import Change, Halt, Ledger
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.refold import Rewind, Wanted
@@ -54,7 +55,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
             return f"seriatim backfill {stream}{' --machine unchanged' * self.unchanged}, of {places}"
         words = [f"seriatim repair {stream}"]
         words += [f"--partition {self.partition}"] if self.partition else []
-        words += [f"--session {self.session}"] if self.session is not None else []
+        words += [f"--session {typed(self.session)}"] if self.session is not None else []
         words += [f"--from {self.start}"] if self.start is not None else []
         return " ".join([*words, *(["--forward"] if self.forward else [])])
 

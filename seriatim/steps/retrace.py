@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from seriatim.core import history
 from seriatim.core.errors import ConfigError, IntegrityError, broken
 from seriatim.core.history import Past, Point
+from seriatim.core.integrity import typed
 from seriatim.core.ledger import Account
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
@@ -338,15 +339,18 @@ class Way:
                 f"{stream}: {self.partition} is folded from offset {self.account.born} on, {offset} is before it",
                 next=f"give an offset from {self.account.born} to {self.end - 1}",
             )
-        kafka = f"it has offsets {self.seen.log_start} to {self.seen.log_end - 1}"
         nearest = next((point.account.frontier for point in self.past.usable(offset)), None)
         what = f"the messages from {nearest} on, where the last state before it was saved, are not in Kafka any more"
         return ConfigError(
             f"{stream}: {self.partition} cannot be folded to offset {offset} again:"
             f" {hurt or (what if nearest is not None else 'no state before it is saved')}",
-            kafka=kafka,
+            kafka=self._kafka_has(),
             next=self._instead(offset),
         )
+
+    def _kafka_has(self) -> str:
+        start, end = self.seen.log_start, self.seen.log_end
+        return f"it has offsets {start} to {end - 1}" if start < end else f"it has no message; the next is offset {end}"
 
     def _instead(self, offset: int, *, surely: bool = True) -> str:
         """What can be looked at where an offset cannot: saved states around it, and where one can go on from."""
@@ -357,10 +361,10 @@ class Way:
         after = next((one for one in points if one.account.frontier >= least and self._loads(one)), None)
         stream = self.looking.stream.name
         said = [
-            f"seriatim state {stream} {self.name!r} --version {point.sequence} shows it as saved at offset "
-            f"{point.account.frontier}"
+            f"seriatim state {stream} {typed(self.name)} --topic {self.partition.topic} --version {point.sequence}"
+            f" shows it as saved at offset {point.account.frontier}"
             for point in (before, after)
-            if point is not None
+            if point is not None and self.looking.state.holds(point.account.state, [self.name])
         ]
         if after is not None:
             at = after.account.frontier

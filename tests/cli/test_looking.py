@@ -9,13 +9,14 @@ from msgspec.structs import replace
 
 from seriatim.cli import main, scratch
 from seriatim.cli.diff import _tell_missing
-from seriatim.cli.looking import offset_of, plain, shortened, show_step, shown_time, step_values, time_ms
+from seriatim.cli.looking import Lookback, offset_of, plain, shortened, show_step, shown_time, step_values, time_ms
 from seriatim.cli.scratch import with_machine
+from seriatim.cli.state import _show_state
 from seriatim.core.errors import ConfigError
 from seriatim.core.offsets import Partition
 from seriatim.steps.replay import Made
 from seriatim.streams import StreamFile, load, runner
-from tests.steps.looking import traced
+from tests.steps.looking import head_of, looking, traced, way
 from tests.steps.worlds import A0, begun, send, world
 
 STREAM = """
@@ -91,6 +92,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["replay", "s", "--to", "nowhere/deep"], "a link that leads nowhere"),
         (["replay", "s", "--to", "circle"], "a link that leads nowhere"),
         (["replay", "s", "--to", "streams/s.toml/x"], "is a file"),
+        (["replay", "s", "--to", "a\tb"], "has '\\t' in it, which Delta's library does not take"),
         (["diff", "s", "s"], "never run"),
         (["diff", "./streams", "s"], "no replay.json"),
     ],
@@ -195,6 +197,30 @@ def test_an_edge_is_an_offset_or_a_time() -> None:
     for text in ("9" * 10, "9" * 5_000, "\u0663", "-1"):
         with pytest.raises(ConfigError, match="is not a partition"):
             Partition.parse(f"in-a/{text}")
+
+
+def test_a_time_of_which_kafka_knows_nothing_is_refused() -> None:
+    """Messages were dropped: the first at a time may be one of them, and no later state is shown for it."""
+    made = begun(1)
+    send(made, A0, 3, 4)
+    made.run()
+    opened = Lookback(StreamFile(made.stream, ""), looking(made), head_of(made))
+    assert [opened.point(way(made), shown_time(ms)) for ms in (0, 3, 9)] == [0, 3, 5]
+    made.kafka.delete_records(A0, 2)
+    assert opened.point(way(made), shown_time(3)) == 3
+    assert opened.point(way(made), "1") == 2
+    for dropped, ms in ((2, 1), (2, 2), (5, 3)):
+        made.kafka.delete_records(A0, dropped)
+        with pytest.raises(ConfigError, match=f"in-a/0: which message came first .* from offset {dropped} on"):
+            opened.point(way(made), shown_time(ms))
+
+
+def test_nothing_false_and_empty_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """A state's table shows null, false and an empty text as three things, numbers and texts as they are."""
+    values = {"nothing": None, "no": False, "yes": True, "empty": "", "number": 0, "text": "a"}
+    place = {"session": "s", "topic": "in-a", "partition": 0, "status": "live", "offset": 7}
+    _show_state({**place, "state": {"rows": [values]}})
+    assert capsys.readouterr().out.splitlines()[-2].split() == ["null", "false", "true", '""', "0", "a"]
 
 
 def test_a_replay_says_what_it_did_without(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,12 @@ from seriatim.core.looks import Rows
 ROOTS = ("offset", "message", "state", "records")
 
 
+class Trade(Struct, tag_field="type", tag="trade"):
+    """A message of a user's: its tag is no field of it."""
+
+    side: str
+
+
 class Book(Struct):
     """A state of a user's."""
 
@@ -70,6 +76,13 @@ NAMES: dict[str, Any] = {
 def test_what_can_be_asked(text: str, value: Any) -> None:
     """Fields, comparisons, arithmetic and a few functions; what is not there is None, and neither more nor less."""
     assert parse(text, ROOTS).value(NAMES) == value
+
+
+def test_a_tag_can_be_asked_for() -> None:
+    """What tells messages of a user's own apart, by the name that it has in the message; nothing else of a Struct."""
+    names = {"message": Trade("bid"), "state": Book(2, {})}
+    assert parse("message.type == 'trade' and message.side == 'bid'", ROOTS).holds(names)
+    assert parse("message.kind is None and message.tag is None and state.type is None", ROOTS).holds(names)
 
 
 HOSTILE = [

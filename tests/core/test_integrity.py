@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 
 import pytest
 
 from seriatim.core.errors import BrokenPromiseError
-from seriatim.core.integrity import ACTIONS, NEXT, TIERS, TITLES, Finding, action, failure, shortened
+from seriatim.core.integrity import ACTIONS, NEXT, TIERS, TITLES, Finding, action, failure, shortened, typed
 
 DESIGN = """
     re-created    halt  halt halt  halt halt
@@ -55,6 +56,21 @@ def test_scope_is_as_narrow_as_what_is_known() -> None:
 def test_a_session_without_a_name_is_seen() -> None:
     """An empty key is a name too, and quotes show it."""
     assert "(session '')" in Finding(finding="raised", topic="a", partition=0, session="").render("orders")
+
+
+def test_a_sessions_name_forges_no_line() -> None:
+    """A name with a line break in it stays within its line, so that it cannot tell people what to type next."""
+    told = Finding(finding="raised", topic="a", partition=0, session="x)\n  next       rm -rf /").render("orders")
+    assert "(session x)\\n  next       rm -rf /)" in told
+
+
+@pytest.mark.parametrize("name", ["plain", "it's", "$(id)'", '"`id`"', "a b", "", "\x1b[2J\n'\\", "ü\u202e漢", "-rf"])
+def test_a_name_in_a_command_is_one_word(name: str) -> None:
+    """Pasted into a shell it is the name itself, whatever a stranger called a session; nothing of it is run."""
+    word = typed(name)
+    assert word.isprintable()
+    done = subprocess.run(["bash", "-c", f"printf '%s' {word}"], capture_output=True, check=True)
+    assert done.stdout == name.encode()
 
 
 def test_scripts_get_every_field() -> None:

@@ -264,6 +264,10 @@ def test_what_kafka_has_no_more_is_said() -> None:
     assert "every offset from 40 on can be looked at" in told.value.next
     gone.begin_early(0)
     assert gone.at == 40
+    made.kafka.delete_records(A0, 60)
+    with pytest.raises(ConfigError) as told:
+        way(made, "s1").begin(33)
+    assert told.value.fields["kafka"] == "it has no message; the next is offset 60"
 
 
 def swept(before: int, log_start: int) -> MemoryStream:
@@ -293,12 +297,12 @@ def test_it_begins_at_the_first_state_that_is_there() -> None:
 
 
 def test_what_is_named_instead_is_there() -> None:
-    """Only saved states that can be loaded are named, and the offset from which on every one can be looked at."""
+    """Only saved states that have the session are named, and the offset from which on every one can be looked at."""
     made = swept(35, 10)
     gone = way(made, "s1")
     with pytest.raises(ConfigError, match="cannot be folded to offset 20") as told:
         gone.begin(20)
-    assert re.findall(r"--version (\d+)", told.value.next) == ["0", "5"]
+    assert re.findall(r"s1 --topic in-a --version (\d+) shows", told.value.next) == ["5"]
     assert "every offset from 35 on can be looked at" in told.value.next
     for offset in range(35, 60):
         gone.begin(offset)
