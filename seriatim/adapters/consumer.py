@@ -45,6 +45,8 @@ class KafkaReread:
             "auto.offset.reset": "error",
             "isolation.level": isolation,
             "check.crcs": True,
+            # what is read is there: a fetch that waits at the log's end would only keep the next range waiting
+            "fetch.wait.max.ms": 10,
         }
 
     def read(self, partition: Partition, whole: OffsetRange) -> Iterator[Stretch]:

@@ -233,3 +233,18 @@ def test_what_is_not_in_the_log_is_not_waited_for(broker: Any, topic: Callable[.
         with pytest.raises(SourceFailed, match=said):
             list(reader(partition, whole))
     assert time.monotonic() - began < 30
+
+
+def test_many_small_ranges_read_again_wait_for_nothing(broker: Any, topic: Callable[..., str]) -> None:
+    """Twenty ranges here and there: no range waits for the fetch at the log's end that the one before left open."""
+    name, other = topic(1), topic(1)
+    for one in (name, other):
+        _produce(broker.bootstrap_servers, one, "none")
+    reread = KafkaReread({"bootstrap.servers": broker.bootstrap_servers})
+    began, found = time.monotonic(), 0
+    for number in range(20):
+        whole = OffsetRange(2900 + number, 2905 + number)
+        found += sum(len(stretch) for stretch in reread.read(Partition((name, other)[number % 2], 0), whole))
+    took = time.monotonic() - began
+    reread.close()
+    assert (found, took < 6) == (100, True), f"{took:.1f} s: half a second a range, if each waits"
