@@ -13,7 +13,7 @@ import typer
 from seriatim.cli import Options, say, show
 from seriatim.cli.stop import stoppable
 from seriatim.core.errors import IntegrityError, SeriatimError
-from seriatim.core.integrity import failure, shortened
+from seriatim.core.integrity import Finding, failure, shortened
 from seriatim.core.repair import Forward, Hold, Lift, Part, Plan, Refold, Renew, Request
 from seriatim.steps.refold import Refolded
 from seriatim.steps.repair import Mending, Repairing, plan
@@ -234,7 +234,7 @@ def _show_done(mending: Mending, made: Plan, done: Refolded, *, json: bool) -> N
         typer.echo(f"{name}: done by entry {done.sequence}: {done.messages} messages → {done.records} records")
     still = [finding for finding in done.still if finding.level == "error"]
     for finding in still:
-        say(f"{name} {finding.place}: {finding.finding} at offset {finding.offset} is still so: {finding.cause}")
+        say(still_so(name, finding))
     errors = [finding for finding in findings if finding.level == "error"]
     if errors:
         raise failure(name, errors)
@@ -243,6 +243,12 @@ def _show_done(mending: Mending, made: Plan, done: Refolded, *, json: bool) -> N
             f"{name}: {len(still)} findings are still so after folding again",
             next="what they name is in the data itself: fix the producer, or wait for the sessions' next snapshots",
         )
+
+
+def still_so(name: str, finding: Finding) -> str:
+    """A finding that folding again met again, and why."""
+    why = finding.cause or f"expected {finding.expected}, found {finding.found}"
+    return f"{name} {finding.place}: {finding.finding} at offset {finding.offset} is still so: {why}"
 
 
 def _fail_by_notes(made: Plan) -> None:
