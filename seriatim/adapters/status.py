@@ -27,18 +27,19 @@ SEQUENCE_MAX = 10**12
 
 
 class StatusFiles:
-    """One stream's, below its output path."""
+    """One stream's, below its output path; `stream`: what another one of a shared path left is not shown as its own."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, stream: str | None = None) -> None:
+        self.root, self.stream = root, stream
         self._listed: dict[int, list[str]] | None = None
 
     def status(self) -> Status | None:
         """What the last look said; none, or one that cannot be read: the next look writes it anew."""
         try:
-            return msgspec.json.decode((self.root / FILE).read_bytes(), type=Status)
+            found = msgspec.json.decode((self.root / FILE).read_bytes(), type=Status)
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError):  # text that is no UTF-8 is a ValueError
             return None
+        return found if self.stream in (None, found.stream) else None
 
     def put_status(self, status: Status) -> None:
         """Keep a look, for pages."""
@@ -117,6 +118,11 @@ class StatusFiles:
             raise IntegrityError(
                 f"the manifest of entry {sequence} cannot be read: {why}", next="`seriatim verify` says what is wrong"
             ) from None
+        if self.stream not in (None, found.ledger.stream):
+            raise IntegrityError(
+                f"{self.stream}: its output path holds stream {found.ledger.stream!r}",
+                next="give each stream its own path",
+            )
         return replace(found, ledger=replace(found.ledger, sha256=sha256))
 
 

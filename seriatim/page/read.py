@@ -138,7 +138,9 @@ class Reader:
         seen = files.witness()
         if seen is None:
             return None
-        return self._once(self._ledgers, str(files.root), seen[1], lambda: files.manifest(seen[0]).ledger)
+        return self._once(
+            self._ledgers, f"{files.root}#{files.stream}", seen[1], lambda: files.manifest(seen[0]).ledger
+        )
 
     def _once(
         self, known: OrderedDict[str, tuple[Stamp, Value]], key: str, stamp: Stamp, read: Callable[[], Value]
@@ -158,7 +160,7 @@ class Reader:
 
     @staticmethod
     def _of(file: StreamFile) -> StatusFiles:
-        return StatusFiles(Path(file.stream.output.path))
+        return StatusFiles(Path(file.stream.output.path), file.stream.name)
 
     @staticmethod
     def _report(root: Path, sequence: int) -> Path:

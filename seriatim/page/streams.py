@@ -61,11 +61,9 @@ def row(base: str, one: Glance, now_seconds: float) -> str:
     left: Tone = time_tone(nearest) if nearest else ""
     topics = len({place.topic for place in one.partitions})
     facts = f"tier {one.tier} · {topics} topic{'s' * (topics != 1)}, {len(one.partitions)} partitions"
-    stale = one.as_of_seconds is not None and now_seconds - one.as_of_seconds > STALE_SECONDS
-    stale |= is_ahead(one.as_of_seconds, now_seconds)
-    seen = element("small", text(f"Kafka as of {ago(one.as_of_seconds, now_seconds)}"), css="warn") if stale else ""
+    named = link(base, at("stream", one.stream), one.stream)
     cells = [
-        cell(link(base, at("stream", one.stream), one.stream) + element("small", text(facts)) + seen, css="name"),
+        cell(named + element("small", text(facts)) + _seen(one, now_seconds), css="name"),
         cell(chip(one.verdict, one.tone), "verdict"),
         cell(strip(one.partitions[:PARTITIONS_DRAWN]) if one.partitions else "", "partitions"),
         cell(text("–" if one.lag is None else f"{one.lag:,}"), "lag", "number"),
@@ -82,6 +80,15 @@ def row(base: str, one: Glance, now_seconds: float) -> str:
     ]
     more = _more(one)
     return element("tr", *cells, css="has-more" if more else "") + more
+
+
+def _seen(one: Glance, now_seconds: float) -> str:
+    """That the last look at Kafka is old, or that there is none: its lag is that of the last entry then."""
+    at_seconds = one.as_of_seconds
+    if at_seconds is None:
+        return element("small", text("Kafka was not asked yet"), css="warn") if one.partitions else ""
+    stale = now_seconds - at_seconds > STALE_SECONDS or is_ahead(at_seconds, now_seconds)
+    return element("small", text(f"Kafka as of {ago(at_seconds, now_seconds)}"), css="warn") if stale else ""
 
 
 def _count(number: int | None) -> str:

@@ -29,9 +29,19 @@ def test_a_damaged_status_file_is_written_anew(lake: Lake, content: bytes) -> No
     path = lake.folder / "lake" / "orders" / "status.json"
     path.write_bytes(content)
     for page in ("/", "/stream/orders"):
-        assert lake.get(page).status_code == 200
+        assert lake.get(page).text.count("Kafka was not asked yet") == 1
     lake.ran(lake.stream("orders", partitions=1, slices=0))
     assert lake.status("orders").stream == "orders"
+
+
+def test_what_another_stream_left_is_not_shown_as_ones_own(lake: Lake) -> None:
+    """Two files with one output path: the stream that never ran there is said to be wrong, not to be well."""
+    text = (lake.streams / "orders.toml").read_text()
+    (lake.streams / "late.toml").write_text(text)
+    assert "late: its output path holds stream &#x27;orders&#x27;" in lake.get("/").text
+    assert lake.get("/stream/orders").status_code == 200
+    for page in ("/stream/late", "/stream/late/entry/2", "/stream/late/reports/2"):
+        assert lake.get(page).status_code == 503
 
 
 @pytest.mark.parametrize("content", HEADS)
