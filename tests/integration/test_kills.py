@@ -85,7 +85,7 @@ def test_a_killed_worker_is_platform_trouble(lab: Lab, topic: Callable[..., str]
     process = lab.start("run", stream)
     me = psutil.Process(process.pid)
     while process.poll() is None:
-        workers = [child for child in me.children(recursive=True) if "pyspark.daemon" in " ".join(_words(child))]
+        workers = [child for child in me.children(recursive=True) if "seriatim.workers" in _words(child)]
         if len(workers) > 1:
             workers[-1].kill()
             break
