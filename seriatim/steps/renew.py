@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from seriatim.core.current import Tabled
-from seriatim.core.doubt import doubts
+from seriatim.core.doubt import doubts, is_in_doubt
 from seriatim.core.gaps import Gap
 from seriatim.core.integrity import Mark
 from seriatim.core.ledger import Account, Change, File
@@ -51,7 +51,7 @@ class Renewing(Struct, frozen=True):
         sessions = self._made(records, older)
         for gap in gaps:
             self._mark(sessions, gap)
-        exact = {name: replace(one, snapshot_offset=account.frontier) for name, one in store.each(newer)}
+        exact = {name: self._sure(one) for name, one in store.each(newer)}
         everyone = sessions | exact
         stem = f"{stem_prefix(account.epoch, account.frontier)}{hold}n"
         files = (store.save(self.partition, stem, everyone, ()),) if everyone else ()
@@ -64,6 +64,11 @@ class Renewing(Struct, frozen=True):
             headless_since=at,
             quarantined=sum(one.finding is not None for one in everyone.values()),
         )
+
+    def _sure(self, one: Session) -> Session:
+        """A session of a whole file goes on as it was, in doubt if it was in doubt."""
+        doubted = is_in_doubt(one, self.account.headless_since)
+        return one if doubted else replace(one, snapshot_offset=self.account.frontier)
 
     def _whole(self) -> tuple[list[File], list[File]]:
         """State files that are newer than all damaged ones, and those older than that which are whole."""
@@ -97,10 +102,7 @@ class Renewing(Struct, frozen=True):
         mine = (gap.place, gap.topic_id) == (self.partition, self.account.topic_id)
         if gap.session is None or gap.closed is not None or not mine:
             return
-        known = sessions.get(gap.session)
-        if known is None and not gap.quarantined:
-            return
-        known = known or Session()
+        known = sessions.get(gap.session) or Session()
         known.damaged = gap.start if known.damaged < 0 else min(known.damaged, gap.start)
         if gap.quarantined:
             known.finding, known.finding_offset = gap.finding, gap.start

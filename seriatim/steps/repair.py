@@ -176,9 +176,10 @@ class Repairing:
                 if self.suspects.issuperset(unsound.damaged):
                     raise unsound.error(made.stream) from None
                 self.suspects |= frozenset(unsound.damaged)
-            before, self.refolding = self.refolding.done.hold, self._begin(unchanged=made.request.unchanged)
+            fresh = self._begin(unchanged=made.request.unchanged)
             head = known_head(self.mending.world.ledger, made.stream)
-            head = self.refolding.hold(head, made.partitions, made.request.encoded(), before)
+            head = fresh.hold(head, made.partitions, made.request.encoded(), self.refolding.done.hold)
+            self.refolding = fresh  # not before it holds: who fails above still has the hold of before to release
 
     def _nothing_left(self, again: Plan) -> SeriatimError:
         """Under the hold it shows that nothing can be done: somebody did it, or what it needs is gone by now."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from seriatim.core.errors import IntegrityError
+from seriatim.core.errors import IntegrityError, PlatformError
+from seriatim.core.ledger import Entry
 from seriatim.core.repair import Refold, Request
+from seriatim.ports import Head
 from seriatim.steps.repair import plan
 from seriatim.testing import MemoryStream
 from tests.steps.compacts import compacted
@@ -51,6 +53,25 @@ def test_a_flipped_bit_where_a_repair_reads_is_mended_with_it(hurt: list[int]) -
     assert done.ranges[A0].start <= 40
     assert not made.files.damaged(made.ledger.active())
     assert_straight(made)
+
+
+def test_a_second_hold_that_fails_leaves_none() -> None:
+    """Platform trouble is told as such, and the partition does not wait for a hold that nobody has any more."""
+    made = set_aside()
+    flip(made, records(made)[-1])
+    commit, tried = made.ledger.compare_and_set, list[str]()
+
+    def broken(head: Head | None, entry: Entry, manifest: str, sha256: str) -> None:
+        tried.append(entry.kind)
+        if entry.kind == "hold" and tried.count("hold") == 2:
+            raise PlatformError("the disk is away")
+        commit(head, entry, manifest, sha256)
+
+    made.ledger.compare_and_set = broken  # type: ignore[method-assign]  # trouble at one commit
+    with pytest.raises(PlatformError, match="the disk is away"):
+        repair(made)
+    assert tried.count("hold") >= 2
+    assert made.accounts()[A0].hold is None
 
 
 @pytest.mark.parametrize("request_", [{"session": "s1", "start": 40}, {"ranges": {"in-a/0": (41, 43)}}])

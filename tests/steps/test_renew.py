@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from seriatim.adapters.join import ParquetJoiner
 from seriatim.core.errors import IntegrityError
+from seriatim.core.machine import UserMachine
 from seriatim.core.repair import Renew, Request
 from seriatim.steps.repair import Repairing, plan
 from seriatim.testing import MemoryStream
@@ -93,6 +95,52 @@ def test_without_a_sequence_sessions_wait_for_a_snapshot_and_whole_ones_do_not()
     made.run()
     assert (state(made, "k1"), state(made, "k2")) == ({"a": 7, "b": 0}, {"a": 0})
     is_right(made)
+
+
+def test_who_was_in_doubt_still_is() -> None:
+    """A session of a whole file that waits for its snapshot since an earlier loss goes on waiting."""
+    made = world()
+    made.kafka.create("in-a")
+    for number in range(40):
+        send(made, A0, ["a", "b"], session=f"k{number}")
+    made.run()
+    send(made, A0, 5, session="k1")
+    made.kafka.delete_records(A0, 41)
+    made.run()
+    repair(made, forward=True)
+    send(made, A0, 6, session="k1")
+    assert made.run().headless == 1
+    made.kafka.delete_records(A0, 42)
+    lose(made, made.accounts()[A0].state[0].path)
+    repair(made, forward=True)
+    send(made, A0, 7, session="k1")
+    assert made.run().headless == 1
+    assert state(made, "k1") == {"a": 0, "b": 0}
+    send(made, A0, ["a"], session="k1")
+    made.run()
+    assert [gap for gap in gaps_of(made) if gap.closed is None] == []
+    is_right(made)
+
+
+def test_a_gap_outlives_the_state_of_its_session() -> None:
+    """A machine of one's own, in a tier that counts: its session is gone, and its next snapshot closes the gap."""
+    made = adding(Adder, tier="none", sequence="v")
+    made.machine = lambda: UserMachine("m:Adder", Adder, sequence="v")
+    made.kafka.create("in-a")
+    for value, start in ((1, True), (5, False)):
+        _put(made, value, start=start)
+    made.run()
+    assert [gap.closed for gap in gaps_of(made)] == [None]
+    made.kafka.delete_records(A0, 2)
+    lose(made, made.accounts()[A0].state[0].path)
+    repair(made, forward=True)
+    _put(made, 6, start=True)
+    made.run()
+    assert [gap for gap in gaps_of(made) if gap.closed is None] == []
+
+
+def _put(made: MemoryStream, value: int, *, start: bool) -> None:
+    made.kafka.produce("in-a", "s", json.dumps({"v": value, "start": start}).encode())
 
 
 def test_quarantine_outlives_its_state() -> None:
