@@ -236,7 +236,7 @@ def test_killed_at_a_stage_and_again(lab: Lab, topic: Callable[..., str], point:
     ended = lab.command(*words, SERIATIM_CRASH_POINT=point)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     held = lab.ledger(hurt).partitions[f"{name}/0"].hold
-    assert (held is None) == (point in ("committed", "witness-written", "swept", "derived-half", "derived"))
+    assert (held is None) == (point in ("manifest-written", "swept", "derived-half", "derived"))  # of the hold
     if held is not None:
         assert held in lab.command("status", hurt).stdout
     ended = lab.command(*words)
