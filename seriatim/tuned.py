@@ -15,7 +15,7 @@ from seriatim.core.stream import Stream
 def java_options(stream: Stream | None = None) -> str:
     """Of the driver's JVM: a quiet log, and, where no message passes through it, code compiled quickly and not well.
 
-    The JVM's second compiler takes a third of the CPU of a start, and pays only for work on every message.
+    The JVM's second compiler takes a quarter to a third of the CPU of a start, and pays only for work on every message.
     """
     quiet = Path(str(files("seriatim") / "log4j2.properties")).as_uri()
     usual = f"-Dlog4j2.configurationFile={quiet} -Djava.net.preferIPv4Stack=true"
