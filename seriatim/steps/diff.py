@@ -105,7 +105,13 @@ def compare(
 
 
 def _both(one: OffsetRange | None, other: OffsetRange | None) -> OffsetRange | None:
-    if one is None or other is None or max(one.start, other.start) >= min(one.end, other.end):
+    """The offsets that both have folded; None: there is no such offset, and one of them has folded something."""
+    if one is None or other is None:
+        return None
+    if not len(one) and not len(other):
+        # Both know the partition and nothing was in it: they agree, although there is no record to compare.
+        return one
+    if max(one.start, other.start) >= min(one.end, other.end):
         return None
     return OffsetRange(max(one.start, other.start), min(one.end, other.end))
 

@@ -17,6 +17,7 @@ from seriatim.adapters.memory import MemoryDigests
 from seriatim.adapters.parquet import ParquetRecords, record_schema
 from seriatim.adapters.scratch import OverBase
 from seriatim.adapters.state import ParquetState
+from seriatim.cli import main
 from seriatim.core.errors import ConfigError, IntegrityError
 from seriatim.core.ledger import File
 from seriatim.core.machine import Runner
@@ -274,3 +275,24 @@ def test_messages_that_are_gone_are_counted(made: DiskStream, tmp_path: Path) ->
     assert [(part.messages + part.missing, part.missing) for part in done] == [(60, 50), (30, 0)]
     (part,) = replayed(made, tmp_path / "edge", {A0: OffsetRange(0, 20)})
     assert (part.missing, part.messages) == (20, 0)
+
+
+def test_a_partition_that_is_empty_in_both_outputs_does_not_differ() -> None:
+    """A topic that nobody has written to yet is compared like any other; neither lacks it."""
+    places = {(A0, "x"): OffsetRange(0, 9), (A1, "x"): OffsetRange(0, 0)}
+    told = compare(Rows((1, 0, 2.0)), Rows((1, 0, 2.0)), places, places, lambda _done, _total: None)
+    assert (told.ranges, told.count, told.not_compared) == (places, 0, [])
+    one_has_more = {**places, (A1, "x"): OffsetRange(0, 5)}
+    told = compare(Rows(), Rows(), places, one_has_more, lambda _done, _total: None)
+    assert told.not_compared == ["in-a/1: only one of them has folded it"]
+
+
+def test_two_outputs_without_a_record_do_not_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0 from the command itself, over tables that have no file at all."""
+    part = {"topic": "in-a", "partition": 0, "topic_id": "x", "from": 0, "until": 0}
+    for name in ("one", "other"):
+        scratch.put_table(tmp_path / name, "", record_schema({"id": "string"}), [])
+        scratch.put_manifest(tmp_path / name, {"partitions": [part]})
+    with pytest.raises(SystemExit) as ended:
+        main(["diff", str(tmp_path / "one"), str(tmp_path / "other")])
+    assert (ended.value.code, "do not differ: 0 records" in capsys.readouterr().out) == (0, True)
