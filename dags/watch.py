@@ -12,7 +12,8 @@ from pathlib import Path
 
 from airflow.sdk import DAG
 
-from seriatim.airflow.command import Command, common, every
+from seriatim.airflow.command import common, every
+from seriatim.airflow.watch import Watch
 from seriatim.core.errors import IntegrityError
 
 FOLDER = Path(__file__).resolve().parent.parent
@@ -26,7 +27,7 @@ with DAG(
     tags=["seriatim"],
     **every("*/5 * * * *"),
 ) as dag:
-    watch = Command(
+    watch = Watch(
         task_id="watch",
         words=["watch", "--once"],
         fine=(0, IntegrityError.exit_code),

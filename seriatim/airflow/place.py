@@ -105,6 +105,7 @@ def note_of_task(context: Mapping[str, Any], task: str, code: int, screen: str) 
     return Note(
         kind="task",
         at_seconds=time.time(),
+        dag=context["dag"].dag_id,
         run=context["run_id"],
         task=task,
         exit_code=code,

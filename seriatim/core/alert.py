@@ -32,6 +32,8 @@ FAILURES_KEPT = 50
 HOUR_SECONDS = 3600.0
 NOTE_KEPT_SECONDS = 48 * HOUR_SECONDS
 """A run that is over leaves a note; after so long nobody waits for it any more."""
+CALLBACK_LATE_SECONDS = HOUR_SECONDS
+"""A run that watch found failed may still have its callback called: within this time that tells nothing new."""
 REFUSED_KEPT_SECONDS = 48 * HOUR_SECONDS
 """A mail that its server refuses is tried for so long: somebody may put `alerts.to` right."""
 
@@ -57,6 +59,8 @@ class Note(Struct, frozen=True, kw_only=True):
     kind: Literal["task", "failed", "good"]
     """A task failed (what it said); a run failed; a run went well after one that failed."""
     at_seconds: float
+    dag: str = ""
+    """The DAG of the run; empty in notes of versions that did not write it."""
     run: str = ""
     task: str = ""
     exit_code: int | None = None
@@ -64,6 +68,8 @@ class Note(Struct, frozen=True, kw_only=True):
     """The one screen that a task ended with; of a run, why the scheduler says it failed."""
     asked: bool = False
     """Of a task: a person's form asked for what may not be. That is told, and nothing stays open."""
+    inferred: bool = False
+    """Of a run: watch asked Airflow and learned that it failed; no callback had said so."""
     links: dict[str, str] = {}
 
 
@@ -104,6 +110,8 @@ class Desk(Struct, frozen=True, kw_only=True):
     mails: tuple[Mail, ...] = ()
     to: tuple[str, ...] = ()
     """Who was to be told when the stream file was last read: it may be broken now."""
+    inferred_runs: dict[str, float] = field(default_factory=dict)
+    """Runs that watch found failed, and when. Their callback, should it come after all, tells nothing new."""
 
 
 class Seen(Struct, frozen=True, kw_only=True):
@@ -139,6 +147,8 @@ class Alert(Struct, kw_only=True):
 def judge(desk: Desk, seen: Seen, remind_hours: float) -> tuple[Desk, Alert]:
     """What is known after a look, and what of it is news."""
     now, alert = seen.at_seconds, Alert(findings=list(seen.findings))
+    inferred_runs = _inferred_runs(desk, seen)
+    seen = replace(seen, notes=[note for note in seen.notes if not _is_late_callback(note, desk, seen)])
     opened, alert.over = _ended(desk.open, seen)
     current = [*(seen.concerns or []), *([seen.trouble] if seen.trouble else [])]
     for one in current:
@@ -163,7 +173,37 @@ def judge(desk: Desk, seen: Seen, remind_hours: float) -> tuple[Desk, Alert]:
     mailed = due | {one.concern.key for one in alert.reminded}
     opened |= {key: replace(opened[key], mailed_seconds=now) for key in mailed}
     told = desk.told if seen.sequence is None else seen.sequence  # lower, where the stream was begun anew
-    return replace(desk, told=told, open=opened), alert
+    return replace(desk, told=told, open=opened, inferred_runs=inferred_runs), alert
+
+
+def runs_without_an_end(notes: Iterable[Note]) -> list[tuple[str, str]]:
+    """The DAG and id of each run of which a task left a note, and whose own end nobody noted."""
+    notes = list(notes)
+    ended_runs = {note.run for note in notes if note.kind != "task"}
+    tasks = [note for note in notes if note.kind == "task" and note.dag and note.run not in ended_runs]
+    return list(dict.fromkeys((note.dag, note.run) for note in tasks))
+
+
+def _inferred_runs(desk: Desk, seen: Seen) -> dict[str, float]:
+    """The runs that watch found failed, up to this look; old ones are forgotten."""
+    oldest = seen.at_seconds - CALLBACK_LATE_SECONDS
+    runs = {run: at for run, at in desk.inferred_runs.items() if at >= oldest}
+    for note in seen.notes:
+        if note.inferred:
+            runs[note.run] = seen.at_seconds
+    return runs
+
+
+def _is_late_callback(note: Note, desk: Desk, seen: Seen) -> bool:
+    """Whether a note is of the callback of a run whose failure watch told before.
+
+    A run that was cleared and failed again has a new note of a task, and is told again.
+    """
+    if note.kind != "failed" or note.inferred or note.run not in desk.inferred_runs:
+        return False
+    if seen.at_seconds - desk.inferred_runs[note.run] > CALLBACK_LATE_SECONDS:
+        return False
+    return not any(other.kind == "task" and other.run == note.run for other in seen.notes)
 
 
 def _silent(opened: Mapping[str, Incident]) -> set[str]:

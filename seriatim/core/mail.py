@@ -27,6 +27,7 @@ FOR_EVER_SECONDS = 100 * 365 * 86_400
 """A topic may be kept for as long as a number can say: no calendar has that day."""
 SUBJECT_MAX = 150
 STYLE = "font-family:sans-serif;font-size:14px;color:#222"
+NO_CALLBACK = "Airflow called no callback: it was probably marked failed by hand"
 Facts = dict[str, str]
 
 
@@ -157,7 +158,8 @@ def _repair(finding: Finding, place: Place) -> str:
 
 def _failure(failed: Note, place: Place, *, told: bool, word: str = "Run failed") -> Section:
     _, _, rest = failed.text.partition("\n")
-    facts = {"task": failed.task, "run": failed.run, "said": "" if told else shortened(rest.strip("\n"), 2000)}
+    run = f"{failed.run} ({NO_CALLBACK})" if failed.inferred else failed.run
+    facts = {"task": failed.task, "run": run, "said": "" if told else shortened(rest.strip("\n"), 2000)}
     if not told and "next " not in rest:
         facts["next"] = f"read the task's log, then: seriatim status {place.stream}"
     return Section(f"{word}: {_headline(failed)}", facts)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from seriatim.core.alert import OF_FINDINGS, Alert, Concern, Desk, Note, Seen, judge
+from seriatim.core.alert import OF_FINDINGS, Alert, Concern, Desk, Note, Seen, judge, runs_without_an_end
 from seriatim.core.errors import IntegrityError
 from seriatim.core.integrity import Finding, failure
 from seriatim.core.ledger import Ledger
@@ -321,3 +321,31 @@ def test_a_stream_begun_anew_is_looked_at_from_its_beginning() -> None:
     post.look(sequence=40)
     post.look(sequence=2)
     assert post.desk.told == 2
+
+
+def test_the_runs_whose_end_nobody_told_are_known_by_the_notes_of_their_tasks() -> None:
+    """A run is asked about once, whichever tasks left a note, and not once its own end is noted."""
+    post = Post()
+    notes = [*post.note("task", dag="s", task="plan"), *post.note("task", dag="s", task="fold")]
+    assert runs_without_an_end(notes) == [("s", "r1")]
+    assert runs_without_an_end([*notes, *post.note()]) == []
+    assert runs_without_an_end(post.note("task", task="of a version that noted no DAG")) == []
+
+
+def test_a_callback_that_comes_after_all_adds_nothing_to_what_watch_told() -> None:
+    """Watch saw that the run had failed before Airflow called the callback: one run is one mail."""
+    post = Post()
+    said = post.note("task", dag="s", task="fold", exit_code=2, text="ConfigError: no such file")
+    (failed,) = post.look(notes=[*said, *post.note(inferred=True)]).failed
+    assert (failed.text, failed.inferred) == ("ConfigError: no such file", True)
+    assert not post.look(after=60, notes=post.note(text="the run failed: task_failure"))
+
+
+def test_a_run_that_is_cleared_and_fails_again_is_told_again() -> None:
+    """What its task says the second time is news, and so is a death without a word an hour later."""
+    post = Post()
+    said = post.note("task", dag="s", task="fold", exit_code=2, text="ConfigError: one thing")
+    post.look(notes=[*said, *post.note(inferred=True)])
+    again = post.note("task", dag="s", task="fold", exit_code=2, text="ConfigError: another")
+    assert post.look(after=60, notes=[*again, *post.note()]).failed
+    assert post.look(after=2 * HOUR, notes=post.note(text="the run failed: task_failure")).failed

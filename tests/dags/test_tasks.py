@@ -190,6 +190,24 @@ def nowhere(*_): raise PlatformError("no JARs can be had", next="make setup")
 from seriatim.core.errors import PlatformError
 jars.ensure = nowhere
 answers['fold_leaves_a_note_where_nothing_could_be_submitted'] = [tried(one, context()), notes()]
+from seriatim.airflow.watch import Watch
+class States:
+    # Airflow's answers about runs: r1 is marked failed, r2 runs, and of r3 nothing can be learned.
+    asked = []
+    def get_dr_count(self, *, dag_id, run_ids, states):
+        self.asked.append([dag_id, run_ids, states])
+        if run_ids == ["r3"]:
+            raise RuntimeError("the API server is away")
+        return int(run_ids == ["r1"])
+watched = []
+class Watched(Watch):
+    def printed(self, context): watched.append(notes())
+Watch.log = Keep()
+for run in ("r3", "r1", "r2"):
+    note = place.note_of_task({**context(), "run_id": run}, "fold", 4, "PlatformError: no broker")
+    place.outbox(FOLDER, "orders").leave(note)
+Watched(task_id="watch", words=["watch", "--once"], folder=FOLDER).execute({**context(), "ti": States()})
+answers['watch_notes_the_end_of_a_run_that_was_marked_failed'] = [States.asked, watched]
 print(json.dumps(answers))
 """
 
@@ -344,3 +362,11 @@ def test_fold_leaves_a_note_where_nothing_could_be_submitted(answers: dict[str, 
     ((kind, task, code, text, _),) = left
     assert (kind, task, code) == ("task", "fold", 4)
     assert "make setup" in text
+
+
+def test_watch_notes_the_end_of_a_run_that_was_marked_failed(answers: dict[str, Any]) -> None:
+    """Airflow calls no callback then: before it looks, watch asks about each run whose task left a note."""
+    asked, (left,) = answers["watch_notes_the_end_of_a_run_that_was_marked_failed"]
+    assert asked == [["orders", [run], ["failed"]] for run in ("r3", "r1", "r2")]
+    assert [note[0] for note in left] == ["task", "task", "task", "failed"]
+    assert left[-1][3] == "the run failed, and Airflow called no callback: it was probably marked failed by hand"

@@ -271,15 +271,38 @@ def test_a_mail_server_that_is_down_loses_nothing(airflow: Standalone) -> None:
     assert len(airflow.mails("s_again")) == 1
 
 
+def slow_run(airflow: Standalone, stream: str, topic: str) -> str:
+    """A run of a new stream whose fold takes ten minutes."""
+    (airflow.folder / "streams" / "slowly.py").write_text(SLOW)
+    (airflow.folder / "streams" / f"{stream}.toml").write_text(
+        f"topics = '{topic}'\nmachine = 'slowly:Slow'\noutput = {{path = 'lake/{stream}'}}\n{BY_HAND}\n"
+    )
+    airflow.begin(stream)
+    return airflow.trigger(stream)
+
+
+@pytest.mark.full
+def test_a_run_that_is_marked_failed_is_told_by_watch(airflow: Standalone, topic: str) -> None:
+    """Airflow calls no callback when a person marks a whole run failed; the next watch tells it, once."""
+    run = slow_run(airflow, "stopped", topic)
+    airflow.wait("it folds", lambda: airflow.tasks("stopped", run)["fold"] == "running")
+    airflow.api(f"dags/stopped/dagRuns/{run}", {"state": "failed"}, "PATCH")
+    notes = airflow.folder / "home" / "outbox"
+    airflow.wait("the fold has left its note", lambda: list(notes.glob("stopped-*/notes/*-task-*.json")))
+    airflow.begin("seriatim_watch")
+    for _ in range(2):
+        airflow.run("seriatim_watch", airflow.trigger("seriatim_watch"))
+    airflow.wait("the mail comes", lambda: airflow.mails("stopped"))
+    assert len(airflow.mails("stopped")) == 1
+    text = airflow.text("stopped")
+    assert run in text
+    assert "probably marked failed by hand" in text
+
+
 @pytest.mark.full
 def test_a_fold_that_is_marked_failed_takes_its_driver_along(airflow: Standalone, topic: str) -> None:
     """The driver and spark-submit's JVM end; nobody goes on folding behind a red task. One mail comes of it."""
-    (airflow.folder / "streams" / "slowly.py").write_text(SLOW)
-    (airflow.folder / "streams" / "slow.toml").write_text(
-        f"topics = '{topic}'\nmachine = 'slowly:Slow'\noutput = {{path = 'lake/slow'}}\n{BY_HAND}\n"
-    )
-    airflow.begin("slow")
-    run = airflow.trigger("slow")
+    run = slow_run(airflow, "slow", topic)
 
     def drivers() -> list[psutil.Process]:
         words = [(process, " ".join(process.info["cmdline"] or [])) for process in psutil.process_iter(["cmdline"])]
