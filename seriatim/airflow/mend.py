@@ -89,7 +89,7 @@ def shown(plan: dict[str, Any]) -> str:
         lines += ["", f"{part['partition']}  {part['does']}", f"  why       {part['why']}"]
         if part.get("messages") is not None:
             lines.append(f"  reads     at most {part['messages']} messages")
-    lines += [f"{path} is damaged and only of the past: it is deleted" for path in plan["drops"]]
+    lines += [f"{path} is damaged, and nothing needs it any more: it is deleted" for path in plan["drops"]]
     lines += ["", *(f"not mended by this: {note}" for note in plan["notes"])]
     text = "\n".join(lines).replace("`", "'")
     return f"```\n{text}\n```"

@@ -105,10 +105,18 @@ def _show(made: Plan, *, json: bool) -> None:
         return
     name = made.stream
     for path in made.drops:
-        typer.echo(f"{name}: {path} is damaged, and only a look back would need it: it is deleted")
+        typer.echo(f"{name}: {path} is damaged, and nothing needs it any more: newer files took its place")
+        typer.echo(
+            "  only a look at the past would read it (trace, replay); runs and readers go on, nothing has to be done"
+        )
+        typer.echo("  with --apply it is deleted, and verify does not report it again")
     _show_holds(made)
-    if not made.parts and not made.notes and not made.drops:
-        typer.echo(f"{name}: nothing is hurt, as of entry {made.sequence}; to fold again all the same, say --from")
+    if not made.parts and not made.notes:
+        if made.drops:
+            typer.echo(f"{name}: nothing else is hurt, as of entry {made.sequence}")
+            typer.echo("\nnothing was changed. To delete it, give the same command with --apply")
+        else:
+            typer.echo(f"{name}: nothing is hurt, as of entry {made.sequence}; to fold again all the same, say --from")
         return
     typer.echo(f"{name}: as of entry {made.sequence}, this would be done in one commit")
     for part in made.parts:

@@ -258,11 +258,16 @@ class Search:
         return self.world.ledger.active_paths(self.head)
 
     def drops(self) -> list[str]:
-        """Files that verify found to be damaged, and that nothing needs any more."""
+        """Files that verify found to be damaged, that nothing needs any more, and that are still there."""
         needed = self._active() | {file.path for account in self.ledger.partitions.values() for file in account.state}
         known = {path: made.file for past in self.pasts.values() for path, made in past.made.items()}
         known |= {f.path: f for past in self.pasts.values() for p in past.points for f in p.change.state or ()}
-        return sorted(self.world.joiner.damaged([known[p] for p in self._suspects() if p in known and p not in needed]))
+        unneeded = [path for path in self._suspects() if path in known and path not in needed]
+        # A file that is gone also counts as damaged, but there is nothing left of it to delete.
+        there = (
+            {path for partition in self.pasts for path in self.world.records.paths(partition)} if unneeded else set()
+        )
+        return sorted(self.world.joiner.damaged([known[path] for path in unneeded if path in there]))
 
     def _suspects(self) -> set[str]:
         """Files that verify found to differ, or that a refold could not read."""

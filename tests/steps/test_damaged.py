@@ -162,3 +162,18 @@ def test_what_is_gone_hides_nothing_that_can_be_mended() -> None:
     (note,) = planned.notes
     assert lost in note
     assert "[0, 20) is gone" in note
+
+
+def test_a_damaged_file_that_nothing_needs_is_planned_to_be_deleted_until_it_is_gone() -> None:
+    """Compaction replaced it, verify found it damaged: deleted or lost, there is nothing more to do about it."""
+    made = sliced(40, 10)
+    replaced = records(made)[0]
+    compacted(made)
+    assert replaced not in records(made)
+    flip(made, replaced)
+    made.ledger.differing = [replaced]
+    planned = plan(mending(made), Request())
+    assert (planned.parts, planned.notes, planned.drops) == ((), (), (replaced,))
+    repair(made)
+    assert replaced not in made.files.files
+    assert plan(mending(made), Request()).drops == ()
