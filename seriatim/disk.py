@@ -36,17 +36,57 @@ RISING = ("offset", "source_offset", "timestamp", "sequence")
 """Columns whose numbers mostly rise by small steps."""
 BLOCK_BYTES = 1 << 20
 DRAFTS_MAX = 5
+COMMIT = re.compile(r"\d{20}\.json")
+UNSYNCED_COMMITS_MAX = 16
+"""So many processes in a row are never killed between a commit and its sync, each before it wrote a witness."""
 DRAFT = re.compile(r"\..+\.(json|zst)\.[0-9a-f]{8}")
 
 
 def sync(path: Path) -> None:
     """See a file, and its name, onto the disk."""
     for target in (path, path.parent):
-        descriptor = os.open(target, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync_alone(target)
+
+
+def _sync_alone(target: Path) -> None:
+    descriptor = os.open(target, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_log(table: Path, version: int | None = None) -> None:
+    """See the last commits of a Delta table onto the disk, before anything is written that relies on them.
+
+    delta-rs does not fsync what it writes to a local log: after a power cut a commit may be gone, while a file of ours
+    that was synced later is there.
+
+    1. The commit file of `version` and the one before it. Without a version: the newest ones. Earlier commits may be
+       of a process that was killed before it got here.
+    2. The checkpoint that delta-rs may have written along with the commit.
+    3. The folder of the log, which has their names; of a new table the folders above it, too.
+    """
+    log = table / "_delta_log"
+    if version is None:
+        commits = [name for name in file_names(log) if COMMIT.fullmatch(name)]
+        if not commits:
+            return
+        versions = [int(name.removesuffix(".json")) for name in commits[-UNSYNCED_COMMITS_MAX:]]
+    else:
+        # The one before may be gone: a log may be cleaned up behind a checkpoint.
+        before = [version - 1] if (log / f"{version - 1:020d}.json").exists() else []
+        versions = [*before, version]
+    for number in versions:
+        _sync_alone(log / f"{number:020d}.json")
+        checkpoint = log / f"{number:020d}.checkpoint.parquet"
+        if checkpoint.exists():
+            _sync_alone(checkpoint)
+            _sync_alone(log / "_last_checkpoint")
+    _sync_alone(log)
+    if 0 in versions:
+        _sync_alone(table)
+        _sync_alone(table.parent)
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -32,7 +32,7 @@ from seriatim.core.current import Catch, Keyed, Lives, Part, Standing, Written, 
 from seriatim.core.errors import PlatformError, ensure
 from seriatim.core.ledger import File, Ledger
 from seriatim.core.offsets import Partition
-from seriatim.disk import ROWS_PER_GROUP, ParquetFileWriter
+from seriatim.disk import ROWS_PER_GROUP, ParquetFileWriter, sync_log
 from seriatim.ports import Conflict
 from seriatim.rows import Merging, hashes
 
@@ -191,12 +191,15 @@ class DeltaCurrent:
                 configuration=TABLE_SETTINGS,
                 commit_properties=properties,
             )
+            sync_log(self.path, 0)
             return
+        version = at.token.version() + 1
         self._refuse_other_columns(at.token)
         at.token.create_write_transaction(
             [*done.adds, *removes], "append", at.token.schema(), commit_properties=properties
         )
-        if (at.token.version() + 1) % VACUUM_EVERY == 0:
+        sync_log(self.path, version)
+        if version % VACUUM_EVERY == 0:
             self.vacuum()
 
     def vacuum(self) -> list[str]:

@@ -29,7 +29,7 @@ from seriatim.core.errors import ConfigError, IntegrityError, ensure
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Change, Entry, File, Ledger, Manifest, decode
 from seriatim.core.outputs import MAIN, table_in
-from seriatim.disk import file_names, sweep_drafts, sync, write_file
+from seriatim.disk import file_names, sweep_drafts, sync, sync_log, write_file
 from seriatim.ports import Conflict, Head
 
 KEY = "seriatim"
@@ -58,6 +58,8 @@ class DeltaLedger:
     def __init__(self, root: Path, schema: pa.Schema | None = None, partition_by: tuple[str, ...] = ()) -> None:
         self.root, self.schema, self.partition_by = root, schema, partition_by
         self.table_path = root / "records"
+        self._synced_sequence = -1
+        """The last entry of this process whose commit is on the disk for certain."""
 
     def head(self, stream: str) -> Head | None:
         """The last entry, and what others committed after it."""
@@ -96,7 +98,7 @@ class DeltaLedger:
         return path, sha256
 
     def compare_and_set(self, head: Head | None, entry: Entry, manifest: str, sha256: str) -> None:
-        """One Delta commit on exactly `head`'s table object, or `Conflict`."""
+        """One Delta commit on exactly `head`'s table object, or `Conflict`; then it is seen onto the disk."""
         mark = {
             "sequence": entry.sequence,
             "previous": entry.previous,
@@ -108,11 +110,15 @@ class DeltaLedger:
             max_commit_retries=0,
             app_transactions=[Transaction("seriatim", entry.sequence)],
         )
+        # Nothing is retried inside delta-rs, so the commit becomes the version after the one that was loaded.
+        version = 0 if head is None else head.token.version() + 1
         try:
             if head is None:
                 self._create(properties)
             else:
                 self._append(head.token, entry, properties)
+            sync_log(self.table_path, version)
+            self._synced_sequence = entry.sequence
         except (DeltaError, OSError) as error:
             raise Conflict(str(error)) from error
 
@@ -188,7 +194,9 @@ class DeltaLedger:
             ) from None
 
     def put_witness(self, sequence: int, sha256: str) -> None:
-        """Note the last entry beside the table."""
+        """Note the last entry beside the table, once its commit is on the disk: a witness is never ahead of its log."""
+        if sequence != self._synced_sequence:  # another process made that commit, or ours was not confirmed
+            sync_log(self.table_path)
         write_file(self.root / "head.json", json.dumps({"sequence": sequence, "sha256": sha256}).encode())
 
     def set_witness_aside(self, reason: str) -> str:

@@ -26,7 +26,7 @@ from msgspec import Struct
 from seriatim.core.errors import IntegrityError, PlatformError
 from seriatim.core.gaps import Aside, Gap, release_of
 from seriatim.core.ledger import File, Ledger
-from seriatim.disk import ParquetFileWriter, file_digest, write_file
+from seriatim.disk import ParquetFileWriter, file_digest, sync_log, write_file
 from seriatim.ports import Conflict, Derived, OutputStore, Reached
 
 KEY = "seriatim"
@@ -214,11 +214,14 @@ class DeltaDerived:
             path.mkdir(parents=True, exist_ok=True)
             schema = Schema.from_arrow(SCHEMAS[table])
             create_table_with_add_actions(str(path), schema, adds, mode="error", commit_properties=properties)
+            sync_log(path, 0)
             return
+        version = at.token.version() + 1
         mode = "append" if at.sequence >= 0 else "overwrite"
         schema = at.token.schema() if mode == "append" else Schema.from_arrow(SCHEMAS[table])  # columns came since
         at.token.create_write_transaction([*adds, *removes], mode, schema, commit_properties=properties)
-        if (at.token.version() + 1) % VACUUM_EVERY == 0:
+        sync_log(path, version)
+        if version % VACUUM_EVERY == 0:
             DeltaTable(path).vacuum(READERS_HOURS, dry_run=False, enforce_retention_duration=False)
 
 

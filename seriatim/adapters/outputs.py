@@ -23,6 +23,7 @@ from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.core.ledger import File, Ledger
 from seriatim.core.offsets import Partition
 from seriatim.core.outputs import room
+from seriatim.disk import sync_log
 from seriatim.ports import Conflict, Placed, Reached
 
 KEY = "seriatim"
@@ -85,7 +86,9 @@ class DeltaOutputs:
                 configuration=TABLE_SETTINGS,
                 commit_properties=properties,
             )
+            sync_log(self.root / room(table), 0)
             return
+        version = at.token.version() + 1
         active = {row["path"]: row for row in pa.table(at.token.get_add_actions()).to_pylist()}
         there = set(active) if at.sequence < 0 else {path.removeprefix(f"{room(table)}/") for path in removed}
         if gone := sorted(there - set(active)):
@@ -94,6 +97,7 @@ class DeltaOutputs:
         at.token.create_write_transaction(
             [*adds, *removes], "append", at.token.schema(), partition_by=partition_by, commit_properties=properties
         )
+        sync_log(self.root / room(table), version)
 
     def _add(self, table: str, partition: Partition, file: File) -> AddAction:
         values = {"topic": partition.topic, "partition": str(partition.number)}
