@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+import signal
+import subprocess
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,10 +21,11 @@ from pathlib import Path
 
 import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]  # it has no types
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from seriatim.core.errors import PlatformError, broken
+from seriatim.core.errors import SIGKILL_ADVICE, SIGKILL_CAUSE, PlatformError, broken
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Bounds, Ranges, cut
 from seriatim.disk import scratch_folder
@@ -46,8 +49,12 @@ POLL_BYTES, POLL_MAX, POLL_MIN, POLL_UNKNOWN = 64 << 20, 5000, 10, 200
 has seen yet it takes few (half a microsecond a message), of known ones as many as fit."""
 UNREADABLE = ("java.lang.ArithmeticException: long overflow", UnreadableMessage.__name__)
 """What Spark's source, and our own, say of a message whose timestamp in microseconds does not fit 64 bits."""
-DEAD = ("Answer from Java side is empty", "Java heap space", "OutOfMemoryError")
+HEAP = ("Java heap space", "OutOfMemoryError")
+"""What Java says when it has no memory left."""
+DEAD = ("Answer from Java side is empty", *HEAP)
 """What is said of a JVM that died or has no memory left."""
+JVM_END_SECONDS = 5.0
+"""Between the moment when a JVM stops answering and the end of its process."""
 SESSION = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
@@ -123,11 +130,37 @@ def _reading() -> Iterator[None]:
         if not has_died(error):
             failed = UnreadableMessage if any(said in str(error) for said in UNREADABLE) else SourceFailed
             raise failed(first_line(error)) from error
-        raise PlatformError(
-            "Spark died, probably out of memory",
-            cause=first_line(error),
-            next="lower --messages-max or raise SERIATIM_SPARK_DRIVER_MEMORY, then run again",
-        ) from error
+        raise death(error, _jvm_signal()) from error
+
+
+def death(error: Exception, signal_number: int | None) -> PlatformError:
+    """What is known of the end of Spark's JVM. `signal_number`: None if no signal ended it, or nobody knows."""
+    if any(words in str(error) for words in HEAP):
+        advice = "lower --messages-max or raise SERIATIM_SPARK_DRIVER_MEMORY, then run again"
+        return PlatformError("Spark is out of memory", cause=first_line(error), next=advice)
+    if signal_number is None:
+        advice = "read what Java said above, then run again: a run goes on from the last commit"
+        return PlatformError("Spark's JVM is gone", cause=first_line(error), next=advice)
+    message = f"Spark's JVM was ended by signal {signal_number}"
+    if signal_number == signal.SIGKILL:
+        return PlatformError(message, cause=SIGKILL_CAUSE, next=f"{SIGKILL_ADVICE}.\nThen run again")
+    return PlatformError(message, cause="somebody ended it", next="run again: a run goes on from the last commit")
+
+
+def _jvm_signal() -> int | None:
+    """The signal that ended the JVM; None if it ended otherwise, still runs, or is not a process of ours.
+
+    Under spark-submit the JVM started us, and how it ends is seen by whoever started spark-submit.
+    """
+    gateway = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    if process is None:
+        return None
+    try:
+        code: int = process.wait(JVM_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
+    return -code if code < 0 else None
 
 
 def has_died(error: Exception) -> bool:

@@ -6,12 +6,15 @@ Next room: airflow/command.py and airflow/fold.py raise it; core/errors.py has t
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from seriatim.core.errors import (
+    SIGKILL_ADVICE,
+    SIGKILL_CAUSE,
     BrokenPromiseError,
     ConfigError,
     FencedError,
@@ -29,6 +32,8 @@ KINDS: tuple[type[SeriatimError], ...] = (
 )
 BY_CODE = {kind.exit_code: kind for kind in KINDS}
 HEADLINE = re.compile(rf"({'|'.join(kind.__name__ for kind in KINDS)}): (.*)")
+SHELL_SIGNAL = 128
+"""A shell reports a process that ended by a signal with a code this much higher."""
 LINES_KEPT = 200
 SCREEN_LINES_MAX = 40
 
@@ -70,8 +75,12 @@ def error_of(name: str, code: int, said: Sequence[str]) -> SeriatimError:
         kind = PlatformError  # not our screen: Spark's own launcher also ends with 1
     if found and found[1] == kind.__name__:
         return kind(found[2], next=_next(screen))
+    goes_on = "a run goes on from the last commit"
+    if code in (-signal.SIGKILL, SHELL_SIGNAL + signal.SIGKILL):
+        message = f"{name} was ended by signal {signal.SIGKILL:d} and left no word"
+        return kind(message, cause=SIGKILL_CAUSE, next=f"{SIGKILL_ADVICE}.\n{goes_on}")
     ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-    return kind(f"{name} {ended} and left no word", next="read the log above; a run goes on from the last commit")
+    return kind(f"{name} {ended} and left no word", next=f"read the log above; {goes_on}")
 
 
 def _next(screen: str) -> str:

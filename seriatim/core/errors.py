@@ -70,6 +70,14 @@ class BrokenPromiseError(SeriatimError):
     exit_code = 1
 
 
+SIGKILL_CAUSE = "by the kernel, because the machine or the container ran out of memory, or by somebody"
+SIGKILL_ADVICE = (
+    "see which: `dmesg` or `journalctl -k` names what the kernel ended; a container's memory limit is in its own\n"
+    "events (OOMKilled). If it was memory: lower --messages-max or SERIATIM_SPARK_DRIVER_MEMORY, or raise that limit"
+)
+"""Of a process that ended by signal 9. Nobody can catch that signal, so the process itself says nothing."""
+
+
 def screen(headline: str, facts: dict[str, Any]) -> str:
     """A headline and its facts, labels in one column, continuation lines aligned."""
     lines = [headline]

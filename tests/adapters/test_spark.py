@@ -10,7 +10,7 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
-from seriatim.adapters.spark import _wished, has_died, stop
+from seriatim.adapters.spark import _wished, death, has_died, stop
 from seriatim.ports import Wish
 
 KILLED = """
@@ -48,11 +48,13 @@ print("stopped")
 
 
 def test_a_killed_spark_is_told_once_and_stops() -> None:
-    """While it maps and on every reading after: out of memory, what to do, and not one line of py4j's traces."""
+    """While it maps and on every reading after: how it ended, where to look, and not one line of py4j's traces."""
     ended = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=120, check=False)
     told = ended.stdout.splitlines()
-    assert told.count("PlatformError: Spark died, probably out of memory") == 3, ended.stdout + ended.stderr
-    assert sum("lower --messages-max or raise SERIATIM_SPARK_DRIVER_MEMORY" in line for line in told) == 3
+    assert told.count("PlatformError: Spark's JVM was ended by signal 9") == 3, ended.stdout + ended.stderr
+    assert "probably" not in ended.stdout
+    for words in ("by the kernel", "or by somebody", "dmesg", "memory limit", "lower --messages-max"):
+        assert ended.stdout.count(words) == 3, words
     assert told[-1] == "stopped"
     assert "Traceback" not in ended.stderr
 
@@ -75,6 +77,24 @@ def test_a_killed_spark_is_told_once_and_stops() -> None:
 def test_a_dead_spark_is_told_from_a_failed_reading(error: Exception, died: bool) -> None:
     """What Kafka refused is for discovery to judge; a JVM that is gone is not."""
     assert has_died(error) is died
+
+
+@pytest.mark.parametrize(
+    ("error", "signal_number", "message"),
+    [
+        (PySparkException("Caused by: java.lang.OutOfMemoryError: Java heap space"), None, "Spark is out of memory"),
+        (ConnectionRefusedError(), None, "Spark's JVM is gone"),
+        (ConnectionRefusedError(), 9, "Spark's JVM was ended by signal 9"),
+        (ConnectionRefusedError(), 15, "Spark's JVM was ended by signal 15"),
+    ],
+)
+def test_no_more_is_said_of_a_dead_spark_than_is_known(
+    error: Exception, signal_number: int | None, message: str
+) -> None:
+    """Memory is named as the cause only where Java itself says so, and signal 9 alone may be the kernel's."""
+    told = death(error, signal_number)
+    assert told.message == message
+    assert ("dmesg" in told.next) is (signal_number == 9)
 
 
 class Session:

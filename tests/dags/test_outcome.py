@@ -68,3 +68,12 @@ def test_a_screen_of_another_kind_than_the_code_is_not_believed() -> None:
     """A retry that is reported as over is not this attempt's end."""
     assert type(error_of("x", 4, SCREEN)) is PlatformError
     assert "ended with code 4" in error_of("x", 4, SCREEN).message
+
+
+@pytest.mark.parametrize("code", [-9, 137])
+def test_a_killed_process_is_told_as_killed(code: int) -> None:
+    """A shell reports signal 9 as 137. By whom is not known: the mail says where that can be read."""
+    error = error_of("seriatim run", code, [])
+    assert error.message == "seriatim run was ended by signal 9 and left no word"
+    for words in ("dmesg", "memory limit", "from the last commit"):
+        assert words in error.next
