@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import ast
 import difflib
+import errno
+import getpass
 import importlib
+import os
 import re
 import sys
+import tempfile
 import tomllib
 from itertools import takewhile
 from pathlib import Path
@@ -29,6 +33,20 @@ from seriatim.core.stream import OWN_COLUMNS, Stream, parse
 READ_AS_URL = re.compile(r"[#?\\]|%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f]")
 """What Delta's library takes for the parts of a URL, however it is quoted: it would look for the table elsewhere.
 And control characters, which it refuses."""
+
+NOT_WRITABLE = frozenset(
+    {
+        errno.EACCES,
+        errno.EEXIST,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+"""What a retry does not mend: somebody must change rights or a setting. A full disk, say, is not among it."""
 
 
 class StreamFile(Struct, frozen=True):
@@ -122,6 +140,39 @@ def _is_file(root: Path) -> str:
     """What is a file where the output path needs a folder; nothing where it is one, or can become one."""
     there = next(path for path in (root, *root.parents) if path.exists())
     return "" if there.is_dir() else f"{there} is a file"
+
+
+def refuse_unwritable_output(file: StreamFile, *, create: bool = False) -> None:
+    """Refuse an output path where this user cannot write, before anything is read or folded for it.
+
+    Every folder that a commit writes to is tried: somebody else may have run the stream once, and own some of them.
+    `create`: a path that is not there yet is made, as a first run needs it; else there is nothing to refuse.
+    """
+    root = Path(file.stream.output.path)
+    if not create and not root.exists():
+        return
+    folder = root
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        rooms = sorted(path for path in root.iterdir() if path.is_dir())
+        logs = [room / "_delta_log" for room in rooms if (room / "_delta_log").is_dir()]
+        for folder in (root, *rooms, *logs):
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
+        raise ConfigError(
+            f"{file.stream.name}: user {_user_name()} cannot write to its output path: {folder}: {error.strerror}",
+            next=f"give this user the right to write there, or fix output.path in {file.stream.name}.toml",
+        ) from None
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run us as a number that nobody named
+        return str(os.getuid())
 
 
 def url_trouble(folder: Path) -> str:

@@ -46,10 +46,12 @@ def check(stream: StreamName, json: Json = False) -> None:
 
 def judge(file: StreamFile, *, json: bool) -> Checked:
     """Check a stream and tell what came of it; what is bad raises, after it was told."""
+    from seriatim import streams
     from seriatim.cli import report, show
     from seriatim.steps.check import check as run
     from seriatim.steps.tell import mark_told, untold
 
+    streams.refuse_unwritable_output(file)
     name, progress = file.stream.name, show.Progress(file.stream.name, "records")
     made = means(file, progress)
     try:

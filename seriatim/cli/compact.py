@@ -48,6 +48,8 @@ def compact(
     settings = config.load()
     file = streams.load(stream, settings.streams)
     config.arm_crash_point(settings.crash_point)
+    if not dry_run:
+        streams.refuse_unwritable_output(file)
     only, progress = Partition.parse(partition) if partition else None, Progress(file.stream.name, "bytes")
     try:
         done = do(_means(file), only, dry_run=dry_run, progress=progress)

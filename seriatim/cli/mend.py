@@ -18,7 +18,7 @@ from seriatim.core.repair import Forward, Hold, Lift, Part, Plan, Refold, Renew,
 from seriatim.steps.refold import Refolded
 from seriatim.steps.repair import Mending, Repairing, plan
 from seriatim.steps.tell import mark_told, untold
-from seriatim.streams import StreamFile
+from seriatim.streams import StreamFile, refuse_unwritable_output
 from seriatim.wiring import LazySpark
 
 
@@ -71,6 +71,7 @@ def _apply(
 ) -> None:
     """One plan, done and told."""
     name = file.stream.name
+    refuse_unwritable_output(file)
     for hold in made.holds:
         say(f"{name}: {_held(name, hold)}", hold=hold.id)
     for part in made.parts:

@@ -76,13 +76,14 @@ def bring(
     json: bool,
 ) -> None:
     """Publish a stream, and tell what was done."""
-    from seriatim import wiring
+    from seriatim import streams, wiring
     from seriatim.cli import show
     from seriatim.steps.publish import counted_from
     from seriatim.steps.publish import publish as publishing
 
     name, store = file.stream.name, wiring.ledger(file, with_schema=True)
     if not dry_run:
+        streams.refuse_unwritable_output(file)
         _follow(file, store)
     current, progress = wiring.current(file), show.Progress(name, "records")
     wanted = sequence if unchecked or sequence is not None else _checked(store, name)

@@ -104,6 +104,7 @@ def _fold(
     from seriatim.steps.tell import mark_told, sequence_of, untold
 
     runner = streams.runner(file)
+    streams.refuse_unwritable_output(file, create=True)
     spark, progress = wiring.LazySpark(file, settings, say), show.Progress(file.stream.name)
     spark.trace = trace
     world = wiring.world(file, settings, spark)
