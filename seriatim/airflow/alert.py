@@ -41,6 +41,7 @@ class Alert:
         note = Note(
             kind="good" if self.good else "failed",
             at_seconds=time.time(),
+            dag=context["dag"].dag_id,
             run=context.get("run_id") or "",
             text="" if self.good else f"the run failed: {context.get('reason') or 'no reason given'}",
             links=place.links(context),

@@ -7,14 +7,17 @@ Next room: dags/repair.py wires them; cli/repair.py is what they run.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
+from seriatim.airflow import place
 from seriatim.airflow.command import Command
 from seriatim.airflow.fold import Fold
+from seriatim.core.alert import REPAIR, Note
 from seriatim.core.errors import IntegrityError
 from seriatim.core.request import repair_words
 
@@ -51,7 +54,15 @@ class RepairPlan(Command):
         if plan["notes"]:
             notes = "\n".join(plan["notes"])
             raise self.told(context, IntegrityError(f"{plan['stream']}: no repair mends what is hurt", next=notes))
+        if not any(context["params"].get(field) for field in ("partition", "session", "from")):
+            self._note_well(context)
         raise AirflowSkipException(f"{plan['stream']}: nothing is hurt, so there is nothing to approve")
+
+    def _note_well(self, context: Any) -> None:
+        """A repair that failed earlier is not needed any more: nothing of the whole stream is hurt."""
+        note = Note(kind="good", at_seconds=time.time(), dag=context["dag"].dag_id, run=context["run_id"])
+        if REPAIR in place.outbox(self.folder, self.stream).desk().open:
+            place.leave(self.folder, self.stream, note, self.log)
 
 
 class Approve(ApprovalOperator):

@@ -3,6 +3,8 @@
 An incident is something that needs a person, by a key: `halted prefix-a/3`, `late`, `run` (runs fail). It is
 mailed when it begins, again after `remind_hours` while it lasts, and once more when it is over. Findings are told by
 the entry that has them, whichever way the run ended. All the news of one look at one stream is one alert.
+Runs that fail are over with the next good run. A repair that failed (`repair`) is over when what was hurt is well,
+when a later repair succeeded, or when a person gave it up.
 
 Next room: core/mail.py makes a mail of an alert; steps/alert.py keeps and sends it.
 """
@@ -19,7 +21,9 @@ from msgspec.structs import replace
 from seriatim.core.errors import BrokenPromiseError, ConfigError, IntegrityError, PlatformError
 from seriatim.core.integrity import Finding
 
-RUN, TROUBLE, BUG = "run", "trouble", "bug"
+RUN, REPAIR, TROUBLE, BUG = "run", "repair", "trouble", "bug"
+REPAIR_DAG = "seriatim_repair"
+"""Its runs are no runs of the stream: a good fold says nothing of a repair that failed."""
 PATIENCE_SECONDS = {TROUBLE: 600.0, "held": 3600.0}
 """What may pass by itself is mailed only when it lasts: a broker that restarts, a repair at work."""
 OF_FINDINGS = re.compile(
@@ -28,6 +32,12 @@ OF_FINDINGS = re.compile(
 """How a run that failed by findings, or by a circuit, says so. They are told by themselves."""
 HURT = (RUN, "halted", "quarantine", "circuit")
 """What explains that a run failed by findings, once it was told."""
+REPAIRABLE = ("halted", "held", "quarantine", "circuit")
+"""What a repair is for, as far as a look at a stream shows it."""
+REPAIR_AGAIN = (
+    "seriatim status shows what is still hurt; repair again, or decide otherwise.\n"
+    f"If nothing is hurt any more, trigger {REPAIR_DAG} with the stream alone: it says so, and this is over"
+)
 FAILURES_KEPT = 50
 HOUR_SECONDS = 3600.0
 NOTE_KEPT_SECONDS = 48 * HOUR_SECONDS
@@ -82,6 +92,8 @@ class Incident(Struct, frozen=True, kw_only=True):
     """None: nobody was told yet."""
     failures: tuple[str, ...] = ()
     """Of runs that fail: the failures that were told."""
+    hurt: tuple[str, ...] = ()
+    """Of a repair that failed: the keys of what was hurt then. Once none of it is, the repair is not needed."""
 
 
 class Mail(Struct, frozen=True, kw_only=True):
@@ -126,6 +138,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     sequence: int | None = None
     """The entry up to which findings were looked for; None: the ledger could not be read."""
     notes: list[Note] = []
+    repaired_seconds: float | None = None
+    """When the ledger last shows a repair that succeeded, or that a person gave up; None: none since the last look."""
 
 
 class Alert(Struct, kw_only=True):
@@ -156,19 +170,21 @@ def judge(desk: Desk, seen: Seen, remind_hours: float) -> tuple[Desk, Alert]:
         opened[one.key] = replace(known, concern=one) if known else Incident(concern=one, since_seconds=now)
     due = {key for key, incident in opened.items() if incident.mailed_seconds is None and _is_due(incident, now)}
     due -= _silent(opened)
-    standing, passed = _failures(seen.notes)
+    standing, passed = _failures(seen)
     alert.passed = [one for one in passed if not _is_told(one, desk.open, desk, seen)]
     alert.failed = [one for one in standing if not _is_told(one, opened, desk, seen)]
     if standing and not alert.failed and (due or alert.findings):
         alert.failed = standing[-1:]  # what is news is told with the run that met it
     lasting = [one for one in alert.failed if _lasts(one, seen)]
+    hurt = tuple(key for key in opened if key.startswith(REPAIRABLE))
     for failed in lasting:
-        opened[RUN] = _run_incident(failed, opened.get(RUN), now)
+        key = _incident_key(failed)
+        opened[key] = _run_incident(failed, opened.get(key), now, hurt)
     if lasting:
         due |= {key for key, one in opened.items() if key == TROUBLE and one.mailed_seconds is None}
     due -= _silent(opened)
     alert.new = [opened[key].concern for key in sorted(due, key=_weight)]
-    told_now = due | ({RUN} if lasting else set())
+    told_now = due | {_incident_key(failed) for failed in lasting}
     alert.reminded = _reminders({k: one for k, one in opened.items() if k not in told_now}, now, remind_hours)
     mailed = due | {one.concern.key for one in alert.reminded}
     opened |= {key: replace(opened[key], mailed_seconds=now) for key in mailed}
@@ -223,25 +239,59 @@ def settled(notes: Mapping[str, Note], now_seconds: float) -> list[str]:
 
 def _ended(known: dict[str, Incident], seen: Seen) -> tuple[dict[str, Incident], list[Incident]]:
     """What is still open, and what is over. What cannot be looked at is not over."""
-    good = max((note.at_seconds for note in seen.notes if note.kind == "good"), default=None)
+    good = _last_good(seen.notes, RUN)
     gone = set()
     if seen.concerns is not None:
-        gone = set(known) - {one.key for one in seen.concerns} - {RUN}
+        gone = set(known) - {one.key for one in seen.concerns} - {RUN, REPAIR}
     if RUN in known and good is not None and good >= known[RUN].since_seconds:
         gone.add(RUN)
+    if REPAIR in known and _is_repaired(known[REPAIR], seen):
+        gone.add(REPAIR)
     over = [known[key] for key in sorted(gone, key=_weight) if known[key].mailed_seconds is not None]
     return {key: incident for key, incident in known.items() if key not in gone}, over
 
 
-def _failures(notes: Sequence[Note]) -> tuple[list[Note], list[Note]]:
+def _is_repaired(incident: Incident, seen: Seen) -> bool:
+    """Whether a repair that failed is not needed any more.
+
+    A later one succeeded or was given up; or what was hurt when it failed is well. A repair of damaged files may have
+    had nothing hurt that a look shows: then only the former tells.
+    """
+    if _last_repaired(seen) >= incident.since_seconds:
+        return True
+    if seen.concerns is None or not incident.hurt:
+        return False
+    return not {one.key for one in seen.concerns}.intersection(incident.hurt)
+
+
+def _last_repaired(seen: Seen) -> float:
+    """When a repair last succeeded, was given up, or found nothing hurt; -1: not since the look before."""
+    return max(seen.repaired_seconds or -1.0, _last_good(seen.notes, REPAIR) or -1.0)
+
+
+def _incident_key(note: Note) -> str:
+    """Whose end a note tells: a run of the stream, or a repair."""
+    return REPAIR if note.dag == REPAIR_DAG else RUN
+
+
+def _last_good(notes: Iterable[Note], key: str) -> float | None:
+    """When the last run of this kind went well."""
+    times = [note.at_seconds for note in notes if note.kind == "good" and _incident_key(note) == key]
+    return max(times, default=None)
+
+
+def _failures(seen: Seen) -> tuple[list[Note], list[Note]]:
     """Runs that failed, no good one after them, and those with one; of each kind the last, oldest first."""
-    good = max((note.at_seconds for note in notes if note.kind == "good"), default=-1.0)
+    notes = seen.notes
+    good = {RUN: _last_good(notes, RUN) or -1.0, REPAIR: _last_repaired(seen)}
     runs = sorted((note for note in notes if note.kind == "failed"), key=lambda note: note.at_seconds)
-    standing, passed = dict[str, Note](), dict[str, Note]()
+    standing, passed = dict[tuple[str, str], Note](), dict[tuple[str, str], Note]()
     for run in runs:
-        failed, kind = _in_words(run, notes), passed if run.at_seconds < good else standing
-        kind.pop(_which(failed), None)
-        kind[_which(failed)] = failed
+        failed = _in_words(run, notes)
+        kind = passed if run.at_seconds < good[_incident_key(failed)] else standing
+        name = _incident_key(failed), _which(failed)
+        kind.pop(name, None)
+        kind[name] = failed
     return list(standing.values()), list(passed.values())
 
 
@@ -254,6 +304,7 @@ def _in_words(run: Note, notes: Sequence[Note]) -> Note:
     task = max((note for note in said if note.task == first.task), key=lambda note: note.at_seconds)
     return replace(
         run,
+        dag=run.dag or task.dag,
         task=task.task,
         exit_code=task.exit_code,
         text=task.text or run.text,
@@ -270,7 +321,8 @@ def _is_told(failed: Note, opened: Mapping[str, Incident], desk: Desk, seen: See
         read_before = desk.told is not None and seen.sequence is not None and desk.told <= seen.sequence
         told = (one.concern.concern for one in opened.values() if one.mailed_seconds is not None)
         return read_before or any(concern in HURT for concern in told)
-    return RUN in opened and _which(failed) in opened[RUN].failures
+    known = opened.get(_incident_key(failed))
+    return known is not None and _which(failed) in known.failures
 
 
 def _lasts(failed: Note, seen: Seen) -> bool:
@@ -293,11 +345,13 @@ def _headline(failed: Note) -> str:
     return failed.text.partition("\n")[0] or "the scheduler gave no reason"
 
 
-def _run_incident(failed: Note, known: Incident | None, now_seconds: float) -> Incident:
-    """Runs fail, in this way and in those that were told before."""
+def _run_incident(failed: Note, known: Incident | None, now_seconds: float, hurt: tuple[str, ...]) -> Incident:
+    """Runs fail, or a repair does, in this way and in those that were told before."""
     before = known.failures if known else ()
+    key = _incident_key(failed)
     return Incident(
-        concern=Concern(concern=RUN, text=_headline(failed), next=""),
+        concern=Concern(concern=key, text=_headline(failed), next=REPAIR_AGAIN if key == REPAIR else ""),
+        hurt=hurt if key == REPAIR else (),
         since_seconds=known.since_seconds if known else failed.at_seconds,
         mailed_seconds=now_seconds,
         failures=tuple(dict.fromkeys((*before, _which(failed))))[-FAILURES_KEPT:],
@@ -319,5 +373,5 @@ def _reminders(opened: dict[str, Incident], now_seconds: float, remind_hours: fl
 
 def _weight(key: str) -> tuple[int, str]:
     """The most urgent first."""
-    order: Iterable[str] = ("time left", "halted", "circuit", RUN, TROUBLE, "quarantine", "late")
+    order: Iterable[str] = ("time left", "halted", "circuit", RUN, REPAIR, TROUBLE, "quarantine", "late")
     return next((i for i, kind in enumerate(order) if key.startswith(kind)), 99), key

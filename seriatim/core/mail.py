@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from seriatim.core.alert import RUN, Alert, Concern, Incident, Mail, Note
+from seriatim.core.alert import REPAIR, RUN, Alert, Concern, Incident, Mail, Note
 from seriatim.core.errors import screen
 from seriatim.core.integrity import TITLES, Finding, named, shortened
 from seriatim.core.retention import duration
@@ -179,7 +179,7 @@ def _open(incident: Incident, word: str, at_seconds: float) -> Section:
     facts = {"what": shortened(concern.text, 800), "since": f"{when(incident.since_seconds)}, {lasted}"}
     if word != "over":
         facts["next"] = concern.next
-    name = "runs fail" if concern.concern == RUN else concern.key
+    name = {RUN: "runs fail", REPAIR: "a repair failed"}.get(concern.concern, concern.key)
     return Section(f"{word}: {name}", facts)
 
 

@@ -15,12 +15,23 @@ from typing import Protocol
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.core.alert import REFUSED_KEPT_SECONDS, Concern, Desk, Mail, MailRefusedError, Note, Seen, judge, settled
+from seriatim.core.alert import (
+    REFUSED_KEPT_SECONDS,
+    Concern,
+    Desk,
+    Mail,
+    MailRefusedError,
+    Note,
+    Seen,
+    judge,
+    settled,
+)
 from seriatim.core.crash import crash_point
 from seriatim.core.errors import PlatformError, SeriatimError
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Ledger
 from seriatim.core.mail import Place, compose
+from seriatim.core.repair import Request
 from seriatim.core.stream import Stream
 from seriatim.ports import LedgerStore
 from seriatim.steps.commit import read_head
@@ -162,7 +173,29 @@ def seen(stream: Stream, look: Look, store: LedgerStore, desk: Desk) -> Seen:
     findings, sequence = news(stream, store, desk)
     left = look.time_left_by_partition
     timed = [replace(one, time_left_seconds=left.get(one.place)) for one in findings]
-    return Seen(at_seconds=look.at_seconds, concerns=look.concerns, findings=timed, sequence=sequence)
+    return Seen(
+        at_seconds=look.at_seconds,
+        concerns=look.concerns,
+        findings=timed,
+        sequence=sequence,
+        repaired_seconds=last_repair(stream, store, desk),
+    )
+
+
+def last_repair(stream: Stream, store: LedgerStore, desk: Desk) -> float | None:
+    """When a repair last succeeded, or was given up by a person, in entries that no look has seen. No backfill is one.
+
+    A hold that a repair itself gives back, because it failed, is an entry without a reason.
+    """
+    if desk.told is None:  # nobody looked before, so nobody was told of a repair that failed
+        return None
+    entries = [manifest.entry for manifest in store.entries(stream.name, desk.told)]
+    ends = [entry for entry in entries if entry.kind == "repair" or (entry.kind == "release" and entry.reason)]
+    if not ends:
+        return None
+    holds = [manifest.entry for manifest in store.entries(stream.name, -1) if manifest.entry.kind == "hold"]
+    backfills = {entry.held for entry in holds if Request.decoded(entry.request).ranges}
+    return max((entry.at_seconds for entry in ends if entry.held not in backfills), default=None)
 
 
 def unseen(error: SeriatimError, at_seconds: float) -> Seen:

@@ -356,13 +356,24 @@ class Refolding:
         return (*kept, state.save(rewind.partition, stem, sessions, merge))
 
 
-def release(world: World, head: Head, hold: str, *, run: str = "") -> None:
-    """Give a hold back. Partitions that it does not hold any more are left alone."""
+def release(world: World, head: Head, hold: str, *, run: str = "", reason: str = "") -> None:
+    """Give a hold back. Partitions that it does not hold any more are left alone.
+
+    `reason`: why the repair is not needed any more; none where it failed, and may be tried again.
+    """
     held = [p for p in head.ledger.known() if head.ledger.partitions[str(p)].hold == hold]
     if not held:
         return
     changes = tuple(_unmoved(partition, head.ledger.partitions[str(partition)]) for partition in held)
-    entry = Entry(kind="release", attempt=world.new_attempt(), held=hold, run=run, product=__version__, changes=changes)
+    entry = Entry(
+        kind="release",
+        attempt=world.new_attempt(),
+        held=hold,
+        run=run,
+        product=__version__,
+        changes=changes,
+        reason=reason,
+    )
     commit(world.ledger, world.clock, head, entry)
 
 

@@ -116,7 +116,7 @@ def abandon(mending: Mending, hold: str) -> list[Partition]:
     held_request(mending, hold)
     head = known_head(mending.world.ledger, mending.stream.name)
     partitions = [p for p in head.ledger.known() if head.ledger.partitions[str(p)].hold == hold]
-    release(mending.world, head, hold)
+    release(mending.world, head, hold, reason="given up")
     return partitions
 
 
@@ -142,7 +142,8 @@ class Repairing:
         self.mending.world.records.delete(made.drops)
         if not made.parts:
             if made.resumes is not None:  # what was hurt is well: nobody needs to wait
-                release(self.mending.world, known_head(self.mending.world.ledger, made.stream), made.resumes)
+                head = known_head(self.mending.world.ledger, made.stream)
+                release(self.mending.world, head, made.resumes, reason="nothing is hurt any more")
             return self.refolding.done
         store, stream = self.mending.world.ledger, self.mending.stream.name
         head = known_head(store, stream)

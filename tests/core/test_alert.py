@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from seriatim.core.alert import OF_FINDINGS, Alert, Concern, Desk, Note, Seen, judge, runs_without_an_end
+from seriatim.core.alert import (
+    OF_FINDINGS,
+    REPAIR_DAG,
+    Alert,
+    Concern,
+    Desk,
+    Note,
+    Seen,
+    judge,
+    runs_without_an_end,
+)
 from seriatim.core.errors import IntegrityError
 from seriatim.core.integrity import Finding, failure
 from seriatim.core.ledger import Ledger
@@ -349,3 +359,60 @@ def test_a_run_that_is_cleared_and_fails_again_is_told_again() -> None:
     again = post.note("task", dag="s", task="fold", exit_code=2, text="ConfigError: another")
     assert post.look(after=60, notes=[*again, *post.note()]).failed
     assert post.look(after=2 * HOUR, notes=post.note(text="the run failed: task_failure")).failed
+
+
+QUARANTINE = Concern(concern="quarantine", text="1 in quarantine", next="look")
+
+
+def failed_repair(post: Post) -> list[Note]:
+    """What a run of the repair DAG leaves whose apply failed."""
+    said = post.note("task", dag=REPAIR_DAG, task="apply", exit_code=4, text="PlatformError: Spark is out of memory")
+    return [*said, *post.note(dag=REPAIR_DAG)]
+
+
+def test_a_good_fold_does_not_end_a_repair_that_failed() -> None:
+    """The session is still in quarantine: nothing is over until that is."""
+    post = Post()
+    post.look(QUARANTINE)
+    assert [failed.task for failed in post.look(QUARANTINE, after=60, notes=failed_repair(post)).failed] == ["apply"]
+    assert not post.look(QUARANTINE, after=60, notes=post.note("good", dag="s")).over
+    over = post.look(after=60, notes=post.note("good", dag="s")).over
+    assert [incident.concern.key for incident in over] == ["repair", "quarantine"]
+
+
+def test_a_repair_that_failed_is_not_told_as_passed_by_a_good_fold_of_the_same_look() -> None:
+    """Both notes were left between two looks."""
+    post = Post()
+    post.look(QUARANTINE)
+    notes = failed_repair(post)
+    post.now += 60
+    alert = post.look(QUARANTINE, notes=[*notes, *post.note("good", dag="s")])
+    assert (len(alert.failed), alert.passed) == (1, [])
+
+
+def test_a_repair_that_failed_is_over_when_a_later_one_succeeded() -> None:
+    """Or was given up; of damage that no look at the stream shows, nothing else tells."""
+    post = Post()
+    post.look(notes=failed_repair(post))
+    assert not post.look(after=60, notes=post.note("good", dag="s")).over
+    assert not post.look(after=60, repaired_seconds=-1.0).over
+    assert [one.concern.key for one in post.look(after=60, repaired_seconds=post.now).over] == ["repair"]
+    post.look(after=60, notes=failed_repair(post))
+    assert [one.concern.key for one in post.look(after=60, notes=post.note("good", dag=REPAIR_DAG)).over] == ["repair"]
+
+
+def test_a_repair_that_failed_and_was_repeated_before_anybody_looked_leaves_nothing_open() -> None:
+    """The failure is told as passed, once."""
+    post = Post()
+    notes = failed_repair(post)
+    post.now += 60
+    alert = post.look(notes=notes, repaired_seconds=post.now)
+    assert (alert.failed, len(alert.passed), post.desk.open) == ([], 1, {})
+
+
+def test_a_good_repair_does_not_end_runs_that_fail() -> None:
+    """Only a run of the stream's own DAG does."""
+    post = Post()
+    post.look(notes=post.note(text="killed"))
+    assert not post.look(after=60, notes=post.note("good", dag=REPAIR_DAG)).over
+    assert [one.concern.key for one in post.look(after=60, notes=post.note("good", dag="s")).over] == ["run"]

@@ -190,6 +190,17 @@ def nowhere(*_): raise PlatformError("no JARs can be had", next="make setup")
 from seriatim.core.errors import PlatformError
 jars.ensure = nowhere
 answers['fold_leaves_a_note_where_nothing_could_be_submitted'] = [tried(one, context()), notes()]
+from seriatim.core.alert import REPAIR, Concern, Desk, Incident
+incident = Incident(concern=Concern(concern=REPAIR, text="x", next=""), since_seconds=1.0)
+place.outbox(FOLDER, "orders").put_desk(Desk(open={REPAIR: incident}))
+kept, found = context, []
+for form in ({}, {"partition": "a/0"}):
+    context = lambda form=form, kept=kept: {**kept(), "params": {"stream": "orders", **form}}
+    planned([], [])
+    found.append([note[0] for note in notes()])
+context = kept
+place.outbox(FOLDER, "orders").put_desk(Desk())
+answers['a_plan_of_the_whole_stream_that_finds_nothing_hurt_ends_a_failed_repair'] = found
 from seriatim.airflow.watch import Watch
 class States:
     # Airflow's answers about runs: r1 is marked failed, r2 runs, and of r3 nothing can be learned.
@@ -370,3 +381,9 @@ def test_watch_notes_the_end_of_a_run_that_was_marked_failed(answers: dict[str, 
     assert asked == [["orders", [run], ["failed"]] for run in ("r3", "r1", "r2")]
     assert [note[0] for note in left] == ["task", "task", "task", "failed"]
     assert left[-1][3] == "the run failed, and Airflow called no callback: it was probably marked failed by hand"
+
+
+def test_a_plan_of_the_whole_stream_that_finds_nothing_hurt_ends_a_failed_repair(answers: dict[str, Any]) -> None:
+    """A plan of one partition says nothing of the others."""
+    name = "a_plan_of_the_whole_stream_that_finds_nothing_hurt_ends_a_failed_repair"
+    assert answers[name] == [["good"], []]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
 from seriatim.adapters.memory.mail import MemoryNotifier, MemoryOutbox
 from seriatim.core import crash
-from seriatim.core.alert import Desk, Note
+from seriatim.core.alert import REPAIR, REPAIR_DAG, Desk, Note
 from seriatim.core.errors import PlatformError
 from seriatim.core.ledger import Change, Entry, Kind
 from seriatim.core.mail import Place
+from seriatim.core.repair import Request
 from seriatim.core.retention import Rules
 from seriatim.steps.alert import Sent, alert, seen, unseen
 from seriatim.steps.commit import commit
@@ -47,7 +48,7 @@ class Watcher:
         self.outbox.leave(Note(kind="failed", at_seconds=now, run=run))
 
 
-def repaired(made: MemoryStream) -> None:
+def repaired(made: MemoryStream, kinds: tuple[str, ...] = ("hold", "repair"), **fields: str) -> None:
     """Somebody repaired the partition."""
     account = made.accounts()[A0]
     change = Change(
@@ -58,10 +59,10 @@ def repaired(made: MemoryStream) -> None:
         topic_id=account.topic_id,
         born=account.born,
     )
-    for kind in ("hold", "repair"):
+    for kind in kinds:
         head = made.ledger.head("s")
         assert head is not None
-        entry = Entry(kind=cast("Kind", kind), attempt="h", held="h", changes=(change,))
+        entry = Entry(kind=cast("Kind", kind), attempt="h", held="h", changes=(change,), **cast("Any", fields))
         commit(made.ledger, made.clock, head, entry)
 
 
@@ -295,3 +296,33 @@ def test_a_mail_that_is_refused_for_two_days_is_put_aside(hurt: Watcher) -> None
     (aside,) = hurt.outbox.aside
     assert told.aside == [f"refused/{aside.id}"]
     assert not hurt.look().aside
+
+
+@pytest.mark.parametrize(
+    ("kinds", "fields", "is_over"),
+    [
+        (("hold", "repair"), {}, True),
+        (("hold", "repair"), {"request": Request(ranges={"in-a/0": (0, 2)}).encoded()}, False),
+        (("hold", "release"), {"reason": "given up"}, True),
+        (("hold", "release"), {}, False),
+    ],
+    ids=["a repair", "a backfill", "given up", "a second try that failed"],
+)
+def test_only_the_ledger_ends_a_repair_of_what_no_look_shows(
+    kinds: tuple[str, ...], fields: dict[str, str], is_over: bool
+) -> None:
+    """A damaged file, say: the next good run of the stream does not end it."""
+    watcher = Watcher(begun(sequence=None))
+    watcher.made.run()
+    watcher.look()
+    now = watcher.made.clock.now_seconds()
+    watcher.outbox.leave(Note(kind="failed", at_seconds=now, dag=REPAIR_DAG, run="r1", text="the run failed"))
+    watcher.look()
+    watcher.made.clock.sleep(HOUR)
+    watcher.outbox.leave(Note(kind="good", at_seconds=now + HOUR, dag="s", run="r2"))
+    watcher.look()
+    assert REPAIR in watcher.outbox.desk().open
+    repaired(watcher.made, kinds, **fields)
+    watcher.look()
+    assert (REPAIR not in watcher.outbox.desk().open) is is_over
+    assert len(watcher.post.mails) == 1 + is_over
