@@ -23,6 +23,8 @@ from seriatim.core.slice import Bounds
 from seriatim.core.stream import Stream
 from seriatim.ports import Head, Reread
 from seriatim.steps.fold import World
+from seriatim.steps.losses import Loss, Losses
+from seriatim.steps.refold import lost
 from seriatim.steps.rewind import Chooser
 
 SESSIONS_NAMED_MAX = 5
@@ -102,7 +104,24 @@ class Search:
         one = together(hurts)
         rewind = chooser.rewind(one.wanted, rebuild=one.rebuild, back=back)
         self._refuse_strange(rewind)
+        if one.rebuild:
+            self._refuse_compacted(rewind)
         return Refold(rewind)
+
+    def _refuse_compacted(self, rewind: Rewind) -> None:
+        """Refuse to fold state again from messages that compaction took out of the middle of the log.
+
+        The log start does not tell, so the range is read. Only topics that compact can lose messages like this.
+        """
+        partition, losses = rewind.partition, list[Loss]()
+        if not self.reread.compacts(partition.topic):
+            return
+        reading = Losses(partition, self.pasts[partition].proofs(), self.reread).read(rewind.reads, losses.append)
+        for _ in reading:
+            if losses:
+                break
+        if losses:
+            raise lost(self.stream.name, partition, str(losses[0]), waits=True)
 
     def _elsewhere(self) -> list[str]:
         """Damaged files that Kafka cannot give back: of a topic's earlier life, or of a partition that is retired."""

@@ -27,9 +27,9 @@ class MemoryReread:
         """Those of a range that are there."""
         yield from self.made.reader.stretches(partition, whole, headers=False)
 
-    def compacts(self, _: str) -> bool:
-        """No topic does."""
-        return False
+    def compacts(self, topic: str) -> bool:
+        """As the topic says."""
+        return self.made.kafka.topics[topic].compacted
 
 
 def mending(made: MemoryStream) -> Mending:

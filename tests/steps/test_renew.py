@@ -244,3 +244,35 @@ def test_on_real_files_verify_agrees(tmp_path: Path) -> None:
     assert made.run().findings == []
     assert_good(made)
     assert made.accounts()[A0].headless == 0
+
+
+def test_a_state_whose_messages_were_compacted_away_is_not_planned_to_be_folded_again() -> None:
+    """The log begins where it did, and what made the state is gone from its middle: only forward is a plan."""
+    made = sequenced("strict")
+    for session in "tuv":
+        tell(made, 1, rows=["a"], session=session)
+    for session in "stuv":
+        tell(made, 2, 2, session=session)
+    made.run()
+    made.kafka.topics["in-a"].compacted = True
+    before = table(made, A0)
+    made.kafka.compact(A0, 5)
+    lose(made, made.accounts()[A0].state[0].path)
+    planned = plan(mending(made), Request())
+    assert planned.parts == ()
+    assert "are not in Kafka any more" in planned.notes[0]
+    assert "repair s --partition in-a/0 --forward" in planned.notes[0]
+    (part,) = plan(mending(made), Request(forward=True)).parts
+    assert isinstance(part, Renew)
+    repair(made, forward=True)
+    assert table(made, A0) == before
+    assert plan(mending(made), Request()).parts == ()
+
+
+def test_a_state_of_a_compacted_topic_that_lost_nothing_yet_is_folded_again() -> None:
+    """A cleanup policy alone refuses nothing."""
+    made = sliced()
+    made.kafka.topics["in-a"].compacted = True
+    lose(made, made.accounts()[A0].state[-1].path)
+    repair(made)
+    assert kinds(made)[-1] == "repair"
