@@ -17,13 +17,12 @@ from seriatim.airflow.alert import Alert
 from seriatim.airflow.command import common
 from seriatim.airflow.mend import Approve, RepairApply, RepairPlan
 from seriatim.airflow.params import edge, place
-from seriatim.core.alert import REPAIR_DAG
 
 FOLDER = Path(__file__).resolve().parent.parent
 NAMES = streams.names(config.load(folder=FOLDER).streams)
 
 with DAG(
-    dag_id=REPAIR_DAG,
+    dag_id="seriatim_repair",
     description="what is hurt is folded again from the last good state, after a person approved the plan",
     doc_md=__doc__,
     tags=["seriatim"],

@@ -11,6 +11,7 @@ from seriatim import streams
 from seriatim.adapters.delta import DeltaLedger
 from seriatim.adapters.memory import MemoryClock
 from seriatim.adapters.parquet import record_schema
+from seriatim.core.alert import REPAIR_DAG
 from seriatim.core.errors import ConfigError
 from seriatim.steps.commit import read_head, start
 
@@ -64,6 +65,7 @@ def test_a_stream_does_not_take_the_name_of_a_dag_of_ours(tmp_path: Path) -> Non
     """Airflow would show one or the other by turns, and the alerts would stop."""
     ours = [found for path in DAGS.glob("*.py") for found in re.findall(r'dag_id="(\w+)"', path.read_text())]
     assert len(ours) == 3
+    assert REPAIR_DAG in ours  # by this name a repair that failed is told from a run
     for name in ours:
         (tmp_path / f"{name}.toml").write_text(GOOD)
     good, refused = streams.readable(tmp_path)
