@@ -9,7 +9,6 @@ Next room: core/mail.py makes a mail of an alert; steps/alert.py keeps and sends
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -17,15 +16,11 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim.core.errors import BrokenPromiseError, ConfigError, IntegrityError, PlatformError
-from seriatim.core.integrity import Finding
+from seriatim.core.integrity import Finding, FindingsError
 
 RUN, TROUBLE, BUG = "run", "trouble", "bug"
 PATIENCE_SECONDS = {TROUBLE: 600.0, "held": 3600.0}
 """What may pass by itself is mailed only when it lasts: a broker that restarts, a repair at work."""
-OF_FINDINGS = re.compile(
-    r": \d+( or more)? new findings? in |: \d+ of \d+ partitions are bad: |: a check failed, and the stream says "
-)
-"""How a run that failed by findings, or by a circuit, says so. They are told by themselves."""
 HURT = (RUN, "halted", "quarantine", "circuit")
 """What explains that a run failed by findings, once it was told."""
 FAILURES_KEPT = 50
@@ -60,8 +55,12 @@ class Note(Struct, frozen=True, kw_only=True):
     run: str = ""
     task: str = ""
     exit_code: int | None = None
+    error: str = ""
+    """Of a task: the class of its error, as core/failure.py names it."""
     text: str = ""
     """The one screen that a task ended with; of a run, why the scheduler says it failed."""
+    next: str = ""
+    """What `text` says to do; empty: it has no advice."""
     asked: bool = False
     """Of a task: a person's form asked for what may not be. That is told, and nothing stays open."""
     links: dict[str, str] = {}
@@ -93,6 +92,8 @@ class Mail(Struct, frozen=True, kw_only=True):
 
 class MailRefusedError(PlatformError):
     """The mail server is there, and does not take this mail: others may go."""
+
+    title = "MailRefusedError"
 
 
 class Desk(Struct, frozen=True, kw_only=True):
@@ -216,7 +217,9 @@ def _in_words(run: Note, notes: Sequence[Note]) -> Note:
         run,
         task=task.task,
         exit_code=task.exit_code,
+        error=task.error,
         text=task.text or run.text,
+        next=task.next if task.text else run.next,
         asked=task.asked,
         links={**run.links, **task.links},
     )
@@ -239,7 +242,7 @@ def _lasts(failed: Note, seen: Seen) -> bool:
 
 
 def _is_of_findings(failed: Note) -> bool:
-    return failed.exit_code == IntegrityError.exit_code and bool(OF_FINDINGS.search(_headline(failed)))
+    return failed.error == FindingsError.__name__
 
 
 def _which(failed: Note) -> str:

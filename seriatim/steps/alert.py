@@ -167,7 +167,7 @@ def seen(stream: Stream, look: Look, store: LedgerStore, desk: Desk) -> Seen:
 
 def unseen(error: SeriatimError, at_seconds: float) -> Seen:
     """A stream that could not be looked at. Its findings are told when it can."""
-    trouble = Concern(concern="trouble", text=f"{type(error).__name__}: {error.message}", next=error.next)
+    trouble = Concern(concern="trouble", text=f"{error.title}: {error.message}", next=error.next)
     return Seen(at_seconds=at_seconds, concerns=None, trouble=trouble)
 
 

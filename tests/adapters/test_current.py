@@ -28,7 +28,7 @@ def current_of(made: DiskStream, keyed: Keyed | None = None) -> DeltaCurrent:
     """The table as a process of its own opens it."""
     keyed = keyed or made.runner.keyed
     assert keyed is not None
-    return DeltaCurrent(made.root, record_schema(made.runner.columns), keyed)
+    return DeltaCurrent(made.root, "s", record_schema(made.runner.columns), keyed)
 
 
 def rows(made: DiskStream) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ class Side:
     def __init__(self, root: Path | None, leave_out: tuple[str, ...] = ()) -> None:
         self.root = root
         self.files: Any = MemoryFiles(COLUMNS) if root is None else ParquetRecords(root, COLUMNS, "zstd", leave_out)
-        self.rewriter: Any = self.files if root is None else ParquetRewriter(root)
+        self.rewriter: Any = self.files if root is None else ParquetRewriter(root, "s")
 
     def written(self, stem: str, *offsets: int, topic_id: str = "id") -> File:
         """A record file with two records at each of these offsets."""

@@ -27,12 +27,12 @@ RUNS = count()
 @pytest.fixture(params=["memory", "real"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """A store of either kind."""
-    return MemoryFiles({}) if request.param == "memory" else ParquetState(tmp_path)
+    return MemoryFiles({}) if request.param == "memory" else ParquetState(tmp_path, "s")
 
 
 def again(store: Store) -> Store:
     """The same files as the next run sees them."""
-    return store if isinstance(store, MemoryFiles) else ParquetState(store.root)
+    return store if isinstance(store, MemoryFiles) else ParquetState(store.root, "s")
 
 
 def session(saved: bytes | None, **fields: Any) -> Session:

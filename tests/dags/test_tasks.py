@@ -28,7 +28,7 @@ def context(**params):
     task = Made(try_number=2, log_url="log")
     given = {"params": {**form, **params}, "dag_run": run, "ti": task}
     return {"dag": bag.dags["orders"], "run_id": "r1", **given}
-Command.log = Keep()
+Command.log = Submit.log = Keep()
 def tried(task, given):
     try:
         return task.execute(given)
@@ -38,7 +38,7 @@ def notes():
     outbox = place.outbox(FOLDER, "orders")
     left = outbox.notes()
     outbox.drop(list(left))
-    return [[note.kind, note.task, note.exit_code, note.text, note.asked] for note in left.values()]
+    return [[note.kind, note.task, note.exit_code, note.text, note.asked, note.error] for note in left.values()]
 """
 
 
@@ -79,8 +79,9 @@ bytes_of = "import sys; sys.stdout.buffer.write(b'\\\\xff out'); sys.stderr.buff
 answers['bytes_that_are_no_text_break_no_task'] = running(bytes_of)
 hook = Submit(folder=FOLDER, without_connection="local[2]", conn_id="seriatim_spark")
 hook._build_spark_submit_command = lambda _: [sys.executable, "-c", bytes_of]
+before = len(said)
 hook.submit("x")
-answers['bytes_that_are_no_text_break_no_task'].append(list(hook.said))
+answers['bytes_that_are_no_text_break_no_task'].append(said[before:])
 found = []
 for text in ('{"conn_type": "smtp", "login": "us"}', '{"conn_type": "smtp", "host": "mail.example.org"}'):
     os.environ["AIRFLOW_CONN_SMTP_DEFAULT"] = text
@@ -190,6 +191,24 @@ def nowhere(*_): raise PlatformError("no JARs can be had", next="make setup")
 from seriatim.core.errors import PlatformError
 jars.ensure = nowhere
 answers['fold_leaves_a_note_where_nothing_could_be_submitted'] = [tried(one, context()), notes()]
+from seriatim.core.failure import CommandOutcome, Failure
+from seriatim.core.integrity import Finding, failure
+jars.ensure = lambda *_: []
+error = failure("orders", [Finding(finding="gap", topic="a", partition=0, offset=3)])
+content = __import__("msgspec").json.encode(CommandOutcome(exit_code=3, failure=Failure.of(error))).decode()
+leaves = f"import os, sys; open(os.environ['SERIATIM_OUTCOME'], 'w').write({content!r}); sys.exit(3)"
+dies = "import os; os.kill(os.getpid(), 9)"
+def submitted(code):
+    build = SparkSubmitHook._build_spark_submit_command
+    def other(self, application):
+        build(self, application)
+        return [sys.executable, "-c", code]
+    SparkSubmitHook._build_spark_submit_command = other
+    try:
+        return [tried(Fold(task_id="fold", stream="orders", folder=FOLDER), context()), notes()]
+    finally:
+        SparkSubmitHook._build_spark_submit_command = build
+answers['a_driver_tells_how_it_ended_through_spark_submit'] = [submitted(code) for code in (leaves, dies)]
 print(json.dumps(answers))
 """
 
@@ -213,8 +232,8 @@ def test_a_command_that_fails_is_a_typed_error_and_leaves_a_note(answers: dict[s
     """The screen it ended with, for the mail."""
     error, left = answers["a_command_that_fails_is_a_typed_error_and_leaves_a_note"]
     assert error[0] == "ConfigError"
-    ((kind, name, code, text, _),) = left
-    assert (kind, name, code) == ("task", "plan", 2)
+    ((kind, name, code, text, _, error_class),) = left
+    assert (kind, name, code, error_class) == ("task", "plan", 2, "ConfigError")
     assert text.startswith("ConfigError: no stream 'none-such'")
 
 
@@ -341,6 +360,17 @@ def test_fold_leaves_a_note_where_nothing_could_be_submitted(answers: dict[str, 
     """JARs or a connection that are not there: the mail says which."""
     error, left = answers["fold_leaves_a_note_where_nothing_could_be_submitted"]
     assert error == ["PlatformError", "no JARs can be had"]
-    ((kind, task, code, text, _),) = left
+    ((kind, task, code, text, *_),) = left
     assert (kind, task, code) == ("task", "fold", 4)
     assert "make setup" in text
+
+
+def test_a_driver_tells_how_it_ended_through_spark_submit(answers: dict[str, Any]) -> None:
+    """By the outcome that it leaves; one that is killed is told as such, and may be tried again."""
+    (failed, left), (killed, of_killed) = answers["a_driver_tells_how_it_ended_through_spark_submit"]
+    assert failed == ["FindingsError", "orders: 1 new finding in a/0"]
+    ((_, task, code, text, _, error_class),) = left
+    assert (task, code, error_class) == ("fold", 3, "FindingsError")
+    assert text.startswith("IntegrityError: orders: 1 new finding in a/0\n  next ")
+    assert killed == ["PlatformError", "seriatim run was ended by signal 9 and left no word"]
+    assert of_killed[0][2] == 4
