@@ -33,7 +33,7 @@ def tried(task, given):
     try:
         return task.execute(given)
     except SeriatimError as error:
-        return [type(error).__name__, error.message]
+        return [error.title, error.message]
 def notes():
     outbox = place.outbox(FOLDER, "orders")
     left = outbox.notes()
@@ -368,7 +368,7 @@ def test_fold_leaves_a_note_where_nothing_could_be_submitted(answers: dict[str, 
 def test_a_driver_tells_how_it_ended_through_spark_submit(answers: dict[str, Any]) -> None:
     """By the outcome that it leaves; one that is killed is told as such, and may be tried again."""
     (failed, left), (killed, of_killed) = answers["a_driver_tells_how_it_ended_through_spark_submit"]
-    assert failed == ["FindingsError", "orders: 1 new finding in a/0"]
+    assert failed == ["IntegrityError", "orders: 1 new finding in a/0"]
     ((_, task, code, text, _, error_class),) = left
     assert (task, code, error_class) == ("fold", 3, "FindingsError")
     assert text.startswith("IntegrityError: orders: 1 new finding in a/0\n  next ")
