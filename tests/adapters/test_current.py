@@ -236,6 +236,7 @@ def test_a_lost_record_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match="is missing") as told:
         publish("s", made.ledger, current_of(made))
     assert lost.path in told.value.message
+    assert "seriatim verify s" in told.value.next
     assert rows(made) == before
 
 

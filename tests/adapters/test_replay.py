@@ -17,7 +17,7 @@ from seriatim.adapters.memory import MemoryDigests
 from seriatim.adapters.parquet import ParquetRecords, record_schema
 from seriatim.adapters.scratch import OverBase
 from seriatim.adapters.state import ParquetState
-from seriatim.core.errors import ConfigError, IntegrityError
+from seriatim.core.errors import ConfigError, DamagedFileError, IntegrityError
 from seriatim.core.ledger import File
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
@@ -262,6 +262,17 @@ def test_records_are_found_by_their_columns(tmp_path: Path) -> None:
     assert sorted({row["offset"] for row in part.to_pylist()}) == list(range(5, 12))
     with pytest.raises(ConfigError, match="no table of records"):
         DeltaLookup(tmp_path / "nowhere", None)
+
+
+def test_a_record_file_that_cannot_be_read_is_told_with_its_way_out(made: DiskStream) -> None:
+    """Of a stream, verify says what is hurt, by the stream's name; a replay is simply folded again."""
+    path = next(file.path for file in made.ledger.active_files(head_of(made)))
+    (made.root / path).write_bytes(b"nothing of the kind")
+    for stream, advice in (("orders", "seriatim verify orders tells"), (None, "fold the replay again")):
+        with pytest.raises(DamagedFileError, match="cannot be read") as refused:
+            list(DeltaLookup(made.root, stream).where({}))
+        assert refused.value.path == path
+        assert refused.value.next.startswith(advice)
 
 
 def test_messages_that_are_gone_are_counted(made: DiskStream, tmp_path: Path) -> None:

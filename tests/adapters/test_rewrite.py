@@ -14,7 +14,7 @@ from seriatim.adapters.memory import MemoryFiles
 from seriatim.adapters.parquet import ParquetRecords
 from seriatim.adapters.rewrite import ParquetRewriter
 from seriatim.core.compact import Intent
-from seriatim.core.errors import BrokenPromiseError, IntegrityError
+from seriatim.core.errors import BrokenPromiseError, DamagedFileError, IntegrityError
 from seriatim.core.ledger import File
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import Partition
@@ -90,6 +90,8 @@ def test_a_damaged_file_is_refused_by_name(side: Side, how: str, which: int) -> 
     with pytest.raises(IntegrityError) as refused:
         side.rewriter.concatenate(P, "id", "compact-x-0", olds)
     assert olds[which].path in refused.value.message
+    assert isinstance(refused.value, DamagedFileError)
+    assert refused.value.path == olds[which].path
 
 
 def test_files_that_do_not_follow_each_other_are_our_bug(side: Side) -> None:
