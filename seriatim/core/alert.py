@@ -9,7 +9,7 @@ Next room: core/mail.py makes a mail of an alert; steps/alert.py keeps and sends
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct, field
@@ -23,6 +23,8 @@ PATIENCE_SECONDS = {TROUBLE: 600.0, "held": 3600.0}
 """What may pass by itself is mailed only when it lasts: a broker that restarts, a repair at work."""
 HURT = (RUN, "halted", "quarantine", "circuit")
 """What explains that a run failed by findings, once it was told."""
+MOST_URGENT_FIRST = ("time left", "halted", "circuit", RUN, TROUBLE, "quarantine", "late")
+URGENCY = {concern: number for number, concern in enumerate(MOST_URGENT_FIRST)}
 FAILURES_KEPT = 50
 HOUR_SECONDS = 3600.0
 NOTE_KEPT_SECONDS = 48 * HOUR_SECONDS
@@ -158,7 +160,7 @@ def judge(desk: Desk, seen: Seen, remind_hours: float) -> tuple[Desk, Alert]:
     if lasting:
         due |= {key for key, one in opened.items() if key == TROUBLE and one.mailed_seconds is None}
     due -= _silent(opened)
-    alert.new = [opened[key].concern for key in sorted(due, key=_weight)]
+    alert.new = sorted((opened[key].concern for key in due), key=_weight)
     told_now = due | ({RUN} if lasting else set())
     alert.reminded = _reminders({k: one for k, one in opened.items() if k not in told_now}, now, remind_hours)
     mailed = due | {one.concern.key for one in alert.reminded}
@@ -190,7 +192,8 @@ def _ended(known: dict[str, Incident], seen: Seen) -> tuple[dict[str, Incident],
         gone = set(known) - {one.key for one in seen.concerns} - {RUN}
     if RUN in known and good is not None and good >= known[RUN].since_seconds:
         gone.add(RUN)
-    over = [known[key] for key in sorted(gone, key=_weight) if known[key].mailed_seconds is not None]
+    over = [known[key] for key in gone if known[key].mailed_seconds is not None]
+    over.sort(key=lambda one: _weight(one.concern))
     return {key: incident for key, incident in known.items() if key not in gone}, over
 
 
@@ -277,10 +280,9 @@ def _reminders(opened: dict[str, Incident], now_seconds: float, remind_hours: fl
     told = [one for one in opened.values() if one.mailed_seconds is not None]
     if not any(now_seconds - (one.mailed_seconds or 0) >= remind_hours * HOUR_SECONDS for one in told):
         return []
-    return sorted(told, key=lambda one: _weight(one.concern.key))
+    return sorted(told, key=lambda one: _weight(one.concern))
 
 
-def _weight(key: str) -> tuple[int, str]:
+def _weight(concern: Concern) -> tuple[int, str]:
     """The most urgent first."""
-    order: Iterable[str] = ("time left", "halted", "circuit", RUN, TROUBLE, "quarantine", "late")
-    return next((i for i, kind in enumerate(order) if key.startswith(kind)), 99), key
+    return URGENCY.get(concern.concern, len(URGENCY)), concern.key
