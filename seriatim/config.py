@@ -18,6 +18,8 @@ from seriatim.core import crash
 from seriatim.core.errors import ConfigError
 
 PREFIX = "SERIATIM_"
+OUTCOME = f"{PREFIX}OUTCOME"
+"""Names the file in which a command leaves how it ended, for the process that started it. No setting of a person's."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +104,15 @@ def is_submitted() -> bool:
 def environment() -> dict[str, str]:
     """The environment for a child process, as a copy."""
     return dict(os.environ)
+
+
+def take_outcome_path() -> Path | None:
+    """Where this command leaves how it ended, if somebody asked; once.
+
+    The variable is taken away, since children inherit the environment: only the command itself may write there.
+    """
+    path = os.environ.pop(OUTCOME, "")
+    return Path(path) if path else None
 
 
 def use_this_python() -> None:

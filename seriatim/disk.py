@@ -25,7 +25,7 @@ import xxhash
 
 from seriatim.core.compact import Intent
 from seriatim.core.crash import crash_point
-from seriatim.core.errors import ensure
+from seriatim.core.errors import DamagedFileError, ensure
 from seriatim.core.ledger import File
 from seriatim.core.offsets import Partition
 
@@ -40,6 +40,18 @@ COMMIT = re.compile(r"\d{20}\.json")
 UNSYNCED_COMMITS_MAX = 16
 """So many processes in a row are never killed between a commit and its sync, each before it wrote a witness."""
 DRAFT = re.compile(r"\..+\.(json|zst)\.[0-9a-f]{8}")
+
+
+def damaged_record_file(stream: str, file: File, why: str) -> DamagedFileError:
+    """The error about a record file that is not as the stream's ledger says."""
+    partition = file.path.partition("/")[2].rpartition("/")[0]
+    return DamagedFileError(
+        f"record file {file.path}: {why}",
+        path=file.path,
+        cause="the file was changed or lost after it was committed",
+        next=f"seriatim repair {stream} --partition {partition}: it proves every"
+        " file of the partition, and makes the records of damaged ones again",
+    )
 
 
 def sync(path: Path) -> None:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from seriatim.core.current import Catch, Keyed
-from seriatim.core.errors import IntegrityError, ensure
+from seriatim.core.errors import DamagedFileError, ensure
 from seriatim.core.ledger import File
 from seriatim.core.offsets import Partition
 
@@ -33,8 +33,8 @@ BROKEN = (OSError, pa.ArrowException, KeyError)
 class Merging:
     """Reads the records of one stream, and knows which of two is the later word about a row."""
 
-    def __init__(self, root: Path, records: pa.Schema, keyed: Keyed) -> None:
-        self.root, self.keyed = root, keyed
+    def __init__(self, root: Path, stream: str, records: pa.Schema, keyed: Keyed) -> None:
+        self.root, self.stream, self.keyed = root, stream, keyed
         self.schema = pa.schema([records.field(name) for name in (*OWN, *keyed.columns)])
         self.names = ["topic_id", "session", "offset", "index", "sequence", "timestamp", *keyed.columns]
         self.empty = pa.schema([*(records.field(name) for name in self.names), pa.field("_gone", pa.bool_())])
@@ -101,7 +101,7 @@ class Merging:
                     table = parquet.read_row_group(group, wanted if ours else [*wanted, "topic", "partition"])
                     yield self._reduced(table, catch, file, ours=ours)
         except BROKEN as error:
-            raise _unreadable(file, error) from error
+            raise _unreadable(self.stream, file, error) from error
 
     def _reduced(self, table: pa.Table, catch: Catch, file: File, *, ours: bool) -> pa.Table:
         mine = pc.is_in(table.column("topic_id"), pa.array(catch.lives))
@@ -166,11 +166,12 @@ def _highest(parquet: pq.ParquetFile, group: int) -> int:
     return 2**63
 
 
-def _unreadable(file: File, error: Exception) -> IntegrityError:
+def _unreadable(stream: str, file: File, error: Exception) -> DamagedFileError:
     missing = isinstance(error, FileNotFoundError)
-    return IntegrityError(
+    return DamagedFileError(
         f"{file.path} {'is missing' if missing else 'cannot be read'}",
+        path=file.path,
         cause="" if missing else (str(error).strip() or type(error).__name__).splitlines()[0][:300],
-        next="`seriatim verify STREAM` says what is damaged. The files of an old entry may be deleted by now:\n"
+        next=f"`seriatim verify {stream}` says what is damaged. The files of an old entry may be deleted by now:\n"
         "then publish a later one",
     )

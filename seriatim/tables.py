@@ -58,5 +58,10 @@ def current(file: StreamFile) -> DeltaCurrent:
         )
     output = stream.output
     return DeltaCurrent(
-        Path(output.path), record_schema(runner.columns), runner.keyed, output.compression, output.keep_versions_days
+        Path(output.path),
+        stream.name,
+        record_schema(runner.columns),
+        runner.keyed,
+        output.compression,
+        output.keep_versions_days,
     )

@@ -136,7 +136,7 @@ def kit(file: StreamFile, kafka: dict[str, str], messages: int = 0) -> Kit:
             checked=not runner.may_half_change,
             others=runner.others,
         ),
-        state=ParquetState(root, stream.output.compression),
+        state=ParquetState(root, stream.name, stream.output.compression),
         explain=explain(file, kafka),
         digests=ArrowDigests,
         peak_memory_bytes=_peak_memory_bytes,
@@ -299,14 +299,16 @@ def joiner(file: StreamFile) -> ParquetJoiner:
     """The stream's committed files, to be looked at again."""
     from seriatim.adapters.join import ParquetJoiner
 
-    return ParquetJoiner(Path(file.stream.output.path), file.stream.output.compression)
+    stream = file.stream
+    return ParquetJoiner(Path(stream.output.path), stream.name, stream.output.compression)
 
 
 def state(file: StreamFile) -> ParquetState:
     """The stream's state files."""
     from seriatim.adapters.state import ParquetState
 
-    return ParquetState(Path(file.stream.output.path), file.stream.output.compression)
+    stream = file.stream
+    return ParquetState(Path(stream.output.path), stream.name, stream.output.compression)
 
 
 def outbox(stream: str, settings: Settings) -> DiskOutbox:

@@ -1,7 +1,7 @@
 """What spark-submit runs: one `seriatim` command that folds, in the Spark it was submitted to.
 
-Arguments are those of the command line: VERB STREAM …; so are the screens and the exit codes, which spark-submit
-passes on. Settings come from the environment and seriatim.toml, never from arguments.
+Arguments are those of the command line: VERB STREAM …; so are the screens, the outcome file and the exit codes, which
+spark-submit passes on. Settings come from the environment and seriatim.toml, never from arguments.
 
 Next room: seriatim/cli/run.py; seriatim/airflow/fold.py submits this.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-from seriatim import cli
+from seriatim import cli, config
 from seriatim.core.errors import ConfigError
 
 VERBS = ("run", "backfill", "repair", "replay")
@@ -20,8 +20,7 @@ def main(words: list[str]) -> None:
     """Do what the words say, if it is a verb that folds."""
     if not words or words[0] not in VERBS:
         error = ConfigError(f"{words[:1]} does not fold", next=f"submit one of {', '.join(VERBS)}")
-        sys.stderr.write(f"{error.render()}\n")
-        sys.exit(error.exit_code)
+        cli.fail(error, config.take_outcome_path())
     cli.main(words)
 
 

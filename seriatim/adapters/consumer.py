@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from seriatim.client import made
-from seriatim.core.errors import PlatformError
+from seriatim.core.errors import KafkaSilentError
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import OffsetRange, Partition
 
@@ -92,13 +92,13 @@ class KafkaReread:
                 found.append(message)
             if found:
                 return found, found[-1].offset() + 1 < whole.end
-        raise PlatformError(
+        raise KafkaSilentError(
             f"Kafka at {self.servers} sends no messages of {whole}",
             next="check the broker, then try again: nothing was changed",
         )
 
-    def _unreachable(self, error: Any) -> PlatformError:
-        return PlatformError(
+    def _unreachable(self, error: Any) -> KafkaSilentError:
+        return KafkaSilentError(
             f"Kafka at {self.servers} does not answer: {error.str()}",
             next="check SERIATIM_KAFKA_BOOTSTRAP_SERVERS and the broker, then try again",
         )

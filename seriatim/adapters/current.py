@@ -90,11 +90,11 @@ class DeltaCurrent:
     part_rows_max = PART_ROWS_MAX
 
     def __init__(
-        self, root: Path, schema: pa.Schema, keyed: Keyed, compression: str = "zstd", keep_days: int = 1
+        self, root: Path, stream: str, schema: pa.Schema, keyed: Keyed, compression: str = "zstd", keep_days: int = 1
     ) -> None:
         self.root, self.keyed, self.compression = root, keyed, compression
         self.keep_hours = max(1, min(24 * keep_days, KEEP_HOURS_MAX))
-        self.merging = Merging(root, schema, keyed)
+        self.merging = Merging(root, stream, schema, keyed)
         self.path = root / "current"
 
     def reached(self) -> Standing:

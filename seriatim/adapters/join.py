@@ -17,11 +17,10 @@ import pyarrow.parquet as pq
 from msgspec.structs import replace
 
 from seriatim.core.current import Catch, Keyed, Tabled
-from seriatim.core.errors import IntegrityError
 from seriatim.core.ledger import File
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.scope import Replaced
-from seriatim.disk import ROWS_PER_GROUP, ParquetFileWriter, file_digest
+from seriatim.disk import ROWS_PER_GROUP, ParquetFileWriter, damaged_record_file, file_digest
 from seriatim.rows import Merging
 
 WHOSE = ("topic", "partition", "topic_id")
@@ -31,8 +30,8 @@ PLACE = [("offset", "ascending"), ("index", "ascending")]
 class ParquetJoiner:
     """Committed files below one stream's output path."""
 
-    def __init__(self, root: Path, compression: str = "zstd") -> None:
-        self.root, self.compression = root, compression
+    def __init__(self, root: Path, stream: str, compression: str = "zstd") -> None:
+        self.root, self.stream, self.compression = root, stream, compression
 
     def damaged(self, files: Iterable[File], *, thorough: bool = True) -> dict[str, str]:
         """Files that are not as committed, and why."""
@@ -78,11 +77,11 @@ class ParquetJoiner:
         """What a partition's records make of each session."""
         for file in files:
             if why := self._damage(file, thorough=True):
-                raise _damaged(file, why)
+                raise damaged_record_file(self.stream, file, why)
         if not files:
             return
         ordered = tuple(sorted(files, key=lambda file: file.first))
-        merging = Merging(self.root, pq.read_schema(self.root / ordered[0].path), keyed)
+        merging = Merging(self.root, self.stream, pq.read_schema(self.root / ordered[0].path), keyed)
         table = merging.changes(Catch(partition=partition, files=ordered, lives=(topic_id,)))
         words = table.sort_by([("session", "ascending"), ("offset", "ascending"), ("index", "ascending")])
         times = words.column("timestamp").cast(pa.int64())  # those of no year that Python knows are counted, too
@@ -136,7 +135,7 @@ class ParquetJoiner:
 
     def _read(self, file: File, columns: list[str] | None = None) -> pa.Table:
         if why := self._damage(file, thorough=columns is None):
-            raise _damaged(file, why)
+            raise damaged_record_file(self.stream, file, why)
         return self._opened(file, columns)
 
     def _opened(self, file: File, columns: list[str] | None) -> pa.Table:
@@ -144,16 +143,7 @@ class ParquetJoiner:
             with pq.ParquetFile(self.root / file.path, page_checksum_verification=True) as parquet:
                 return parquet.read(columns)
         except (OSError, pa.ArrowException) as error:
-            raise _damaged(file, str(error).splitlines()[0]) from None
-
-
-def _damaged(file: File, why: str) -> IntegrityError:
-    return IntegrityError(
-        f"record file {file.path}: {why}",
-        cause="the file was changed or lost after it was committed",
-        next=f"seriatim repair STREAM --partition {file.path.partition('/')[2].rpartition('/')[0]}: it proves every"
-        " file of the partition, and makes the records of damaged ones again",
-    )
+            raise damaged_record_file(self.stream, file, str(error).splitlines()[0]) from None
 
 
 def _near(files: Iterable[File], within: OffsetRange) -> list[File]:

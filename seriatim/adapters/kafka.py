@@ -23,7 +23,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from seriatim.client import for_python, made
-from seriatim.core.errors import PlatformError
+from seriatim.core.errors import KafkaSilentError
 from seriatim.core.message import READABLE_MS
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.retention import Retained, Rules
@@ -277,14 +277,14 @@ class KafkaLog:
                 return None
             raise self._unreachable(error) from None
 
-    def _silent(self, partition: Partition) -> PlatformError:
-        return PlatformError(
+    def _silent(self, partition: Partition) -> KafkaSilentError:
+        return KafkaSilentError(
             f"Kafka at {self.servers} gave no message of {partition} within {self.timeout_seconds:g} s",
             next="check the broker and the right to read the topic, then look again",
         )
 
-    def _unreachable(self, error: KafkaException) -> PlatformError:
-        return PlatformError(
+    def _unreachable(self, error: KafkaException) -> KafkaSilentError:
+        return KafkaSilentError(
             f"Kafka at {self.servers} does not answer: {error.args[0].str()}",
             next="check SERIATIM_KAFKA_BOOTSTRAP_SERVERS and the broker\n"
             "(`seriatim kafka status` for the embedded one), then run again",

@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from msgspec import Struct
 
-from seriatim.core.errors import ConfigError, IntegrityError
+from seriatim.core.errors import ConfigError, DamagedFileError
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.outputs import ROOM
 
@@ -30,8 +30,9 @@ ORDER = ("offset", "index")
 class DeltaLookup:
     """A table of records: `records/` below an output path, or below a folder that a replay wrote."""
 
-    def __init__(self, root: Path, version: int | None = None) -> None:
-        self.root = root
+    def __init__(self, root: Path, stream: str | None, version: int | None = None) -> None:
+        """`stream` is whose output it is; None: a replay wrote it."""
+        self.root, self.stream = root, stream
         try:
             self.table = DeltaTable(root / "records", version=version)
         except (DeltaError, OSError) as error:
@@ -106,14 +107,22 @@ class DeltaLookup:
         try:
             found = pq.read_table(path, filters=condition, use_threads=False, partitioning=None)
         except (pa.ArrowException, OSError) as error:
-            raise IntegrityError(
+            raise DamagedFileError(
                 f"{path}: it cannot be read: {(str(error).splitlines() or [''])[0][:200]}",
-                next="of a stream: seriatim verify STREAM tells what is hurt; of a replay: fold it again elsewhere",
+                path=f"records/{part.path}",
+                next=self._advice,
             ) from None
         for name, value in part.values.items():
             filled = pa.array([value] * found.num_rows, pa.string()).cast(self.schema.field(name).type)
             found = found.append_column(name, filled)
         return found.select(empty.column_names).cast(empty.schema)
+
+    @property
+    def _advice(self) -> str:
+        """What to do about a file that cannot be read."""
+        if self.stream is None:
+            return "fold the replay again into another folder"
+        return f"seriatim verify {self.stream} tells what is hurt"
 
 
 class _Part(Struct, frozen=True):

@@ -59,8 +59,9 @@ class DiskOutbox:
 
     def _put_aside(self, why: str) -> None:
         aside = self.folder / f"damaged-{uuid.uuid4().hex[:8]}.json"
-        text = f"the outbox was damaged ({why}): open incidents are told again\n  next       mails that waited: {aside}"
-        self.leave(Note(kind="failed", at_seconds=time.time(), text=text))
+        advice = f"mails that waited: {aside}"
+        text = f"the outbox was damaged ({why}): open incidents are told again\n  next       {advice}"
+        self.leave(Note(kind="failed", at_seconds=time.time(), text=text, next=advice))
         with suppress(FileNotFoundError):  # somebody else was faster
             (self.folder / DESK).rename(aside)
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from seriatim.core.errors import IntegrityError, broken, ensure
+from seriatim.core.errors import broken, ensure
 from seriatim.core.ledger import File
 from seriatim.core.offsets import Partition
-from seriatim.disk import ParquetFileWriter, file_digest
+from seriatim.disk import ParquetFileWriter, damaged_record_file, file_digest
 
 BEFORE_ALL = (-1, -1)
 
@@ -27,8 +27,8 @@ BEFORE_ALL = (-1, -1)
 class ParquetRewriter:
     """Record files below one stream's output path."""
 
-    def __init__(self, root: Path, compression: str = "zstd") -> None:
-        self.root, self.compression = root, compression
+    def __init__(self, root: Path, stream: str, compression: str = "zstd") -> None:
+        self.root, self.stream, self.compression = root, stream, compression
 
     def concatenate(self, partition: Partition, topic_id: str, stem: str, files: Sequence[File]) -> File:
         """One file of several that follow each other by offset."""
@@ -58,7 +58,7 @@ class ParquetRewriter:
                 try:
                     table = parquet.read_row_group(group, use_threads=False)
                 except (OSError, pa.ArrowException) as error:
-                    raise _damaged(file, str(error).splitlines()[0]) from None
+                    raise damaged_record_file(self.stream, file, str(error).splitlines()[0]) from None
                 ensure(table.column_names == schema.names, "files of one table have the same columns", file=file.path)
                 for batch in filter(len, table.to_batches()):
                     yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
@@ -67,17 +67,17 @@ class ParquetRewriter:
         try:
             return pq.ParquetFile(self.root / file.path, page_checksum_verification=True)
         except FileNotFoundError:
-            raise _damaged(file, "it is missing") from None
+            raise damaged_record_file(self.stream, file, "it is missing") from None
         except (OSError, pa.ArrowException) as error:
-            raise _damaged(file, str(error).splitlines()[0]) from None
+            raise damaged_record_file(self.stream, file, str(error).splitlines()[0]) from None
 
     def _prove(self, file: File) -> None:
         try:
             found = file_digest(self.root / file.path)
         except FileNotFoundError:
-            raise _damaged(file, "it is missing") from None
+            raise damaged_record_file(self.stream, file, "it is missing") from None
         if found != file.digest:
-            raise _damaged(file, f"its digest is {found}, the ledger says {file.digest}")
+            raise damaged_record_file(self.stream, file, f"its digest is {found}, the ledger says {file.digest}")
 
 
 def _follows(file: File, topic_id: str, batch: pa.RecordBatch, last: tuple[int, int]) -> tuple[int, int]:
@@ -89,12 +89,3 @@ def _follows(file: File, topic_id: str, batch: pa.RecordBatch, last: tuple[int, 
     lives = batch.column("topic_id").unique().to_pylist()
     ensure(lives == [topic_id], "a record file is of one life of its topic", file=file.path, found=str(lives))
     return int(offsets[-1]), int(indexes[-1])
-
-
-def _damaged(file: File, what: str) -> IntegrityError:
-    return IntegrityError(
-        f"record file {file.path}: {what}",
-        cause="the file was changed or lost after it was committed",
-        next=f"seriatim repair STREAM --partition {file.path.partition('/')[2].rpartition('/')[0]}: it proves every"
-        " file of the partition, and makes the records of damaged ones again",
-    )

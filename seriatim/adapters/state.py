@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec.msgpack import decode, encode
 
-from seriatim.core.errors import IntegrityError, broken
+from seriatim.core.errors import DamagedFileError, broken
 from seriatim.core.ledger import File
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Session, Waiting
@@ -50,8 +50,8 @@ STATE_SCHEMA = pa.schema(
 class ParquetState:
     """State files: one row per session, newest file last, opened when first needed."""
 
-    def __init__(self, root: Path, compression: str = "zstd") -> None:
-        self.root, self.compression = root, compression
+    def __init__(self, root: Path, stream: str, compression: str = "zstd") -> None:
+        self.root, self.stream, self.compression = root, stream, compression
         self._open: dict[str, _StateFile] = {}
         self._proved: set[tuple[str, str]] = set()
 
@@ -121,11 +121,19 @@ class ParquetState:
             try:
                 found = file_digest(full)
             except FileNotFoundError:
-                raise _damaged(file, "it is missing") from None
+                raise self._damaged(file, "it is missing") from None
             if found != file.digest:
-                raise _damaged(file, f"its digest is {found}, the ledger says {file.digest}")
+                raise self._damaged(file, f"its digest is {found}, the ledger says {file.digest}")
             self._proved.add((file.path, file.digest))
         return full
+
+    def _damaged(self, file: File, why: str) -> DamagedFileError:
+        return DamagedFileError(
+            f"state file {file.path}: {why}",
+            path=file.path,
+            cause="the file was changed or lost after it was committed",
+            next=f"seriatim repair {self.stream}: it makes the file again from Kafka. Nothing was folded on top of it",
+        )
 
 
 class _StateFile:
@@ -168,14 +176,6 @@ def _names_in(path: Path, wanted: set[str]) -> set[str]:
             return set()
         names = file.read_row_groups(groups, columns=["session"]).column("session")
         return set(names.filter(pc.is_in(names, value_set=pa.array(list(wanted), pa.string()))).to_pylist())
-
-
-def _damaged(file: File, what: str) -> IntegrityError:
-    return IntegrityError(
-        f"state file {file.path}: {what}",
-        cause="the file was changed or lost after it was committed",
-        next="seriatim repair STREAM: it makes the file again from Kafka. Nothing was folded on top of it",
-    )
 
 
 def _state_row(name: str, session: Session) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Command: an Airflow task that runs one `seriatim` command. Task id = command = verb.
 
 The command runs in a process of its own, as a list of words: nothing goes through a shell or a template. What it says
-is in the task's log line by line; its exit code becomes a typed error, and what it said last a note for the alert.
+is in the task's log line by line; the outcome it leaves in a file becomes a typed error, and a note for the alert.
 
 Next room: airflow/fold.py does the same through spark-submit; airflow/outcome.py has the errors.
 """
@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -26,9 +25,11 @@ from airflow.sdk import BaseOperator, CronDataIntervalTimetable
 from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
 from msgspec.structs import replace
 
+from seriatim import config
 from seriatim.airflow import place
-from seriatim.airflow.outcome import LINES_KEPT, error_of, screen_of
+from seriatim.airflow.outcome import error_of, outcome_file, read_outcome
 from seriatim.core.errors import BrokenPromiseError, ConfigError, IntegrityError, PlatformError, SeriatimError
+from seriatim.core.failure import CommandOutcome
 
 BEGINNING = datetime(2026, 1, 1)  # noqa: DTZ001  # Airflow takes it as UTC
 GRACE_SECONDS = 5.0
@@ -102,13 +103,15 @@ class Command(BaseOperator):
             return ""
         self.log.info("seriatim %s", " ".join(words))
         with tempfile.TemporaryFile("w+", errors="replace") as output:
-            code, said = self._run(words, output)
+            code, outcome = self._run(words, output)
             output.seek(0)
             printed = output.read()
         for line in printed.splitlines():
             self.log.info("%s", line)
         if not self.is_fine(code, printed):
-            raise self._ended(context, words[0], code, said)
+            error = error_of(f"seriatim {words[0]}", code, outcome)
+            self._leave(context, error)
+            raise error
         return printed
 
     def _words(self, context: Any) -> list[str]:
@@ -124,45 +127,38 @@ class Command(BaseOperator):
 
     def told(self, context: Any, error: SeriatimError) -> SeriatimError:
         """An error that no command said, in the log and on the desk like any other."""
-        screen = error.render()
-        for line in screen.splitlines():
+        for line in error.render().splitlines():
             self.log.info("%s", line)
-        self._leave(context, error.exit_code, screen)
+        self._leave(context, error)
         return error
 
-    def _run(self, words: list[str], output: IO[str]) -> tuple[int, Sequence[str]]:
+    def _run(self, words: list[str], output: IO[str]) -> tuple[int, CommandOutcome | None]:
         """The process to its end: what it prints goes to `output`, what it says to the log as it comes."""
-        said: deque[str] = deque(maxlen=LINES_KEPT)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "seriatim", *words],
-            cwd=self.folder,
-            env=place.environment(self.folder),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            preexec_fn=die_with_parent,  # noqa: PLW1509  # a task has one thread
-        )
-        for line in self._process.stderr or ():
-            said.append(line.rstrip("\n"))
-            self.log.info("%s", said[-1])
-        return self._process.wait(), list(said)
-
-    def _ended(self, context: Any, verb: str, code: int, said: Sequence[str]) -> SeriatimError:
-        error = error_of(f"seriatim {verb}", code, said)
-        self._leave(context, error.exit_code, screen_of(said) or error.render())
-        return error
+        with outcome_file() as path:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "seriatim", *words],
+                cwd=self.folder,
+                env={**place.environment(self.folder), config.OUTCOME: str(path)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                preexec_fn=die_with_parent,  # noqa: PLW1509  # a task has one thread
+            )
+            for line in self._process.stderr or ():
+                self.log.info("%s", line.rstrip("\n"))
+            return self._process.wait(), read_outcome(path)
 
     def is_asked(self, context: Any) -> bool:  # noqa: ARG002  # subclasses read the form
         """Whether a person's form asks for something of its own: what is wrong with that is no incident."""
         return False
 
-    def _leave(self, context: Any, code: int, screen: str) -> None:
+    def _leave(self, context: Any, error: SeriatimError) -> None:
         """A note for the alert, where there is a stream that it concerns."""
         if self.stream:
-            note = place.note_of_task(context, self.task_id, code, screen)
-            asked = code == ConfigError.exit_code and self.is_asked(context)
+            note = place.note_of_task(context, self.task_id, error)
+            asked = isinstance(error, ConfigError) and self.is_asked(context)
             place.leave(self.folder, self.stream, replace(note, asked=asked), self.log)
 
     def on_kill(self) -> None:

@@ -1,8 +1,8 @@
 """Fold: the task that folds, through spark-submit on the Spark of connection `seriatim_spark`; without one, here.
 
 A thin subclass of Airflow's own operator: unknown connections are refused (it would take YARN), lines come out as they
-were said, the exit code becomes a typed error, and a kill takes the driver along. Nothing secret is in an argument:
-settings and their files reach the driver by the environment it inherits.
+were said, the outcome that the driver leaves becomes a typed error, and a kill takes the driver along. Nothing secret
+is in an argument: settings and their files reach the driver by the environment it inherits.
 
 Next room: spark_apps/fold.py is what is submitted; airflow/params.py reads the form.
 """
@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,9 @@ from seriatim import config, streams, tuned
 from seriatim.airflow import place
 from seriatim.airflow.command import die_with_parent, end_all
 from seriatim.airflow.link import RunPage
-from seriatim.airflow.outcome import LINES_KEPT, error_of, screen_of
+from seriatim.airflow.outcome import error_of, outcome_file, read_outcome
 from seriatim.config import Settings
-from seriatim.core.errors import ConfigError, SeriatimError
+from seriatim.core.errors import ConfigError, PlatformError, SeriatimError
 from seriatim.core.request import arguments, parse
 
 CONNECTION = "seriatim_spark"
@@ -41,11 +40,12 @@ ONLY_NEW = (
 
 
 class Submit(SparkSubmitHook):
-    """spark-submit whose lines are kept as they were said."""
+    """spark-submit whose lines come out as they were said, and whose driver leaves an outcome."""
 
     def __init__(self, *, folder: str, without_connection: str, **kwargs: Any) -> None:
         self.folder, self.without_connection = folder, without_connection
-        self.said: deque[str] = deque(maxlen=LINES_KEPT)
+        self.outcome_path: Path | None = None
+        """Where the driver is told to leave how it ended."""
         super().__init__(**kwargs)
 
     def get_connection(self, conn_id: str) -> Any:
@@ -67,17 +67,22 @@ class Submit(SparkSubmitHook):
 
     def _process_spark_submit_log(self, itr: Iterable[str]) -> None:
         if self._connection["deploy_mode"] == "cluster":
-            super()._process_spark_submit_log(self._kept(itr))
+            super()._process_spark_submit_log(_without_noise(itr))
             return
         self._spark_exit_code = 0
-        for line in self._kept(itr):
+        for line in _without_noise(itr):
             self.log.info("%s", line)
 
-    def _kept(self, lines: Iterable[str]) -> Iterable[str]:
-        for line in lines:
-            if not line.startswith(NOISE):
-                self.said.append(line.rstrip("\n"))
-                yield self.said[-1]
+    def _build_spark_submit_command(self, application: str) -> list[str]:
+        """The command; its environment names the outcome file, which a driver on this machine inherits.
+
+        A driver that the cluster starts elsewhere does not: its exit code alone says how it ended.
+        """
+        command = super()._build_spark_submit_command(application)
+        if self.outcome_path is not None:
+            inherited: dict[str, Any] = self._env or {}
+            self._env: dict[str, Any] | None = {**inherited, config.OUTCOME: str(self.outcome_path)}
+        return command
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
         """In the project's folder: relative paths and seriatim.toml are those of the command line."""
@@ -124,12 +129,16 @@ class Fold(SparkSubmitOperator):
         try:
             self._hook = self._submission = self._prepared(settings)
         except SeriatimError as error:
-            self._leave(context, error.exit_code, error.render())
+            self._leave(context, error)
             raise
-        try:
-            super().execute(context)
-        except (AirflowException, OSError, RuntimeError) as error:  # Airflow's is the same whatever happened
-            raise self._ended(context, self._submission, words[0], error) from None
+        with outcome_file() as path:
+            self._submission.outcome_path = path
+            try:
+                super().execute(context)
+            except (AirflowException, OSError, RuntimeError) as error:  # Airflow's is the same whatever happened
+                known = self._known_error(self._submission, words[0], error)
+                self._leave(context, known)
+                raise known from None
 
     def _prepared(self, settings: Settings) -> Submit:
         """The submission: JARs, memory, a quiet log; and what only a Spark on this machine needs."""
@@ -159,17 +168,18 @@ class Fold(SparkSubmitOperator):
             hook._py_files = ",".join(machines) or None
         return hook
 
-    def _ended(self, context: Any, hook: Submit, verb: str, error: Exception) -> SeriatimError:
+    def _known_error(self, hook: Submit, verb: str, error: Exception) -> SeriatimError:
+        """What the submission came to, as an error of ours."""
         process = hook._submit_sp
         code = process.poll() if process is not None else None
-        said: Sequence[str] = [*hook.said] if code else [f"PlatformError: spark-submit did not run: {error}"]
-        found = error_of(f"seriatim {verb}", code or 4, said)
-        self._leave(context, found.exit_code, screen_of(said) or found.render())
-        return found
+        if not code:
+            return PlatformError(f"spark-submit did not run: {error}")
+        outcome = read_outcome(hook.outcome_path) if hook.outcome_path is not None else None
+        return error_of(f"seriatim {verb}", code, outcome)
 
-    def _leave(self, context: Any, code: int, screen: str) -> None:
+    def _leave(self, context: Any, error: SeriatimError) -> None:
         """A note for the alert."""
-        place.leave(self.folder, self.stream, place.note_of_task(context, self.task_id, code, screen), self.log)
+        place.leave(self.folder, self.stream, place.note_of_task(context, self.task_id, error), self.log)
 
     def on_kill(self) -> None:
         """The driver is a child of spark-submit's JVM: both end, and Spark's own workers with them."""
@@ -178,6 +188,11 @@ class Fold(SparkSubmitOperator):
             end_all(process.pid)
         if self._submission is not None and self._submission._connection["deploy_mode"] == "cluster":
             super().on_kill()
+
+
+def _without_noise(lines: Iterable[str]) -> Iterator[str]:
+    """Lines as they were said, without those that Java says of every Spark."""
+    return (line.rstrip("\n") for line in lines if not line.startswith(NOISE))
 
 
 def _beside_python(program: str) -> str | None:

@@ -1,89 +1,72 @@
-"""Outcomes: what a process that ended means, as an error of ours. Pure.
+"""Outcomes: what a process that ended means, as an error of ours.
 
-Next room: airflow/command.py and airflow/fold.py raise it; core/errors.py has the tree and the codes.
+A task names a file in the environment of the command it starts, and the command leaves there how it ended, as a value
+(core/failure.py). A process that died on the way, or that was never ours (Spark's launcher), leaves none: then its exit
+code is all that is known.
+
+Next room: airflow/command.py and airflow/fold.py raise the error; cli/__init__.py leaves the outcome.
 """
 
 from __future__ import annotations
 
-import re
 import signal
-from collections.abc import Sequence
-from typing import Any
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 
 from seriatim.core.errors import (
     SIGKILL_ADVICE,
     SIGKILL_CAUSE,
-    BrokenPromiseError,
     ConfigError,
     FencedError,
     IntegrityError,
     PlatformError,
     SeriatimError,
 )
+from seriatim.core.failure import CommandOutcome
 
-KINDS: tuple[type[SeriatimError], ...] = (
-    BrokenPromiseError,
-    ConfigError,
-    IntegrityError,
-    PlatformError,
-    FencedError,
-)
-BY_CODE = {kind.exit_code: kind for kind in KINDS}
-HEADLINE = re.compile(rf"({'|'.join(kind.__name__ for kind in KINDS)}): (.*)")
+BY_CODE: dict[int, type[SeriatimError]] = {
+    error_class.exit_code: error_class for error_class in (ConfigError, IntegrityError, PlatformError, FencedError)
+}
+"""Without code 1: Spark's launcher also ends with it, so that alone does not mean a bug of ours."""
 SHELL_SIGNAL = 128
 """A shell reports a process that ended by a signal with a code this much higher."""
-LINES_KEPT = 200
-SCREEN_LINES_MAX = 40
+SCREEN_LINES_MAX = 41
+"""Of a screen that goes into a note: the headline, and so many lines below it."""
 
 
-def screen_of(said: Sequence[str]) -> str:
-    """The last screen in what a process said: its error, headline first; empty if it left none."""
-    said = [part for line in said for part in _in_words(line)]
-    heads = [number for number, line in enumerate(said) if HEADLINE.match(line)]
-    if not heads:
-        return ""
-    head = said[heads[-1]]
-    below = []
-    for line in said[heads[-1] + 1 :]:
-        if not line.startswith("  "):
-            break
-        below.append(line)
-    return "\n".join([head, *below[:SCREEN_LINES_MAX]])
+@contextmanager
+def outcome_file() -> Iterator[Path]:
+    """A place for the outcome of one process, gone when the block is left."""
+    with tempfile.TemporaryDirectory(prefix="seriatim-outcome-") as folder:
+        yield Path(folder) / "outcome.json"
 
 
-def _in_words(line: str) -> list[str]:
-    """A line as it is; an error that was told as JSON, for a script, as the screen that people read."""
-    if not line.startswith('{"error":'):
-        return [line]
+def read_outcome(path: Path) -> CommandOutcome | None:
+    """What a process left; None: nothing that can be read."""
     try:
-        told = msgspec.json.decode(line, type=dict[str, Any])
-    except msgspec.DecodeError:
-        return [line]
-    kind = {kind.__name__: kind for kind in KINDS}.get(str(told.pop("error")), PlatformError)
-    message, advice = str(told.pop("message", "")), str(told.pop("next", ""))
-    return kind(message, next=advice, **told).render().splitlines()
+        return msgspec.json.decode(path.read_bytes(), type=CommandOutcome)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
 
 
-def error_of(name: str, code: int, said: Sequence[str]) -> SeriatimError:
-    """The error that an exit code stands for, in the words of the process itself where it had any."""
-    screen = screen_of(said)
-    found = HEADLINE.match(screen)
-    kind = BY_CODE.get(code, PlatformError)
-    if code == BrokenPromiseError.exit_code and not (found and found[1] == BrokenPromiseError.__name__):
-        kind = PlatformError  # not our screen: Spark's own launcher also ends with 1
-    if found and found[1] == kind.__name__:
-        return kind(found[2], next=_next(screen))
+def error_of(name: str, code: int, outcome: CommandOutcome | None) -> SeriatimError:
+    """The error of a process that ended with `code`: its own, where it left one that belongs to this end."""
+    # A process can still be killed after it left its outcome: then the code, which is how it really ended, differs.
+    if outcome is not None and outcome.failure is not None and outcome.exit_code == code:
+        return outcome.failure.to_error()
+    error_class = BY_CODE.get(code, PlatformError)
     goes_on = "a run goes on from the last commit"
     if code in (-signal.SIGKILL, SHELL_SIGNAL + signal.SIGKILL):
         message = f"{name} was ended by signal {signal.SIGKILL:d} and left no word"
-        return kind(message, cause=SIGKILL_CAUSE, next=f"{SIGKILL_ADVICE}.\n{goes_on}")
+        return error_class(message, cause=SIGKILL_CAUSE, next=f"{SIGKILL_ADVICE}.\n{goes_on}")
     ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-    return kind(f"{name} {ended} and left no word", next=f"read the log above; {goes_on}")
+    return error_class(f"{name} {ended} and left no word", next=f"read the log above; {goes_on}")
 
 
-def _next(screen: str) -> str:
-    """What the screen says to do."""
-    _, _, after = screen.partition("\n  next ")
-    return "\n".join(line.strip() for line in after.splitlines())
+def screen_of(error: SeriatimError) -> str:
+    """An error as its note shows it: one screen, cut where it is too long for a mail."""
+    return "\n".join(error.render().splitlines()[:SCREEN_LINES_MAX])

@@ -16,8 +16,10 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from seriatim import config, streams, wiring
+from seriatim.airflow.outcome import screen_of
 from seriatim.core.alert import Note
 from seriatim.core.errors import SeriatimError
+from seriatim.core.failure import Failure
 from seriatim.steps.alert import Outbox
 
 SMTP_CONNECTION = "smtp_default"
@@ -100,7 +102,7 @@ def links(context: Mapping[str, Any]) -> dict[str, str]:
     return found if task is None else {**found, "log": task.log_url}
 
 
-def note_of_task(context: Mapping[str, Any], task: str, code: int, screen: str) -> Note:
+def note_of_task(context: Mapping[str, Any], task: str, error: SeriatimError) -> Note:
     """What a task that failed has to say."""
     return Note(
         kind="task",
@@ -108,7 +110,9 @@ def note_of_task(context: Mapping[str, Any], task: str, code: int, screen: str) 
         dag=context["dag"].dag_id,
         run=context["run_id"],
         task=task,
-        exit_code=code,
-        text=screen,
+        exit_code=error.exit_code,
+        error=Failure.of(error).error,
+        text=screen_of(error),
+        next=error.next,
         links=links(context),
     )

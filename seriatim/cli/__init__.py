@@ -10,13 +10,15 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
 
-from seriatim import __version__
+from seriatim import __version__, config
 from seriatim.core.errors import BrokenPromiseError, PlatformError, SeriatimError
+from seriatim.core.failure import CommandOutcome, Failure
 
 app = typer.Typer(
     name="seriatim",
@@ -61,16 +63,46 @@ def say(text: str, **fields: Any) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; turn our errors into one screen and an exit code."""
+    """Run a command; turn our errors into one screen, an exit code, and an outcome for whoever asked for one."""
     Options.own_process = arguments is None
+    outcome_path = config.take_outcome_path()
     try:
         app(arguments)
+    except SystemExit as ended:  # how Typer ends every command that raised no error of ours
+        leave_outcome(outcome_path, CommandOutcome(exit_code=_code(ended)))
+        raise
     except Exception as error:
-        if Options.debug:
-            raise
         known = error if isinstance(error, SeriatimError) else unforeseen(error)
-        tell(known)
-        sys.exit(known.exit_code)
+        if Options.debug:
+            leave_outcome(outcome_path, CommandOutcome(exit_code=known.exit_code, failure=Failure.of(known)))
+            raise
+        fail(known, outcome_path)
+
+
+def fail(error: SeriatimError, outcome_path: Path | None) -> NoReturn:
+    """End the command with an error."""
+    tell(error)
+    leave_outcome(outcome_path, CommandOutcome(exit_code=error.exit_code, failure=Failure.of(error)))
+    sys.exit(error.exit_code)
+
+
+def leave_outcome(path: Path | None, outcome: CommandOutcome) -> None:
+    """Leave how the command ended, whole or not at all. If the disk refuses, the exit code still says the most."""
+    if path is None:
+        return
+    draft = path.with_name(f"{path.name}.draft")
+    try:
+        draft.write_bytes(msgspec.json.encode(outcome))
+        draft.replace(path)
+    except OSError as error:
+        typer.echo(f"the outcome cannot be left in {path}: {error.strerror}", err=True)
+
+
+def _code(ended: SystemExit) -> int:
+    """The exit code that the process will have."""
+    if ended.code is None:
+        return 0
+    return ended.code if isinstance(ended.code, int) else 1
 
 
 def tell(error: SeriatimError) -> None:
@@ -79,7 +111,7 @@ def tell(error: SeriatimError) -> None:
 
 
 def _told(error: SeriatimError) -> dict[str, Any]:
-    return {"error": type(error).__name__, "message": error.message, **error.fields, "next": error.next}
+    return {"error": error.title, "message": error.message, **error.fields, "next": error.next}
 
 
 def _json(value: dict[str, Any]) -> str:

@@ -15,7 +15,6 @@ import typer
 from seriatim import config
 from seriatim.cli import Options, app, say
 from seriatim.cli.run import Json, StreamName
-from seriatim.core.errors import IntegrityError
 
 if TYPE_CHECKING:
     from seriatim.core.integrity import Finding
@@ -114,7 +113,7 @@ def open_circuit(ledger: Ledger) -> None:
 
 
 def _tell(stream: str, done: Checked, found: list[Finding], *, json: bool) -> None:
-    from seriatim.core.integrity import failure
+    from seriatim.core.integrity import FindingsError, failure
     from seriatim.core.verdict import way_out
 
     for note in done.notes:
@@ -123,10 +122,11 @@ def _tell(stream: str, done: Checked, found: list[Finding], *, json: bool) -> No
         typer.echo(msgspec.json.encode(_values(stream, done, found)).decode())
     bad = sorted(place for place, result in done.verdict.items() if result != "good")
     if bad:
-        raise IntegrityError(
+        raise FindingsError(
             f"{stream}: {len(bad)} of {len(done.verdict)} partitions are bad: {', '.join(bad[:10])}",
             judged=f"entries {done.since + 1} to {done.to}",
             checked=f"up to entry {done.ledger.checked}; nothing newer is published",
+            findings=[finding for finding in found if finding.level == "error"],
             next=way_out(done.ledger),
         )
     open_circuit(done.ledger)

@@ -72,7 +72,7 @@ def _means(file: StreamFile) -> Means:
         keep_days=output.keep_versions_days,
         ledger=wiring.ledger(file),
         records=wiring.files(file),
-        rewriter=ParquetRewriter(Path(output.path), output.compression),
+        rewriter=ParquetRewriter(Path(output.path), file.stream.name, output.compression),
         state=lambda: wiring.state(file),
         derived=wiring.derived(file),
         clock=WallClock(),

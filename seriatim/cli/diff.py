@@ -40,7 +40,7 @@ def diff(left: Output, right: Output, json: Json = False) -> None:
     from seriatim.steps.diff import compare
 
     Options.json = json
-    (one, ones), (other, others) = _side(left), _side(right)
+    (one, ones, stream), (other, others, other_stream) = _side(left), _side(right)
     tables = sorted({*one.others, *other.others})
     progress = Progress("diff", "offsets")
     try:
@@ -54,11 +54,11 @@ def diff(left: Output, right: Output, json: Json = False) -> None:
             cause="; ".join(done.not_compared[:5]),
             next="compare outputs of the same topics",
         )
-    _tell(left, right, done, json=json)
+    _tell(left, right, stream or other_stream, done, json=json)
 
 
-def _side(named: str) -> tuple[DeltaLookup, Ranges]:
-    """An output, and which offsets it has folded."""
+def _side(named: str) -> tuple[DeltaLookup, Ranges, str]:
+    """An output, which offsets it has folded, and the stream whose messages they are; empty: it does not say."""
     from seriatim import streams, wiring
     from seriatim.adapters import scratch
     from seriatim.adapters.lookup import DeltaLookup
@@ -66,8 +66,9 @@ def _side(named: str) -> tuple[DeltaLookup, Ranges]:
 
     folder = config.expanded(Path(named), named, "give the name of a stream, or a folder")
     if folder.is_dir() and (folder / scratch.MANIFEST).exists():
-        _tell_missing(named, scratch.manifest(folder))
-        return DeltaLookup(folder), scratch.folded(folder)
+        manifest = scratch.manifest(folder)
+        _tell_missing(named, manifest)
+        return DeltaLookup(folder, None), scratch.folded(folder), str(manifest.get("replay") or "")
     if folder.is_dir() and not named.endswith(".toml") and ("/" in named or folder.is_absolute()):
         scratch.manifest(folder)
     file = streams.load(named, config.load().streams)
@@ -76,7 +77,8 @@ def _side(named: str) -> tuple[DeltaLookup, Ranges]:
         raise ConfigError(f"{file.stream.name}: it was never run", next=f"seriatim run {file.stream.name}")
     accounts = head.ledger.partitions.items()
     folded = {(Partition.parse(p), a.topic_id): OffsetRange(min(a.born, a.frontier), a.frontier) for p, a in accounts}
-    return DeltaLookup(Path(file.stream.output.path), version=head.token.version()), folded
+    root = Path(file.stream.output.path)
+    return DeltaLookup(root, file.stream.name, version=head.token.version()), folded, named
 
 
 def _tell_missing(named: str, manifest: dict[str, Any]) -> None:
@@ -88,7 +90,7 @@ def _tell_missing(named: str, manifest: dict[str, Any]) -> None:
             say(f"{named} was folded without {part['missing']} messages of {place}: Kafka did not have them any more")
 
 
-def _tell(left: str, right: str, done: Compared, *, json: bool) -> None:
+def _tell(left: str, right: str, stream: str, done: Compared, *, json: bool) -> None:
     if json:
         print_json(_values(left, right, done))
     else:
@@ -108,7 +110,7 @@ def _tell(left: str, right: str, done: Compared, *, json: bool) -> None:
     raise IntegrityError(
         f"{left} and {right} differ, first at {first.partition}, offset {first.offset}, index {first.index}",
         count=counted,
-        next=f"seriatim trace STREAM {session} --partition {first.partition}"
+        next=f"seriatim trace {typed(stream or left)} {session} --partition {first.partition}"
         f" --from {max(0, first.offset - 5)} --until {first.offset + 1}",
     )
 

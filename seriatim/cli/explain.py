@@ -46,7 +46,8 @@ def explain(
 
     with lookback(stream, json=json) as opened:
         key = key_of(opened.runner, row)
-        lookup = DeltaLookup(Path(opened.file.stream.output.path), version=opened.head.token.version())
+        root = Path(opened.file.stream.output.path)
+        lookup = DeltaLookup(root, opened.name, version=opened.head.token.version())
         found = sessions_of(lookup, key, session, topic)
         if not found:
             found = _without_records(opened, session, topic)

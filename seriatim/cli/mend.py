@@ -12,7 +12,7 @@ import typer
 
 from seriatim.cli import Options, say, show
 from seriatim.cli.stop import stoppable
-from seriatim.core.errors import IntegrityError, SeriatimError
+from seriatim.core.errors import IntegrityError
 from seriatim.core.integrity import Finding, failure, shortened
 from seriatim.core.repair import Forward, Hold, Lift, Part, Plan, Refold, Renew, Request
 from seriatim.steps.refold import Refolded
@@ -90,9 +90,6 @@ def _apply(
     with stoppable(name, last):
         try:
             done = repairing.apply(made, messages_max or file.stream.slice.messages_max, approval)
-        except SeriatimError as error:
-            error.next = error.next.replace("STREAM", name)  # files do not know whose they are
-            raise
         finally:
             progress.close()
     _show_done(mending, made, done, json=json)

@@ -108,16 +108,19 @@ def backfill(
     """
     from seriatim.cli.mend import mend
     from seriatim.core.repair import Request
-    from seriatim.core.request import parse
+    from seriatim.core.request import RefusedValueError, parse
     from seriatim.steps.accept import known_head
     from seriatim.steps.backfill import ranges
 
     given = {"topics": _split(topics), "partitions": _split(partitions), "from": start, "until": until}
     try:
         asked = parse({"action": "backfill", **given, "messages_max": messages_max, "dry_run": dry_run})
-    except ConfigError as error:  # its words are those of Airflow's form
-        told = "`seriatim backfill --help` shows what can be given"
-        raise ConfigError(f"--{error.message.replace('_', '-')}", next=told, **error.fields) from None
+    except RefusedValueError as error:
+        raise ConfigError(
+            f"--{error.key.replace('_', '-')}: {error.problem}",
+            allowed=error.allowed,
+            next="`seriatim backfill --help` shows what can be given",
+        ) from None
     if machine not in MACHINES:
         raise ConfigError(f"--machine: found {machine!r}", allowed=" | ".join(MACHINES), next="give one of these")
     file, mending, spark = _begin(stream, json=json)

@@ -16,6 +16,7 @@ from seriatim.cli import app, say
 from seriatim.cli.looking import From, InPartition, Topic, Until, lookback, session_name
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError
+from seriatim.core.integrity import typed
 
 Break = Annotated[
     str | None, typer.Option("--break", metavar="EXPRESSION", help="Stop where it is true: 'message.price < 0'.")
@@ -68,7 +69,7 @@ def replay(
     if session is None or machine is not None or fresh:
         raise ConfigError(
             "a replay stops in one session, or goes into a folder",
-            next="seriatim replay STREAM SESSION --break 'offset == 41337', or --to DIR",
+            next=f"seriatim replay {typed(stream)} SESSION --break 'offset == 41337', or --to DIR",
         )
     if condition is None and not on_finding and not step:
         raise ConfigError("a replay must know where to stop", next="give --break, --break-on-finding or --step")

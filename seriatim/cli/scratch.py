@@ -158,7 +158,7 @@ def _kit(opened: Lookback, file: StreamFile, runner: Runner, folder: Path) -> Ca
             limits=stream.limits,
             session_field=stream.session_field is not None,
             records=ParquetRecords(folder, runner.columns, compression, (), others=runner.others),
-            state=OverBase(ParquetState(folder, compression), opened.tools.state, base),
+            state=OverBase(ParquetState(folder, stream.name, compression), opened.tools.state, base),
             explain=explain,
             digests=MemoryDigests,
             peak_memory_bytes=lambda: 0,

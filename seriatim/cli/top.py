@@ -18,7 +18,7 @@ import typer
 from seriatim import config
 from seriatim.cli import Options, app
 from seriatim.cli.run import Json
-from seriatim.core.errors import ConfigError, SeriatimError
+from seriatim.core.errors import ConfigError, KafkaSilentError, SeriatimError
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -148,15 +148,20 @@ def _look(names: list[str], settings: Settings, reader: Reader, *, ask: bool) ->
 def _ask_all(names: list[str], settings: Settings, reader: Reader) -> dict[str, str]:
     """Ask about each. A broker that did not answer once is not waited for again, a stream after the other."""
     troubles: dict[str, str] = {}
-    silent = ""
+    broker_silence = ""
     for name in names:
-        troubles[name] = silent or _ask(name, settings, reader)
-        silent = silent or (troubles[name] if troubles[name].startswith("Kafka ") else "")
+        if broker_silence:
+            troubles[name] = broker_silence
+            continue
+        try:
+            troubles[name] = _ask(name, settings, reader)
+        except KafkaSilentError as error:
+            troubles[name] = broker_silence = error.message
     return troubles
 
 
 def _ask(name: str, settings: Settings, reader: Reader) -> str:
-    """Ask Kafka, and leave what it says for all who look; why that was not possible."""
+    """Ask Kafka, and leave what it says for all who look; why that was not possible. Raises `KafkaSilentError`."""
     from seriatim import wiring
     from seriatim.adapters.clock import WallClock
     from seriatim.page.leave import leave
@@ -167,6 +172,8 @@ def _ask(name: str, settings: Settings, reader: Reader) -> str:
         store = wiring.ledger(file)
         seen = gather(file.stream, wiring.log(file, settings), store, wiring.state(file), WallClock())
         leave(file, seen, judge(file.stream, seen), store)
+    except KafkaSilentError:
+        raise
     except SeriatimError as error:
         return error.message
     except OSError as error:

@@ -231,9 +231,9 @@ def _say(seen: Look, *, json: bool) -> None:
 
 def _say_trouble(name: str, error: SeriatimError, *, json: bool) -> None:
     if json:
-        _print({"stream": name, "error": type(error).__name__, "message": error.message, "next": error.next})
+        _print({"stream": name, "error": error.title, "message": error.message, "next": error.next})
         return
-    typer.secho(f"{_when(time.time())} {name}: {type(error).__name__}: {error.message}", fg=typer.colors.RED)
+    typer.secho(f"{_when(time.time())} {name}: {error.title}: {error.message}", fg=typer.colors.RED)
     for line in error.next.splitlines():
         typer.echo(f"    → {line}")
 

@@ -11,7 +11,6 @@ Next room: core/mail.py makes a mail of an alert; steps/alert.py keeps and sends
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -19,17 +18,13 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim.core.errors import BrokenPromiseError, ConfigError, IntegrityError, PlatformError
-from seriatim.core.integrity import Finding
+from seriatim.core.integrity import Finding, FindingsError
 
 RUN, REPAIR, TROUBLE, BUG = "run", "repair", "trouble", "bug"
 REPAIR_DAG = "seriatim_repair"
 """Its runs are no runs of the stream: a good fold says nothing of a repair that failed."""
 PATIENCE_SECONDS = {TROUBLE: 600.0, "held": 3600.0}
 """What may pass by itself is mailed only when it lasts: a broker that restarts, a repair at work."""
-OF_FINDINGS = re.compile(
-    r": \d+( or more)? new findings? in |: \d+ of \d+ partitions are bad: |: a check failed, and the stream says "
-)
-"""How a run that failed by findings, or by a circuit, says so. They are told by themselves."""
 HURT = (RUN, "halted", "quarantine", "circuit")
 """What explains that a run failed by findings, once it was told."""
 REPAIRABLE = ("halted", "held", "quarantine", "circuit")
@@ -38,6 +33,8 @@ REPAIR_AGAIN = (
     "seriatim status shows what is still hurt; repair again, or decide otherwise.\n"
     f"If nothing is hurt any more, trigger {REPAIR_DAG} with the stream alone: it says so, and this is over"
 )
+MOST_URGENT_FIRST = ("time left", "halted", "circuit", RUN, REPAIR, TROUBLE, "quarantine", "late")
+URGENCY = {concern: number for number, concern in enumerate(MOST_URGENT_FIRST)}
 FAILURES_KEPT = 50
 HOUR_SECONDS = 3600.0
 NOTE_KEPT_SECONDS = 48 * HOUR_SECONDS
@@ -74,8 +71,12 @@ class Note(Struct, frozen=True, kw_only=True):
     run: str = ""
     task: str = ""
     exit_code: int | None = None
+    error: str = ""
+    """Of a task: the class of its error, as core/failure.py names it."""
     text: str = ""
     """The one screen that a task ended with; of a run, why the scheduler says it failed."""
+    next: str = ""
+    """What `text` says to do; empty: it has no advice."""
     asked: bool = False
     """Of a task: a person's form asked for what may not be. That is told, and nothing stays open."""
     inferred: bool = False
@@ -111,6 +112,8 @@ class Mail(Struct, frozen=True, kw_only=True):
 
 class MailRefusedError(PlatformError):
     """The mail server is there, and does not take this mail: others may go."""
+
+    title = "MailRefusedError"
 
 
 class Desk(Struct, frozen=True, kw_only=True):
@@ -183,7 +186,7 @@ def judge(desk: Desk, seen: Seen, remind_hours: float) -> tuple[Desk, Alert]:
     if lasting:
         due |= {key for key, one in opened.items() if key == TROUBLE and one.mailed_seconds is None}
     due -= _silent(opened)
-    alert.new = [opened[key].concern for key in sorted(due, key=_weight)]
+    alert.new = sorted((opened[key].concern for key in due), key=_weight)
     told_now = due | {_incident_key(failed) for failed in lasting}
     alert.reminded = _reminders({k: one for k, one in opened.items() if k not in told_now}, now, remind_hours)
     mailed = due | {one.concern.key for one in alert.reminded}
@@ -247,7 +250,8 @@ def _ended(known: dict[str, Incident], seen: Seen) -> tuple[dict[str, Incident],
         gone.add(RUN)
     if REPAIR in known and _is_repaired(known[REPAIR], seen):
         gone.add(REPAIR)
-    over = [known[key] for key in sorted(gone, key=_weight) if known[key].mailed_seconds is not None]
+    over = [known[key] for key in gone if known[key].mailed_seconds is not None]
+    over.sort(key=lambda one: _weight(one.concern))
     return {key: incident for key, incident in known.items() if key not in gone}, over
 
 
@@ -307,7 +311,9 @@ def _in_words(run: Note, notes: Sequence[Note]) -> Note:
         dag=run.dag or task.dag,
         task=task.task,
         exit_code=task.exit_code,
+        error=task.error,
         text=task.text or run.text,
+        next=task.next if task.text else run.next,
         asked=task.asked,
         links={**run.links, **task.links},
     )
@@ -331,7 +337,7 @@ def _lasts(failed: Note, seen: Seen) -> bool:
 
 
 def _is_of_findings(failed: Note) -> bool:
-    return failed.exit_code == IntegrityError.exit_code and bool(OF_FINDINGS.search(_headline(failed)))
+    return failed.error == FindingsError.__name__
 
 
 def _which(failed: Note) -> str:
@@ -368,10 +374,9 @@ def _reminders(opened: dict[str, Incident], now_seconds: float, remind_hours: fl
     told = [one for one in opened.values() if one.mailed_seconds is not None]
     if not any(now_seconds - (one.mailed_seconds or 0) >= remind_hours * HOUR_SECONDS for one in told):
         return []
-    return sorted(told, key=lambda one: _weight(one.concern.key))
+    return sorted(told, key=lambda one: _weight(one.concern))
 
 
-def _weight(key: str) -> tuple[int, str]:
+def _weight(concern: Concern) -> tuple[int, str]:
     """The most urgent first."""
-    order: Iterable[str] = ("time left", "halted", "circuit", RUN, REPAIR, TROUBLE, "quarantine", "late")
-    return next((i for i, kind in enumerate(order) if key.startswith(kind)), 99), key
+    return URGENCY.get(concern.concern, len(URGENCY)), concern.key

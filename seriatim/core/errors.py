@@ -3,14 +3,17 @@
 SeriatimError
  ├─ ConfigError          exit 2   fix a file or an argument
  ├─ IntegrityError       exit 3   the data is hurt: read the findings, repair; never retried
+ │   └─ DamagedFileError          a committed file is not as committed; `path` says which
  ├─ PlatformError        exit 4   Kafka, Spark, disk or network: retry, then look at the infrastructure
- │   └─ FencedError      exit 5   another run moved the frontier, and there is still work
+ │   ├─ FencedError      exit 5   another run moved the frontier, and there is still work
+ │   └─ KafkaSilentError          no broker answered
  └─ BrokenPromiseError   exit 1   our bug: report it
 
 Every error carries typed fields, survives pickling (it crosses Spark's and Airflow's process
 borders), and names the next thing to do. `render()` is what a person sees: one screen.
+A subclass without an exit code of its own is for code that must tell cases apart: people see its parent's name.
 
-Next room: integrity.py has the findings that an IntegrityError carries.
+Next room: failure.py writes an error down for another process; integrity.py has the findings.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ class SeriatimError(Exception):
     """The root. `fields` are shown in order; `next` is the command or deed that helps."""
 
     exit_code: ClassVar[int] = 1
+    title: ClassVar[str] = "SeriatimError"
+    """The name that people and scripts see."""
 
     def __init__(self, message: str, *, next: str = "", **fields: Any) -> None:
         super().__init__(message)
@@ -32,42 +37,60 @@ class SeriatimError(Exception):
         self.fields = fields
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.next, self.fields)
+        return _rebuild, (type(self), self.message, dict(vars(self)))
 
     def render(self) -> str:
         """The error as a person reads it: a headline, the facts, what to do."""
         facts = {**{k: v for k, v in self.fields.items() if v not in ("", None)}, "next": self.next}
-        return screen(f"{type(self).__name__}: {self.message}", facts)
+        return screen(f"{self.title}: {self.message}", facts)
 
 
 class ConfigError(SeriatimError):
     """A file or an argument is wrong."""
 
     exit_code = 2
+    title = "ConfigError"
 
 
 class IntegrityError(SeriatimError):
     """The data is hurt. Retrying cannot help."""
 
     exit_code = 3
+    title = "IntegrityError"
+
+
+class DamagedFileError(IntegrityError):
+    """A committed file was changed or lost after it was committed."""
+
+    def __init__(self, message: str, *, path: str, next: str = "", **fields: Any) -> None:
+        super().__init__(message, next=next, **fields)
+        self.path = path
+        """As the ledger names it."""
 
 
 class PlatformError(SeriatimError):
     """The world around us failed: retry, then look at the infrastructure."""
 
     exit_code = 4
+    title = "PlatformError"
+
+
+class KafkaSilentError(PlatformError):
+    """No broker answered: whoever asks for several streams need not wait for it again."""
 
 
 class FencedError(PlatformError):
     """Another run moved the frontier while this one was folding. Nothing was written."""
 
     exit_code = 5
+    title = "FencedError"
 
 
 class BrokenPromiseError(SeriatimError):
     """We broke our own promise: a bug in Seriatim."""
 
     exit_code = 1
+    title = "BrokenPromiseError"
 
 
 SIGKILL_CAUSE = "by the kernel, because the machine or the container ran out of memory, or by somebody"
@@ -101,5 +124,8 @@ def broken(promise: str, **fields: Any) -> NoReturn:
     raise BrokenPromiseError(promise, next="report this as a bug, with the lines above", **fields)
 
 
-def _rebuild(cls: type[SeriatimError], message: str, next: str, fields: dict[str, Any]) -> SeriatimError:
-    return cls(message, next=next, **fields)
+def _rebuild(cls: type[SeriatimError], message: str, attributes: dict[str, Any]) -> SeriatimError:
+    # Not by calling the class: a subclass may take other arguments than its parent.
+    error = cls.__new__(cls, message)
+    vars(error).update(attributes)
+    return error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -75,6 +76,8 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     level: Literal["error", "warning"] = "error"
     sequence: int = -1
     """Check: the ledger entry up to which it was judged."""
+    log_end: int = -1
+    """Truncated: where Kafka's log ends now."""
     time_left_seconds: int | None = None
     """Until Kafka drops the message at its partition's frontier, when it was told."""
 
@@ -93,17 +96,27 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Where, as people write it."""
         return f"{self.topic}/{self.partition}" if self.partition >= 0 else self.topic
 
-    def next(self, stream: str) -> str:
-        """What to do about it."""
+    @property
+    def advice(self) -> str:
+        """Which of the pieces of advice in `NEXT` is about it."""
         kind = self.finding
         if kind == "poison" and self.level == "warning":
-            kind = "skipped"
-        elif self.scope == "session" and kind != "snapshot distance":
-            kind = "session" if self.level == "error" else "passed"
-        elif kind == "check" and self.level == "warning":
-            kind = "doubtful"
+            return "skipped"
+        if self.scope == "session" and kind != "snapshot distance":
+            return "session" if self.level == "error" else "passed"
+        if kind == "check" and self.level == "warning":
+            return "doubtful"
+        return kind
+
+    @property
+    def can_go_forward(self) -> bool:
+        """Whether `repair --forward` goes on without it."""
+        return self.advice in FORWARD
+
+    def next(self, stream: str) -> str:
+        """What to do about it."""
         named = {"place": self.place, "topic": self.topic, "expected": self.expected, "sequence": self.sequence}
-        return NEXT[kind].format(stream=stream, **named)
+        return NEXT[self.advice].format(stream=stream, **named)
 
     def told(self, stream: str) -> dict[str, Any]:
         """As one JSON object for scripts."""
@@ -138,6 +151,15 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return screen(headline, {label: shortened(fact) for label, fact in facts.items()})
 
 
+class FindingsError(IntegrityError):
+    """A command failed by findings or by a check's verdict: the ledger has them, and alerts tell them by themselves."""
+
+    def __init__(self, message: str, *, findings: Iterable[Finding] = (), next: str = "", **fields: Any) -> None:
+        super().__init__(message, next=next, **fields)
+        self.findings = tuple(findings)
+        """Those that are new; none, where an earlier verdict stops the stream."""
+
+
 class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where output stops, or begins again, to be what it should: a gap's edge, for the ledger and the gaps table."""
 
@@ -157,6 +179,8 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the topic's earlier life, where it is of that; empty: as the change says."""
 
 
+FORWARD = ("expired", "poison")
+"""Advice that offers `repair --forward`."""
 NEXT = {
     "gap": "seriatim repair {stream} --partition {place}\n"
     "looks again and says what is gone. The partition waits and loses nothing; the other partitions go on",
@@ -221,15 +245,16 @@ def action(kind: str, tier: Tier) -> Action:
     return ACTIONS[kind][tier]
 
 
-def failure(stream: str, findings: list[Finding]) -> IntegrityError:
+def failure(stream: str, findings: list[Finding]) -> FindingsError:
     """The error for findings that are new in this run."""
     ensure(bool(findings), "no findings, no failure")
     places = sorted({finding.place or "the records table" for finding in findings})
     more = (
         " or more" if any(count >= FINDINGS_TOLD_MAX for count in Counter(f.place for f in findings).values()) else ""
     )
-    return IntegrityError(
+    return FindingsError(
         f"{stream}: {len(findings)}{more} new finding{'s' * (len(findings) > 1)} in {', '.join(places[:5])}"
         + (f" and {len(places) - 5} more" if len(places) > 5 else ""),
+        findings=findings,
         next=f"read the findings above; `seriatim status {stream}` shows what waits",
     )

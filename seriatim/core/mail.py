@@ -152,7 +152,7 @@ def _repair(finding: Finding, place: Place) -> str:
         return ""
     values = {"stream": place.stream} | ({"partition": finding.place} if finding.partition >= 0 else {})
     values |= {} if finding.session is None else {"session": finding.session}
-    more = ", or with forward checked to go on without it" if "--forward" in finding.next(place.stream) else ""
+    more = ", or with forward checked to go on without it" if finding.can_go_forward else ""
     return f"{link} and paste {msgspec.json.encode(values).decode()}{more}"
 
 
@@ -160,7 +160,7 @@ def _failure(failed: Note, place: Place, *, told: bool, word: str = "Run failed"
     _, _, rest = failed.text.partition("\n")
     run = f"{failed.run} ({NO_CALLBACK})" if failed.inferred else failed.run
     facts = {"task": failed.task, "run": run, "said": "" if told else shortened(rest.strip("\n"), 2000)}
-    if not told and "next " not in rest:
+    if not told and not failed.next:
         facts["next"] = f"read the task's log, then: seriatim status {place.stream}"
     return Section(f"{word}: {_headline(failed)}", facts)
 

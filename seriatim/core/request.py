@@ -49,6 +49,14 @@ class Edge(Struct, frozen=True):
         return self.time_ms or 0 if self.offset is None else self.offset
 
 
+class RefusedValueError(ConfigError):
+    """A field of a form has a value that is not allowed. Its screen is about the form; its parts serve other edges."""
+
+    def __init__(self, key: str, problem: str, allowed: str) -> None:
+        super().__init__(f"{key}: {problem}", allowed=allowed, next="trigger again with a value that is allowed")
+        self.key, self.problem, self.allowed = key, problem, allowed
+
+
 class Request(Struct, frozen=True, kw_only=True):
     """What a run is asked to do. The default: fold from the frontier to the log ends of now."""
 
@@ -249,4 +257,4 @@ def _shown(value: Any) -> str:
 
 
 def _refuse(key: str, found: str, allowed: str) -> NoReturn:
-    raise ConfigError(f"{key}: {found}", allowed=allowed, next="trigger again with a value that is allowed")
+    raise RefusedValueError(key, found, allowed)

@@ -130,7 +130,7 @@ def deleted(partition: Partition, account: Account) -> Finding | None:
 def judge(partition: Partition, account: Account, seen: Bounds) -> Finding | None:
     """What is wrong with a partition before any message is read."""
 
-    def finding(kind: str, expected: str, found: str, cause: str) -> Finding:
+    def finding(kind: str, expected: str, found: str, cause: str, log_end: int = -1) -> Finding:
         return Finding(
             finding=kind,
             topic=partition.topic,
@@ -139,6 +139,7 @@ def judge(partition: Partition, account: Account, seen: Bounds) -> Finding | Non
             expected=expected,
             found=found,
             cause=cause,
+            log_end=log_end,
         )
 
     if seen.topic_id != account.topic_id:
@@ -146,7 +147,8 @@ def judge(partition: Partition, account: Account, seen: Bounds) -> Finding | Non
         return finding("re-created", f"topic id {account.topic_id}", f"topic id {seen.topic_id}", cause)
     if seen.log_end < account.frontier:
         cause = "Kafka has lost messages that were already folded"
-        return finding("truncated", f"log end at or after {account.frontier}", f"log end {seen.log_end}", cause)
+        expected, found = f"log end at or after {account.frontier}", f"log end {seen.log_end}"
+        return finding("truncated", expected, found, cause, log_end=seen.log_end)
     if seen.log_start > account.frontier:
         lost = OffsetRange(account.frontier, seen.log_start)
         cause = f"{len(lost)} messages {lost} were deleted before they were read"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.core.errors import IntegrityError, ensure
+from seriatim.core.errors import ensure
+from seriatim.core.integrity import FindingsError
 
 if TYPE_CHECKING:  # ledger.py asks this room after it applied
     from seriatim.core.ledger import Change, Entry, Ledger
@@ -61,7 +62,7 @@ def refuse_open(ledger: Ledger, on_check_failure: str) -> None:
     """Refuse to fold on while the circuit is open, where the stream says so."""
     if ledger.circuit == "closed" or on_check_failure != "stop":
         return
-    raise IntegrityError(
+    raise FindingsError(
         f'{ledger.stream}: a check failed, and the stream says on_check_failure = "stop"',
         failed="\n".join(shown(one) for one in ledger.failed[:10]),
         next=way_out(ledger),

@@ -200,7 +200,7 @@ def last_repair(stream: Stream, store: LedgerStore, desk: Desk) -> float | None:
 
 def unseen(error: SeriatimError, at_seconds: float) -> Seen:
     """A stream that could not be looked at. Its findings are told when it can."""
-    trouble = Concern(concern="trouble", text=f"{type(error).__name__}: {error.message}", next=error.next)
+    trouble = Concern(concern="trouble", text=f"{error.title}: {error.message}", next=error.next)
     return Seen(at_seconds=at_seconds, concerns=None, trouble=trouble)
 
 

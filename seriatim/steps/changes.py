@@ -130,8 +130,8 @@ def change_of(partition: Partition, account: Account, result: Result, log_end: i
 
 def halt_of(finding: Finding) -> Halt:
     """A finding that halts, as the ledger remembers it."""
-    cut = int(finding.found.rpartition(" ")[2]) if finding.finding == "truncated" else -1
-    return Halt(finding=finding.finding, offset=finding.offset, cause=finding.cause, log_end=cut)
+    ensure(finding.finding != "truncated" or finding.log_end >= 0, "a truncated log says where it ends now")
+    return Halt(finding=finding.finding, offset=finding.offset, cause=finding.cause, log_end=finding.log_end)
 
 
 def covers(result: Result, whole: OffsetRange) -> bool:

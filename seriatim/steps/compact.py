@@ -24,7 +24,7 @@ from msgspec import Struct, field
 from seriatim import __version__
 from seriatim.core.compact import Intent, Placed, groups, is_small, is_worth_merging, stem_of
 from seriatim.core.crash import crash_point
-from seriatim.core.errors import ConfigError, FencedError, IntegrityError, PlatformError, broken
+from seriatim.core.errors import ConfigError, DamagedFileError, FencedError, IntegrityError, PlatformError, broken
 from seriatim.core.ledger import Account, Change, Entry, File, Ledger
 from seriatim.core.offsets import Partition
 from seriatim.ports import Clock, DerivedStore, Head, LedgerStore, RecordStore, Rewriter, StateStore
@@ -271,8 +271,8 @@ class _Compacting:
         """Note a damaged input, unless it is gone because another run replaced it."""
         if self._gone(self._head()):
             raise damage
-        named = [path for path in paths if path in damage.message] or paths[:1]
-        self.piece.refused[named[0]] = damage.message
+        path = damage.path if isinstance(damage, DamagedFileError) else paths[0]
+        self.piece.refused[path] = damage.message
 
     def _commit(self, change: Change) -> None:
         """Step 4."""

@@ -267,7 +267,6 @@ class Folding:
         except (PlatformError, BrokenPromiseError, IntegrityError) as error:
             if self._overtaken(ranges):  # whoever was first has swept our files: that is all it was
                 raise FencedError(error.message) from error
-            error.next = error.next.replace("STREAM", self.stream.name)  # a worker does not know it
             raise
         return not self.begin_again
 

@@ -17,7 +17,8 @@ import msgspec
 from msgspec import Struct, field
 
 from seriatim.core.crash import crash_point
-from seriatim.core.errors import BrokenPromiseError, IntegrityError, PlatformError, SeriatimError, ensure
+from seriatim.core.errors import BrokenPromiseError, PlatformError, SeriatimError, ensure
+from seriatim.core.failure import Failure
 from seriatim.core.fold import NO_LIMITS, Fold, Limits
 from seriatim.core.holes import Passage
 from seriatim.core.integrity import Finding, Mark, Tier
@@ -30,6 +31,8 @@ from seriatim.core.scope import Scope
 from seriatim.core.state import merge_count
 from seriatim.ports import Digests, Explain, RecordStore, SourceFailed, StateStore, UnfitRecords
 from seriatim.steps.split import Outputs
+
+LOOK_AT_WORKERS = "look at the disk, memory and network of the workers, then run again"
 
 
 class Work(Struct, frozen=True, kw_only=True):
@@ -84,9 +87,8 @@ class Result(Struct, kw_only=True):
     """Sessions that may be half changed: nothing of this result counts, fold again with care."""
     peak_memory_bytes: int = 0
     partition: Partition | None = None
-    failure: tuple[str, str, str] | None = None
-    """Error kind, message and detail (platform: what to do next; integrity: cause, null, what to do next), when the
-    task could not be done."""
+    failure: Failure | None = None
+    """Why the task could not be done."""
 
 
 class Kit(Struct, frozen=True, kw_only=True):
@@ -116,34 +118,31 @@ def run_task(work: Work, stretches: Iterable[Stretch], kit: Kit) -> bytes:
         result = FoldTask(work, kit).fold(stretches)
     except SourceFailed:
         raise  # reading broke, not the fold: discovery decides what it means
-    except PlatformError as error:
-        result = Result(failure=("PlatformError", error.message, error.next))
-    except IntegrityError as error:
-        result = Result(failure=("IntegrityError", error.message, f"{error.fields.get('cause', '')}\0{error.next}"))
-    except SeriatimError as error:
-        result = Result(failure=(type(error).__name__, error.message, error.render()))
-    except (OSError, MemoryError) as error:
-        result = Result(failure=("PlatformError", f"{work.partition}: {type(error).__name__}: {error}", ""))
     except Exception as error:  # noqa: BLE001  # whatever it is, it is told once, on one screen, by the driver
-        detail = "".join(traceback.format_exception(error)[-6:])
-        result = Result(failure=("BrokenPromiseError", f"{work.partition}: {type(error).__name__}: {error}", detail))
+        result = Result(failure=Failure.of(_known_error(work.partition, error)))
     result.partition = work.partition
     return msgspec.msgpack.encode(result)
+
+
+def _known_error(partition: Partition, error: Exception) -> SeriatimError:
+    """An error of ours as it is, with advice; anything else as the error that it means."""
+    if isinstance(error, SeriatimError):
+        if isinstance(error, PlatformError) and not error.next:
+            error.next = LOOK_AT_WORKERS
+        return error
+    message = f"{partition}: {type(error).__name__}: {error}"
+    if isinstance(error, OSError | MemoryError):
+        return PlatformError(message, next=LOOK_AT_WORKERS)
+    last_lines = "".join(traceback.format_exception(error)[-6:])
+    return BrokenPromiseError(message, detail=last_lines, next="report this as a bug, with the lines above")
 
 
 def read_result(content: bytes) -> Result:
     """A task's result in the driver; a failed task raises here."""
     result = msgspec.msgpack.decode(content, type=Result)
-    if result.failure is None:
-        return result
-    kind, message, detail = result.failure
-    if kind == "IntegrityError":
-        cause, _, advice = detail.partition("\0")
-        raise IntegrityError(message, cause=cause, next=advice)
-    if kind == "PlatformError":
-        advice = "look at the disk, memory and network of the workers, then run again"
-        raise PlatformError(message, next=detail or advice)
-    raise BrokenPromiseError(message, detail=detail, next="report this as a bug, with the lines above")
+    if result.failure is not None:
+        raise result.failure.to_error()
+    return result
 
 
 class FoldTask:

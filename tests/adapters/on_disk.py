@@ -27,7 +27,7 @@ class DiskFiles(ParquetRecords, ParquetState):
 
     def __init__(self, root: Path, columns: dict[str, str], leave_out: tuple[str, ...]) -> None:
         ParquetRecords.__init__(self, root, columns, "zstd", leave_out)
-        ParquetState.__init__(self, root)
+        ParquetState.__init__(self, root, "s")
 
 
 class DiskStream(MemoryStream):

@@ -30,7 +30,7 @@ A0, A1, B0 = (Partition.parse(place) for place in ("in-a/0", "in-a/1", "in-b/0")
 def compacted(made: DiskStream, only: Partition | None = None, *, bytes_target: int = 1 << 20) -> Compacted:
     """One compaction, as a process of its own would make it."""
     made._open()
-    return compact(means(made, bytes_target=bytes_target, rewriter=ParquetRewriter(made.root)), only)
+    return compact(means(made, bytes_target=bytes_target, rewriter=ParquetRewriter(made.root, "s")), only)
 
 
 def records(root: Path, version: int | None = None) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ def current_of(made: DiskStream, keyed: Keyed | None = None) -> DeltaCurrent:
     """The table as a process of its own opens it."""
     keyed = keyed or made.runner.keyed
     assert keyed is not None
-    return DeltaCurrent(made.root, record_schema(made.runner.columns), keyed)
+    return DeltaCurrent(made.root, "s", record_schema(made.runner.columns), keyed)
 
 
 def rows(made: DiskStream) -> list[dict[str, Any]]:
@@ -236,6 +236,7 @@ def test_a_lost_record_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match="is missing") as told:
         publish("s", made.ledger, current_of(made))
     assert lost.path in told.value.message
+    assert "seriatim verify s" in told.value.next
     assert rows(made) == before
 
 

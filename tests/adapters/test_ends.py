@@ -78,7 +78,7 @@ def test_values_that_do_not_fit_are_named(store: Made) -> None:
 @pytest.mark.parametrize("kind", ["memory", "parquet"])
 def test_every_session_comes_once_and_newest(kind: str, tmp_path: Path) -> None:
     """However many files there are."""
-    files: Any = MemoryFiles(COLUMNS) if kind == "memory" else ParquetState(tmp_path)
+    files: Any = MemoryFiles(COLUMNS) if kind == "memory" else ParquetState(tmp_path, "s")
     first = files.save(A3, "0-0-a", {f"s{i}": Session(saved=b"old", timestamp=1) for i in range(5)}, ())
     second = files.save(A3, "0-5-b", {"s3": Session(saved=b"new", timestamp=2)}, ())
     found = list(files.each((first, second)))

@@ -79,7 +79,7 @@ def side(request: pytest.FixtureRequest, tmp_path: Path) -> Side:
         (tmp_path / file.path).write_bytes(content)
 
     records = ParquetRecords(tmp_path, {"v": "int64"}, "zstd", ())
-    return Side(records, ParquetJoiner(tmp_path), read, flipped, lambda file: (tmp_path / file.path).unlink())
+    return Side(records, ParquetJoiner(tmp_path, "s"), read, flipped, lambda file: (tmp_path / file.path).unlink())
 
 
 def test_what_stays_and_what_comes_is_one_file_in_order(side: Side) -> None:

@@ -40,7 +40,7 @@ class MarketFiles(ParquetRecords, ParquetState):
 
     def __init__(self, root: Path, runner: Runner, parts: tuple[str, ...]) -> None:
         ParquetRecords.__init__(self, root, runner.columns, "zstd", parts, others=runner.others)
-        ParquetState.__init__(self, root)
+        ParquetState.__init__(self, root, "s")
 
 
 class DiskMarket(MemoryStream):
@@ -153,7 +153,7 @@ def test_publish_brings_them_up_too(made: DiskMarket, monkeypatch: pytest.Monkey
 def test_a_repair_replaces_files_in_all_tables(made: DiskMarket) -> None:
     """And verify is content with what came of it."""
     tools = mending(made)
-    tools = replace(tools, world=replace(tools.world, joiner=ParquetJoiner(made.root)))
+    tools = replace(tools, world=replace(tools.world, joiner=ParquetJoiner(made.root, "s")))
     before = {file for uri in DeltaTable(made.root / "records-trade").file_uris() for file in [uri.split("trade/")[1]]}
     done = Repairing(tools).apply(plan(tools, Request(partition=str(A0), start=5)), 6)
     assert done.sequence == head(made).sequence

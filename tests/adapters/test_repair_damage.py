@@ -25,7 +25,7 @@ from tests.steps.mending import mending
 def tools(made: DiskStream) -> Mending:
     """What a repair of real files is made with."""
     given = mending(made)
-    return replace(given, world=replace(given.world, joiner=ParquetJoiner(made.root)))
+    return replace(given, world=replace(given.world, joiner=ParquetJoiner(made.root, "s")))
 
 
 def built(root: Path) -> DiskStream:
@@ -66,8 +66,8 @@ def test_what_parquet_cannot_read_is_damage_and_is_named(tmp_path: Path) -> None
     path.write_bytes(b"PAR1 nothing of the kind PAR1")
     file = File("records/in-a/0/x.parquet", path.stat().st_size, 1, file_digest(path), 0, 1)
     with pytest.raises(IntegrityError, match=r"records/in-a/0/x\.parquet") as refused:
-        ParquetJoiner(tmp_path).touches(file, Replaced(start=0, end=9))
-    assert "--partition in-a/0" in refused.value.next
+        ParquetJoiner(tmp_path, "s").touches(file, Replaced(start=0, end=9))
+    assert refused.value.next.startswith("seriatim repair s --partition in-a/0: ")
 
 
 def optimized(root: Path) -> DiskStream:

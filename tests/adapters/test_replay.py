@@ -18,7 +18,7 @@ from seriatim.adapters.parquet import ParquetRecords, record_schema
 from seriatim.adapters.scratch import OverBase
 from seriatim.adapters.state import ParquetState
 from seriatim.cli import main
-from seriatim.core.errors import ConfigError, IntegrityError
+from seriatim.core.errors import ConfigError, DamagedFileError, IntegrityError
 from seriatim.core.ledger import File
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
@@ -79,7 +79,7 @@ def kit(made: DiskStream, folder: Path, runner: Runner) -> Callable[[tuple[File,
         limits=stream.limits,
         session_field=False,
         records=ParquetRecords(folder, runner.columns, "zstd", ()),
-        state=OverBase(ParquetState(folder), made.files, base),
+        state=OverBase(ParquetState(folder, "s"), made.files, base),
         explain=made.explain,
         digests=MemoryDigests,
         peak_memory_bytes=lambda: 0,
@@ -105,7 +105,7 @@ def compared(made: DiskStream, folder: Path, done: list[Made]) -> Compared:
     accounts = made.accounts()
     lefts = {(p, account.topic_id): OffsetRange(account.born, account.frontier) for p, account in accounts.items()}
     rights = {(part.partition, part.topic_id): OffsetRange(part.start, part.until) for part in done}
-    return compare(DeltaLookup(made.root), DeltaLookup(folder), lefts, rights, lambda _done, _total: None)
+    return compare(DeltaLookup(made.root, "s"), DeltaLookup(folder, None), lefts, rights, lambda _done, _total: None)
 
 
 def test_a_replay_equals_what_was_committed(made: DiskStream, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_what_differs_is_named(made: DiskStream, tmp_path: Path) -> None:
     ]
     other = replayed(made, tmp_path / "other", {A0: OffsetRange(0, 60)})
     ranges = {(part.partition, part.topic_id): OffsetRange(part.start, part.until) for part in (*done, *other)}
-    sides = DeltaLookup(tmp_path / "again"), DeltaLookup(tmp_path / "other")
+    sides = DeltaLookup(tmp_path / "again", None), DeltaLookup(tmp_path / "other", None)
     told = compare(*sides, ranges, ranges, lambda _done, _total: None)
     first = told.partings[0]
     assert (first.partition, first.offset, first.index, first.columns) == (A0, 40, 0, ("v",))
@@ -229,9 +229,9 @@ def test_what_is_damaged_is_said(made: DiskStream, tmp_path: Path) -> None:
 
 def test_other_tables_are_named(made: DiskStream) -> None:
     """A comparison that leaves them out must say so."""
-    assert DeltaLookup(made.root).others == []
+    assert DeltaLookup(made.root, "s").others == []
     (made.root / "records-trade" / "_delta_log").mkdir(parents=True)
-    assert DeltaLookup(made.root).others == ["records-trade"]
+    assert DeltaLookup(made.root, "s").others == ["records-trade"]
 
 
 def test_what_kafka_has_no_more_is_said(made: DiskStream, tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_records_are_found_by_their_columns(tmp_path: Path) -> None:
     feed(one, A0, 30)
     feed(one, Partition("in-b", 0), 30, seed=1000)
     one.run(14)
-    lookup = DeltaLookup(one.root)
+    lookup = DeltaLookup(one.root, "s")
     rows = list(lookup.where({"id": "a", "session": "s0", "topic": "in-b"}))
     assert rows
     assert {(row["topic"], row["session"], row["id"]) for row in rows} == {("in-b", "s0", "a")}
@@ -262,7 +262,18 @@ def test_records_are_found_by_their_columns(tmp_path: Path) -> None:
     part = lookup.read((A0, life), OffsetRange(5, 12))
     assert sorted({row["offset"] for row in part.to_pylist()}) == list(range(5, 12))
     with pytest.raises(ConfigError, match="no table of records"):
-        DeltaLookup(tmp_path / "nowhere")
+        DeltaLookup(tmp_path / "nowhere", None)
+
+
+def test_a_record_file_that_cannot_be_read_is_told_with_its_way_out(made: DiskStream) -> None:
+    """Of a stream, verify says what is hurt, by the stream's name; a replay is simply folded again."""
+    path = next(file.path for file in made.ledger.active_files(head_of(made)))
+    (made.root / path).write_bytes(b"nothing of the kind")
+    for stream, advice in (("orders", "seriatim verify orders tells"), (None, "fold the replay again")):
+        with pytest.raises(DamagedFileError, match="cannot be read") as refused:
+            list(DeltaLookup(made.root, stream).where({}))
+        assert refused.value.path == path
+        assert refused.value.next.startswith(advice)
 
 
 def test_messages_that_are_gone_are_counted(made: DiskStream, tmp_path: Path) -> None:

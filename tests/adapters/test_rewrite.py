@@ -14,7 +14,7 @@ from seriatim.adapters.memory import MemoryFiles
 from seriatim.adapters.parquet import ParquetRecords
 from seriatim.adapters.rewrite import ParquetRewriter
 from seriatim.core.compact import Intent
-from seriatim.core.errors import BrokenPromiseError, IntegrityError
+from seriatim.core.errors import BrokenPromiseError, DamagedFileError, IntegrityError
 from seriatim.core.ledger import File
 from seriatim.core.message import Stretch
 from seriatim.core.offsets import Partition
@@ -31,7 +31,7 @@ class Side:
     def __init__(self, root: Path | None, leave_out: tuple[str, ...] = ()) -> None:
         self.root = root
         self.files: Any = MemoryFiles(COLUMNS) if root is None else ParquetRecords(root, COLUMNS, "zstd", leave_out)
-        self.rewriter: Any = self.files if root is None else ParquetRewriter(root)
+        self.rewriter: Any = self.files if root is None else ParquetRewriter(root, "s")
 
     def written(self, stem: str, *offsets: int, topic_id: str = "id") -> File:
         """A record file with two records at each of these offsets."""
@@ -90,6 +90,8 @@ def test_a_damaged_file_is_refused_by_name(side: Side, how: str, which: int) -> 
     with pytest.raises(IntegrityError) as refused:
         side.rewriter.concatenate(P, "id", "compact-x-0", olds)
     assert olds[which].path in refused.value.message
+    assert isinstance(refused.value, DamagedFileError)
+    assert refused.value.path == olds[which].path
 
 
 def test_files_that_do_not_follow_each_other_are_our_bug(side: Side) -> None:

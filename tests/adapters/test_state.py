@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from seriatim.adapters.memory import MemoryFiles
 from seriatim.adapters.parquet import ParquetRecords
 from seriatim.adapters.state import ROWS_PER_GROUP, ParquetState
-from seriatim.core.errors import BrokenPromiseError, IntegrityError
+from seriatim.core.errors import BrokenPromiseError, DamagedFileError
 from seriatim.core.ledger import File
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Session, Waiting
@@ -27,12 +27,12 @@ RUNS = count()
 @pytest.fixture(params=["memory", "real"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """A store of either kind."""
-    return MemoryFiles({}) if request.param == "memory" else ParquetState(tmp_path)
+    return MemoryFiles({}) if request.param == "memory" else ParquetState(tmp_path, "s")
 
 
 def again(store: Store) -> Store:
     """The same files as the next run sees them."""
-    return store if isinstance(store, MemoryFiles) else ParquetState(store.root)
+    return store if isinstance(store, MemoryFiles) else ParquetState(store.root, "s")
 
 
 def session(saved: bytes | None, **fields: Any) -> Session:
@@ -160,8 +160,11 @@ def test_a_damaged_state_file_is_refused_by_name(store: Store, how: str) -> None
         lambda: again(store).quarantined([good, file]),
         lambda: again(store).holds([good, file], ["s"]),
     ):
-        with pytest.raises(IntegrityError, match=file.path):
+        with pytest.raises(DamagedFileError, match=file.path) as refused:
             use()
+        assert refused.value.path == file.path
+        if isinstance(store, ParquetState):
+            assert refused.value.next.startswith("seriatim repair s: ")
     assert again(store).holds([good], ["s", "t"]) == {"t"}
     assert again(store).load([good], ["t"]) == {"t": session(b"1")}
 

@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from deltalake import DeltaTable
 
-from seriatim import suites
-from seriatim.core.alert import OF_FINDINGS
+from seriatim import config, suites
 from seriatim.core.crash import CHECK_POINTS
 from seriatim.core.errors import ConfigError, IntegrityError
+from seriatim.core.failure import CommandOutcome
 from seriatim.core.stream import Output, Stream
 from tests.adapters.on_disk import DiskStream, filled
 from tests.cli.test_publish import STREAM, typed
@@ -85,7 +86,7 @@ def test_check_then_publish(made: DiskStream, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_bad_check_opens_the_circuit_until_it_is_accepted(
-    made: DiskStream, capsys: pytest.CaptureFixture[str]
+    made: DiskStream, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit 3 once, with partition, rows, example and commands; later a banner; accept closes it."""
     assert typed("check", "s") == 0
@@ -93,11 +94,15 @@ def test_a_bad_check_opens_the_circuit_until_it_is_accepted(
     made.send("in-a/1", "x", 9, ["a"], 1)
     made.run()
     capsys.readouterr()
+    monkeypatch.setenv(config.OUTCOME, str(made.root / "outcome.json"))
     assert typed("check", "s") == 3
     told = capsys.readouterr().err
     assert "CheckError: s in-a/1: check at offset 10" in told
+    failure = msgspec.json.decode((made.root / "outcome.json").read_bytes(), type=CommandOutcome).failure
+    assert failure is not None
+    assert failure.error == "FindingsError", "by its class an alert knows that the findings were told already"
+    assert [(finding.finding, finding.offset) for finding in failure.findings] == [("check", 10)]
     assert "1 of 4 records: 9" in told
-    assert OF_FINDINGS.search(told), "by these words an alert knows that the findings were told already"
     assert "v is small (expectations/s.json)" in told
     assert 'seriatim accept s --sequence 10 --because "…"' in told
     assert typed("check", "s") == 0

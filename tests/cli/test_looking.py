@@ -8,12 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from seriatim.cli import main, scratch
-from seriatim.cli.diff import _tell_missing
+from seriatim.cli.diff import _tell, _tell_missing
 from seriatim.cli.looking import Lookback, offset_of, plain, shortened, show_step, shown_time, step_values, time_ms
 from seriatim.cli.scratch import with_machine
 from seriatim.cli.state import _show_state
-from seriatim.core.errors import ConfigError
+from seriatim.core.errors import ConfigError, IntegrityError
 from seriatim.core.offsets import Partition
+from seriatim.steps.diff import Compared, Parting
 from seriatim.steps.replay import Made
 from seriatim.streams import StreamFile, load, runner
 from tests.steps.looking import head_of, looking, traced, way
@@ -111,6 +112,26 @@ def test_what_is_refused(
     assert said in told
     assert "  next  " in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(("stream", "named"), [("orders", "orders"), ("it's", "'it'\"'\"'s'")])
+def test_outputs_that_differ_are_told_with_a_command_to_paste(stream: str, named: str) -> None:
+    """It names the stream whose messages they are, which a folder of a replay says."""
+    row = {"session": "x", "offset": 7}
+    parting = Parting(partition=Partition("a", 3), offset=7, index=0, left=row, right=None)
+    with pytest.raises(IntegrityError) as told:
+        _tell("/tmp/again", "other", stream, Compared(only_left=1, partings=[parting]), json=True)
+    assert told.value.next == f"seriatim trace {named} x --partition a/3 --from 2 --until 8"
+
+
+def test_a_replay_without_a_session_says_how_it_is_given(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the name that was typed."""
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit):
+        main(["replay", "s"])
+    assert "seriatim replay s SESSION --break" in capsys.readouterr().err
 
 
 def test_times_can_be_pasted_back() -> None:

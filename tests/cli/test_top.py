@@ -18,7 +18,7 @@ from rich.console import Console
 from seriatim import cli, wiring
 from seriatim.adapters import clock
 from seriatim.cli.top import aside, screen
-from seriatim.core.errors import PlatformError
+from seriatim.core.errors import KafkaSilentError, PlatformError
 from tests.page.lakes import Lake, hurt
 
 
@@ -97,7 +97,7 @@ def test_a_broker_that_is_silent_is_waited_for_once(
 
     def silent(file: Any, _: Any) -> Any:
         asked.append(file.stream.name)
-        raise PlatformError("Kafka at x:1 does not answer", next="check the broker")
+        raise KafkaSilentError("Kafka at x:1 does not answer", next="check the broker")
 
     for name in ("broken", "ruined"):  # before and after it, neither of which says anything about Kafka
         (lake.streams / f"{name}.toml").write_text("topics =")

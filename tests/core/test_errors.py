@@ -7,7 +7,9 @@ import pickle
 import pytest
 
 from seriatim.core import errors
-from seriatim.core.errors import BrokenPromiseError, SeriatimError, ensure
+from seriatim.core.errors import BrokenPromiseError, DamagedFileError, SeriatimError, ensure
+from seriatim.core.integrity import Finding, FindingsError
+from seriatim.core.request import RefusedValueError
 
 KINDS = [
     errors.ConfigError,
@@ -31,6 +33,25 @@ def test_errors_survive_pickling(kind: type[SeriatimError]) -> None:
         str(error),
     )
     assert back.render() == error.render()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DamagedFileError("records/a is missing", path="records/a", next="repair", cause="lost"),
+        FindingsError("s: 1 new finding", findings=[Finding(finding="gap", topic="a", partition=0)], next="look"),
+        RefusedValueError("until", "found 'x'", "an offset"),
+        errors.KafkaSilentError("Kafka does not answer", next="check it"),
+    ],
+)
+def test_special_cases_survive_pickling_and_show_their_parents_name(error: SeriatimError) -> None:
+    """Code tells them apart by class and attributes; people and scripts see the five names that there are."""
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is type(error)
+    assert vars(back) == vars(error)
+    assert str(back) == str(error)
+    assert back.title == next(kind for kind in KINDS if isinstance(error, kind)).__name__
+    assert back.render().startswith(f"{back.title}: ")
 
 
 def test_exit_codes_say_what_to_do() -> None:

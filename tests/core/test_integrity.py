@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from seriatim.core.errors import BrokenPromiseError
-from seriatim.core.integrity import ACTIONS, NEXT, TIERS, TITLES, Finding, action, failure, shortened, typed
+from seriatim.core.integrity import ACTIONS, FORWARD, NEXT, TIERS, TITLES, Finding, action, failure, shortened, typed
 
 DESIGN = """
     re-created    halt  halt halt  halt halt
@@ -43,6 +43,14 @@ def test_every_finding_has_a_title_and_a_next_deed(kind: str) -> None:
     assert "\t" not in shown
     assert len(shown.splitlines()) <= 24
     assert "{" not in finding.next("orders")
+
+
+def test_advice_offers_forward_where_it_helps() -> None:
+    """The mail's form and the command in the advice agree."""
+    assert {kind for kind, advice in NEXT.items() if "--forward" in advice} == set(FORWARD)
+    assert Finding(finding="poison", topic="a", partition=0).can_go_forward
+    assert not Finding(finding="poison", topic="a", partition=0, level="warning").can_go_forward
+    assert not Finding(finding="raised", topic="a", partition=0, session="s").can_go_forward
 
 
 def test_scope_is_as_narrow_as_what_is_known() -> None:

@@ -28,17 +28,17 @@ def context(**params):
     task = Made(try_number=2, log_url="log")
     given = {"params": {**form, **params}, "dag_run": run, "ti": task}
     return {"dag": bag.dags["orders"], "run_id": "r1", **given}
-Command.log = Keep()
+Command.log = Submit.log = Keep()
 def tried(task, given):
     try:
         return task.execute(given)
     except SeriatimError as error:
-        return [type(error).__name__, error.message]
+        return [error.title, error.message]
 def notes():
     outbox = place.outbox(FOLDER, "orders")
     left = outbox.notes()
     outbox.drop(list(left))
-    return [[note.kind, note.task, note.exit_code, note.text, note.asked] for note in left.values()]
+    return [[note.kind, note.task, note.exit_code, note.text, note.asked, note.error] for note in left.values()]
 """
 
 
@@ -79,8 +79,9 @@ bytes_of = "import sys; sys.stdout.buffer.write(b'\\\\xff out'); sys.stderr.buff
 answers['bytes_that_are_no_text_break_no_task'] = running(bytes_of)
 hook = Submit(folder=FOLDER, without_connection="local[2]", conn_id="seriatim_spark")
 hook._build_spark_submit_command = lambda _: [sys.executable, "-c", bytes_of]
+before = len(said)
 hook.submit("x")
-answers['bytes_that_are_no_text_break_no_task'].append(list(hook.said))
+answers['bytes_that_are_no_text_break_no_task'].append(said[before:])
 found = []
 for text in ('{"conn_type": "smtp", "login": "us"}', '{"conn_type": "smtp", "host": "mail.example.org"}'):
     os.environ["AIRFLOW_CONN_SMTP_DEFAULT"] = text
@@ -215,10 +216,28 @@ class Watched(Watch):
     def printed(self, context): watched.append(notes())
 Watch.log = Keep()
 for run in ("r3", "r1", "r2"):
-    note = place.note_of_task({**context(), "run_id": run}, "fold", 4, "PlatformError: no broker")
+    note = place.note_of_task({**context(), "run_id": run}, "fold", PlatformError("no broker"))
     place.outbox(FOLDER, "orders").leave(note)
 Watched(task_id="watch", words=["watch", "--once"], folder=FOLDER).execute({**context(), "ti": States()})
 answers['watch_notes_the_end_of_a_run_that_was_marked_failed'] = [States.asked, watched]
+from seriatim.core.failure import CommandOutcome, Failure
+from seriatim.core.integrity import Finding, failure
+jars.ensure = lambda *_: []
+error = failure("orders", [Finding(finding="gap", topic="a", partition=0, offset=3)])
+content = __import__("msgspec").json.encode(CommandOutcome(exit_code=3, failure=Failure.of(error))).decode()
+leaves = f"import os, sys; open(os.environ['SERIATIM_OUTCOME'], 'w').write({content!r}); sys.exit(3)"
+dies = "import os; os.kill(os.getpid(), 9)"
+def submitted(code):
+    build = SparkSubmitHook._build_spark_submit_command
+    def other(self, application):
+        build(self, application)
+        return [sys.executable, "-c", code]
+    SparkSubmitHook._build_spark_submit_command = other
+    try:
+        return [tried(Fold(task_id="fold", stream="orders", folder=FOLDER), context()), notes()]
+    finally:
+        SparkSubmitHook._build_spark_submit_command = build
+answers['a_driver_tells_how_it_ended_through_spark_submit'] = [submitted(code) for code in (leaves, dies)]
 print(json.dumps(answers))
 """
 
@@ -242,8 +261,8 @@ def test_a_command_that_fails_is_a_typed_error_and_leaves_a_note(answers: dict[s
     """The screen it ended with, for the mail."""
     error, left = answers["a_command_that_fails_is_a_typed_error_and_leaves_a_note"]
     assert error[0] == "ConfigError"
-    ((kind, name, code, text, _),) = left
-    assert (kind, name, code) == ("task", "plan", 2)
+    ((kind, name, code, text, _, error_class),) = left
+    assert (kind, name, code, error_class) == ("task", "plan", 2, "ConfigError")
     assert text.startswith("ConfigError: no stream 'none-such'")
 
 
@@ -370,7 +389,7 @@ def test_fold_leaves_a_note_where_nothing_could_be_submitted(answers: dict[str, 
     """JARs or a connection that are not there: the mail says which."""
     error, left = answers["fold_leaves_a_note_where_nothing_could_be_submitted"]
     assert error == ["PlatformError", "no JARs can be had"]
-    ((kind, task, code, text, _),) = left
+    ((kind, task, code, text, *_),) = left
     assert (kind, task, code) == ("task", "fold", 4)
     assert "make setup" in text
 
@@ -387,3 +406,14 @@ def test_a_plan_of_the_whole_stream_that_finds_nothing_hurt_ends_a_failed_repair
     """A plan of one partition says nothing of the others."""
     name = "a_plan_of_the_whole_stream_that_finds_nothing_hurt_ends_a_failed_repair"
     assert answers[name] == [["good"], []]
+
+
+def test_a_driver_tells_how_it_ended_through_spark_submit(answers: dict[str, Any]) -> None:
+    """By the outcome that it leaves; one that is killed is told as such, and may be tried again."""
+    (failed, left), (killed, of_killed) = answers["a_driver_tells_how_it_ended_through_spark_submit"]
+    assert failed == ["IntegrityError", "orders: 1 new finding in a/0"]
+    ((_, task, code, text, _, error_class),) = left
+    assert (task, code, error_class) == ("fold", 3, "FindingsError")
+    assert text.startswith("IntegrityError: orders: 1 new finding in a/0\n  next ")
+    assert killed == ["PlatformError", "seriatim run was ended by signal 9 and left no word"]
+    assert of_killed[0][2] == 4

@@ -89,7 +89,7 @@ class Mix:
         start = self.random.randint(0, max(account.frontier - 1, 0))
         tools = mending(self.made)
         if self.rewriter.root is not None:
-            tools = replace(tools, world=replace(tools.world, joiner=ParquetJoiner(self.rewriter.root)))
+            tools = replace(tools, world=replace(tools.world, joiner=ParquetJoiner(self.rewriter.root, "s")))
         try:
             wanted = plan(tools, Request(partition=str(partition), start=start))
             Repairing(tools).apply(wanted, self.random.choice((3, 1000)))
@@ -98,7 +98,7 @@ class Mix:
 
     def really_compact(self) -> None:
         """By the step itself."""
-        rewriter = None if self.rewriter.root is None else ParquetRewriter(self.rewriter.root)
+        rewriter = None if self.rewriter.root is None else ParquetRewriter(self.rewriter.root, "s")
         compact(means(self.made, rewriter=rewriter), self.random.choice((None, *self._known())))
 
     def _known(self) -> list[Partition]:

@@ -46,7 +46,7 @@ class SmallParts(DeltaCurrent):
     def __init__(self, made: DiskStream) -> None:
         keyed = made.runner.keyed
         assert keyed is not None
-        super().__init__(made.root, record_schema(made.runner.columns), keyed)
+        super().__init__(made.root, "s", record_schema(made.runner.columns), keyed)
 
     def lose(self) -> None:
         """Somebody moves it away."""

@@ -22,7 +22,7 @@ from seriatim.testing import MemoryStream
 from tests.steps.worlds import A0, begun, send
 
 HOUR = 3600.0
-WHY = "IntegrityError: s: 1 new finding in in-a/0"
+WHY, KIND = "IntegrityError: s: 1 new finding in in-a/0", "FindingsError"
 PLACE = Place(stream="s", to=("ops@example.org",))
 
 
@@ -44,7 +44,7 @@ class Watcher:
     def fail(self, run: str = "r1", code: int = 3) -> None:
         """What Airflow leaves when a run failed."""
         now = self.made.clock.now_seconds()
-        self.outbox.leave(Note(kind="task", at_seconds=now, run=run, task="fold", exit_code=code, text=WHY))
+        self.outbox.leave(Note(kind="task", at_seconds=now, run=run, task="fold", exit_code=code, text=WHY, error=KIND))
         self.outbox.leave(Note(kind="failed", at_seconds=now, run=run))
 
 
@@ -106,7 +106,7 @@ def test_a_finding_seen_before_its_run_ended_is_not_mailed_again(hurt: Watcher) 
 def test_a_look_between_a_task_and_the_end_of_its_run_spoils_nothing(hurt: Watcher) -> None:
     """The finding is told by that look; the run's end, later, knows by its task's note that it adds nothing."""
     now = hurt.made.clock.now_seconds()
-    hurt.outbox.leave(Note(kind="task", at_seconds=now, run="r1", task="fold", exit_code=3, text=WHY))
+    hurt.outbox.leave(Note(kind="task", at_seconds=now, run="r1", task="fold", exit_code=3, text=WHY, error=KIND))
     hurt.look()
     hurt.outbox.leave(Note(kind="failed", at_seconds=now, run="r1"))
     hurt.look()

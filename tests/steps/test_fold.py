@@ -191,7 +191,12 @@ def test_a_truncated_log_halts() -> None:
     made = begun()
     made.run()
     made.kafka.truncate(A0, 1)
-    assert short(made.run().findings) == [("truncated", "in-a/0", 3)]
+    (finding,) = made.run().findings
+    assert short([finding]) == [("truncated", "in-a/0", 3)]
+    assert (finding.log_end, finding.found) == (1, "log end 1")
+    halt = made.accounts()[A0].halt
+    assert halt is not None
+    assert halt.log_end == 1
     assert frontiers(made) == {"in-a/0": 3}
 
 

@@ -236,7 +236,7 @@ def test_on_real_files_verify_agrees(tmp_path: Path) -> None:
     made.kafka.delete_records(A0, 11)
     (tmp_path / made.accounts()[A0].state[0].path).unlink()
     given = mending(made)
-    tools = replace(given, world=replace(given.world, joiner=ParquetJoiner(tmp_path)))
+    tools = replace(given, world=replace(given.world, joiner=ParquetJoiner(tmp_path, "s")))
     Repairing(tools).apply(plan(tools, Request(forward=True)), 100)
     assert_good(made)
     made.send("in-a/0", "x", 4)

@@ -18,7 +18,7 @@ from xxhash import xxh3_128
 from seriatim.core.compact import Intent
 from seriatim.core.crash import crash_point
 from seriatim.core.current import Keyed, Tabled, is_gone
-from seriatim.core.errors import IntegrityError, ensure
+from seriatim.core.errors import DamagedFileError, ensure
 from seriatim.core.ledger import File
 from seriatim.core.machine import fits
 from seriatim.core.message import Stretch
@@ -173,9 +173,9 @@ class MemoryFiles:
         """A file, checked against its digest."""
         stored = self.files.get(file.path)
         if stored is None:
-            raise IntegrityError(f"{file.path} is missing", next="restore it from a backup")
+            raise DamagedFileError(f"{file.path} is missing", path=file.path, next="restore it from a backup")
         if xxh3_128(stored.content).hexdigest() != file.digest:
-            raise IntegrityError(f"{file.path} is corrupt", next="restore it from a backup")
+            raise DamagedFileError(f"{file.path} is corrupt", path=file.path, next="restore it from a backup")
         return stored
 
     def damaged(self, files: Iterable[File], *, thorough: bool = True) -> dict[str, str]:
