@@ -20,7 +20,7 @@ from msgspec.structs import astuple
 
 from seriatim.core.current import Keyed
 from seriatim.core.errors import ConfigError
-from seriatim.core.message import Poison, decode
+from seriatim.core.message import Poison, decode, plain_values
 from seriatim.core.outputs import beside, table_of
 from seriatim.core.session import Folded, Session
 
@@ -229,7 +229,7 @@ class UserMachine:
 
     def show(self, state: Any) -> Any:
         """State as plain values for people and JSON."""
-        return msgspec.to_builtins(state)
+        return plain_values(state, msgspec.msgpack.decode)
 
 
 def type_arguments(name: str, kind: type) -> tuple[Any, Any, Any]:

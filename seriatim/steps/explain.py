@@ -18,7 +18,7 @@ from msgspec.structs import astuple
 from seriatim.core.errors import ConfigError
 from seriatim.core.looks import view_of_message
 from seriatim.core.machine import Runner
-from seriatim.core.message import Poison
+from seriatim.core.message import Poison, plain_values
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Session
 from seriatim.core.step import Step
@@ -173,7 +173,7 @@ class Explaining:
             timestamp=step.timestamp,
             sequence=step.sequence,
             outcome=step.outcome,
-            message=msgspec.to_builtins(view_of_message(self.looking.runner, step.message, step.raw)),
+            message=plain_values(view_of_message(self.looking.runner, step.message, step.raw)),
             records=records,
             findings=[{"finding": one.finding, "level": one.level, "cause": one.cause} for one in step.findings],
         )
