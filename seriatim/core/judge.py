@@ -353,7 +353,10 @@ class Judge:
         session.awake = False
         self.counts.quarantined += 1
         self.tally.damage(session, name, kind, offset, why, aside=True)
-        self.tally.tell(replace(self.tally.finding(kind, name, offset, expected, found), cause=cause))
+        # A message that waited in the window is told at its own offset, where a person looks for it. Marks and the
+        # session keep the releasing message's: that is where its records would have been.
+        own_offset = offset if waited is None else waited.offset
+        self.tally.tell(replace(self.tally.finding(kind, name, own_offset, expected, found), cause=cause))
 
 
 def told(error: BaseException) -> str:
