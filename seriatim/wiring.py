@@ -136,7 +136,7 @@ def kit(file: StreamFile, kafka: dict[str, str], messages: int = 0) -> Kit:
             checked=not runner.may_half_change,
             others=runner.others,
         ),
-        state=ParquetState(root, stream.output.compression),
+        state=ParquetState(root, stream.output.compression, stream.name),
         explain=explain(file, kafka),
         digests=ArrowDigests,
         peak_memory_bytes=_peak_memory_bytes,
@@ -306,7 +306,7 @@ def state(file: StreamFile) -> ParquetState:
     """The stream's state files."""
     from seriatim.adapters.state import ParquetState
 
-    return ParquetState(Path(file.stream.output.path), file.stream.output.compression)
+    return ParquetState(Path(file.stream.output.path), file.stream.output.compression, file.stream.name)
 
 
 def outbox(stream: str, settings: Settings) -> DiskOutbox:

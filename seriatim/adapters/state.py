@@ -50,8 +50,10 @@ STATE_SCHEMA = pa.schema(
 class ParquetState:
     """State files: one row per session, newest file last, opened when first needed."""
 
-    def __init__(self, root: Path, compression: str = "zstd") -> None:
+    def __init__(self, root: Path, compression: str = "zstd", stream: str = "STREAM") -> None:
         self.root, self.compression = root, compression
+        self.stream = stream
+        """The stream's name, for advice."""
         self._open: dict[str, _StateFile] = {}
         self._proved: set[tuple[str, str]] = set()
 
@@ -121,11 +123,18 @@ class ParquetState:
             try:
                 found = file_digest(full)
             except FileNotFoundError:
-                raise _damaged(file, "it is missing") from None
+                raise self._damaged(file, "it is missing") from None
             if found != file.digest:
-                raise _damaged(file, f"its digest is {found}, the ledger says {file.digest}")
+                raise self._damaged(file, f"its digest is {found}, the ledger says {file.digest}")
             self._proved.add((file.path, file.digest))
         return full
+
+    def _damaged(self, file: File, what: str) -> IntegrityError:
+        return IntegrityError(
+            f"state file {file.path}: {what}",
+            cause="the file was changed or lost after it was committed",
+            next=f"seriatim repair {self.stream}: it makes the file again from Kafka. Nothing was folded on top of it",
+        )
 
 
 class _StateFile:
@@ -168,14 +177,6 @@ def _names_in(path: Path, wanted: set[str]) -> set[str]:
             return set()
         names = file.read_row_groups(groups, columns=["session"]).column("session")
         return set(names.filter(pc.is_in(names, value_set=pa.array(list(wanted), pa.string()))).to_pylist())
-
-
-def _damaged(file: File, what: str) -> IntegrityError:
-    return IntegrityError(
-        f"state file {file.path}: {what}",
-        cause="the file was changed or lost after it was committed",
-        next="seriatim repair STREAM: it makes the file again from Kafka. Nothing was folded on top of it",
-    )
 
 
 def _state_row(name: str, session: Session) -> dict[str, Any]:
