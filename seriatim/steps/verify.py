@@ -77,6 +77,7 @@ class Verified(Struct, kw_only=True):
     files: int = 0
     bytes: int = 0
     records: int = 0
+    """Of the files that are in the table `records` now; those of files that were replaced are none of it."""
     sessions: int = 0
     gone: int = 0
     """Files that left the table, or state that was replaced, and that are deleted since: no damage."""
@@ -279,7 +280,8 @@ class Verifying:
             if in_slice:
                 self.take(counts_differ(known, outline))
             self.outlines[path] = outline
-            self.done.records += outline.rows
+            if path in self.active:
+                self.done.records += outline.rows
 
     def _state_file(self, known: Known, *, in_slice: bool) -> None:
         change = known.change
