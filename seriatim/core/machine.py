@@ -123,6 +123,7 @@ class UserMachine:
             raise ConfigError(f"machine {name}: state_version is {self.state_version!r}", next="count from 1")
         self.has_snapshots = kind.is_snapshot is not Machine.is_snapshot
         self.can_upgrade = kind.upgrade is not Machine.upgrade
+        self.has_end = kind.end is not Machine.end
         state, message, record = type_arguments(name, kind)
         kinds = get_args(record) if get_origin(record) in (typing.Union, UnionType) else (record,)
         self.record, self.columns = kinds[0], record_columns(name, kinds[0])
