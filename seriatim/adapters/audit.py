@@ -127,10 +127,10 @@ class FileAudit:
         return outline
 
     def last_rows(
-        self, path: str, key: Sequence[str], columns: Sequence[str]
+        self, path: str, key: Sequence[str], columns: Sequence[str], gone: Mapping[str, Any]
     ) -> Iterator[tuple[str, Any, tuple[Any, ...] | None, int]]:
-        """Each row of each session as this file leaves it: session, key, row (None: deleted) and offset."""
-        wanted = list(dict.fromkeys(["session", "offset", "op", *key, *columns]))
+        """Each row of each session as this file leaves it: session, key, row (None: it is gone) and offset."""
+        wanted = list(dict.fromkeys(["session", "offset", *gone, *key, *columns]))
         for batch in self._batches(path, wanted):
             table = pa.Table.from_batches([batch]).append_column("_row", pa.array(range(batch.num_rows)))
             groups = table.select(["session", *key, "_row"]).group_by(["session", *key], use_threads=False)
@@ -138,7 +138,8 @@ class FileAudit:
             rows = table.take(last).to_pylist()
             for row in rows:
                 name = row[key[0]] if len(key) == 1 else tuple(row[column] for column in key)
-                new = None if row["op"] == "delete" else tuple(row[column] for column in columns)
+                is_gone = all(row[column] == value for column, value in gone.items())
+                new = None if is_gone else tuple(row[column] for column in columns)
                 yield row["session"], name, new, row["offset"]
 
     def rows(self, path: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:

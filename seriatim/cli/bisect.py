@@ -6,6 +6,7 @@ Next room: steps/bisect.py hunts; core/expression.py is what an invariant may sa
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -55,8 +56,8 @@ def bisect(
     """Find the first message of a session after which an invariant does not hold, and show what is around it.
 
     Looks at saved states first, then folds by halves between two of them. Names: state, offset, time, session,
-    sequence, damaged, quarantined. A function, from a module beside the stream file, gets the state and says True or
-    False. Exit code 3 where it breaks, 0 where it holds at the end.
+    sequence, damaged, quarantined. A function gets the state and says True or False; its module must lie beside the
+    stream file, others are refused (exit code 2). Exit code 3 where it breaks, 0 where it holds at the end.
 
     Example: seriatim bisect demo session-00007 --invariant 'all(row.price >= 0 for row in state.rows)'
     """
@@ -84,7 +85,7 @@ def _invariant(opened: Lookback, text: str) -> tuple[Invariant, Expression | Non
     if not FUNCTION.fullmatch(text):
         expression = parse(text, ROOTS)
         return expression.holds, expression
-    function = _function(opened, text)
+    function = load_function(opened.file.folder, text)
 
     def holds(names: Any) -> bool:
         try:
@@ -98,13 +99,19 @@ def _invariant(opened: Lookback, text: str) -> tuple[Invariant, Expression | Non
     return holds, None
 
 
-def _function(opened: Lookback, text: str) -> Any:
+def load_function(folder: str, text: str) -> Any:
+    """A function that the user wrote, by `module:name`. A module that is not beside the stream file is not imported."""
     import importlib
     import sys
 
     module, _, name = text.partition(":")
-    if opened.file.folder not in sys.path:
-        sys.path.append(opened.file.folder)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    if not _is_beside(folder, module):
+        raise ConfigError(
+            f"--invariant {text}: {module} is not beside the stream file, so it is not imported",
+            next=f"write the function in a file of your own in {folder}; it may import what it needs",
+        )
     try:
         found = getattr(importlib.import_module(module), name, None)
     except Exception as error:  # the user's own module may raise anything
@@ -115,6 +122,27 @@ def _function(opened: Lookback, text: str) -> Any:
     if not callable(found):
         raise ConfigError(f"--invariant {text}: {module} has no function {name!r}", next=f"write def {name}(state): …")
     return found
+
+
+def _is_beside(folder: str, module: str) -> bool:
+    """Whether Python would take a module from this folder itself. Asking imports nothing; nobody has it: true."""
+    import importlib.util
+
+    top_name = module.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(top_name)
+    except ValueError:  # a module of the running program that has no file
+        return False
+    if spec is None:
+        return True
+    if spec.submodule_search_locations is not None:
+        places = list(spec.submodule_search_locations)
+    elif spec.has_location:
+        places = [spec.origin or ""]
+    else:  # it is built into Python, and has no file
+        return False
+    # Only what lies directly in the folder: a virtual environment may lie deeper in it.
+    return all(Path(place).absolute().parent == Path(folder).absolute() for place in places)
 
 
 def _tell(opened: Lookback, way: Way, done: Bisected, invariant: str, *, json: bool) -> None:

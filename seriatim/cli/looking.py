@@ -286,8 +286,9 @@ def step_values(runner: Runner, step: Step, frontier: int) -> dict[str, Any]:
 def message_of(runner: Runner, step: Step) -> Any:
     """A message as plain values; one that cannot be decoded, as text."""
     from seriatim.core.looks import view_of_message
+    from seriatim.core.message import plain_values
 
-    seen = msgspec.to_builtins(view_of_message(runner, step.message, step.raw))
+    seen = plain_values(view_of_message(runner, step.message, step.raw))
     if isinstance(seen, dict) and list(seen) == ["poison"]:
         return {**seen, "raw": None if step.raw is None else step.raw[:2_000].decode(errors="backslashreplace")}
     return seen

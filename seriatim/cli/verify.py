@@ -105,13 +105,16 @@ def _verify(file: StreamFile, settings: Settings, *, everything: bool, kafka: bo
 
 
 def table(file: StreamFile) -> Table | None:
-    """The stock machine, whose records can be folded without it; None for any other."""
-    from seriatim.steps.verify import Table
+    """How the stream's records fold to state; None: its machine does not say, or cannot be loaded here."""
+    from seriatim import streams
+    from seriatim.steps.verify import foldable
 
-    stream = file.stream
-    if stream.machine != "table" or stream.table is None:
+    try:
+        return foldable(streams.runner(file))
+    except ConfigError as error:
+        # Files can be looked at without the machine, which may be on another computer.
+        say(f"{file.stream.name}: {error.message}")
         return None
-    return Table(tuple(stream.table.key), tuple(stream.table.columns), stream.table_machine().load)
 
 
 def _reread(file: StreamFile, settings: Settings) -> KafkaReread:

@@ -25,6 +25,7 @@ from seriatim.core.message import Poison, Stretch
 from seriatim.core.offsets import Partition
 from seriatim.core.scope import Scope, Within
 from seriatim.core.session import Folded, Session, Waiting
+from seriatim.core.undo import EACH_MESSAGE, Undo
 from seriatim.core.window import Turn, Window, WindowSize
 
 Load = Callable[[list[str]], dict[str, Session]]
@@ -55,7 +56,7 @@ class Fold(Judge):
         load: Load,
         *,
         session_field: bool = False,
-        careful: Iterable[str] = (),
+        careful: Mapping[str, int] | None = None,
         moved: Mapping[str, str] | None = None,
         limits: Limits = NO_LIMITS,
         time: int = -1,
@@ -64,8 +65,9 @@ class Fold(Judge):
     ) -> None:
         super().__init__(partition, runner, tier, on_poison, moved or {}, headless_since)
         self.load, self.session_field = load, session_field
-        self.careful = frozenset(careful)
-        self.sessions: dict[str, Session] = {}
+        self.careful = dict(careful or {})
+        """Sessions in which the machine raised in an earlier try, and the offset of the first such message."""
+        self.undos = {name: Undo(runner, since) for name, since in self.careful.items() if since != EACH_MESSAGE}
         self.within = Within.of(scope)
         self.limits = limits
         self.window = Window(limits.window, runner, self) if limits.window else None
@@ -116,7 +118,7 @@ class Fold(Judge):
         sessions, start, careful, window = self.sessions, self._stretch.start, bool(self.careful), self.window
         apply, is_snapshot, snapshot_kind = self.runner.apply, self.runner.is_snapshot, self.runner.snapshot_kind
         add_position, add_row = out.positions.append, out.rows.append
-        every, within = range(len(messages)), self.within
+        every, within, values = range(len(messages)), self.within, self._stretch.values
         slow = careful or window is not None or bool(self._ended)
         for i in every if slow else self.runner.unusual(sessions, names, sequences, messages, out):
             name, sequence, message = names[i], sequences[i], messages[i]
@@ -138,7 +140,7 @@ class Fold(Judge):
                 if jumps and not self._judge_sequence(session, name or "", sequence or 0, i, out, snapshot=snapshot):
                     continue
                 if careful and session.careful:
-                    records = self._undoably(session, message)
+                    records = self._carefully(session, name or "", message, start + i, values[i])
                 else:
                     records = apply(session.state, message)
             except (MemoryError, KeyboardInterrupt):
@@ -201,17 +203,19 @@ class Fold(Judge):
             return
         if not session.awake and not self._wake(session, turn.name, turn.message, i, out, waited):
             return
-        apply = self._undoably if session.careful else self._applied
+        offset = self._stretch.start + i
+        value = waited.value if waited else self._stretch.values[i]
         try:
-            records = apply(session, turn.message)
+            if session.careful:
+                records = self._carefully(session, turn.name, turn.message, offset, value)
+            else:
+                records = self.runner.apply(session.state, turn.message)
         except (MemoryError, KeyboardInterrupt):
             raise
         except BaseException as error:  # noqa: BLE001  # the machine's own: it becomes a finding
             self._refused(session, turn.name, error, i, out, waited)
             return
-        offset = self._stretch.start + i
         if turn.snapshot:
-            value = waited.value if waited else self._stretch.values[i]
             self._anchor(session, turn.name, turn.sequence, offset, i, value)
         session.sequence = turn.sequence
         self._contradicted(session, turn.name, offset)
@@ -220,9 +224,6 @@ class Fold(Judge):
             out.sources.update(dict.fromkeys(rows, waited))
         out.positions += [i] * len(records)
         out.rows += records
-
-    def _applied(self, session: Session, message: Any) -> Sequence[tuple[Any, ...]]:
-        return self.runner.apply(session.state, message)
 
     def dropped(self, kind: str, name: str, offset: int, found: str) -> None:
         """A message that the window drops: it came twice, or too late. A late one is told."""
@@ -308,6 +309,8 @@ class Fold(Judge):
                 try:
                     session.saved = self.runner.dump(session.state)
                 except Exception as error:  # noqa: BLE001  # the user's own state; found at its message in the next try
-                    ensure(not session.careful, "a careful session can be saved", session=name, error=told(error))
-                    self.raised.add(name)
+                    is_proven = session.careful and name not in self.undos
+                    ensure(not is_proven, "a careful session can be saved", session=name, error=told(error))
+                    # After a raise in this try the state may be half changed, and says nothing: first things first.
+                    self.raised.setdefault(name, EACH_MESSAGE)
         return touched

@@ -22,6 +22,7 @@ from seriatim.core.sequence import fingerprint, found_again, is_missing, is_same
 from seriatim.core.session import Folded, Kept, Session, Waiting
 from seriatim.core.table import Precondition
 from seriatim.core.tally import Tally
+from seriatim.core.undo import EACH_MESSAGE, Undo, UndoError
 
 OnPoison = Literal["quarantine", "halt", "skip"]
 
@@ -43,11 +44,16 @@ class Judge:
         """Sessions that live in another partition of the topic, and where."""
         self.headless_since = headless_since if doubts(tier) else -1
         """Messages before this offset were lost: sessions last met before it are in doubt."""
+        self.sessions: dict[str, Session] = {}
         self.strangers: dict[str, int] = {}
         """Sessions that came here without a snapshot and without a state, and the offset of their first message."""
         self.halt: Finding | None = None
-        self.raised: set[str] = set()
-        """Sessions that a failed `apply` may have left half changed: fold again, careful with these."""
+        self.raised: dict[str, int] = {}
+        """Sessions that a failed `apply` may have left half changed, and the offset: fold again, careful with these
+        from there on."""
+        self.undos: dict[str, Undo] = {}
+        """How sessions that raised in an earlier try go back to before a message. A careful session that is not
+        here is saved before and after each message."""
         self.tally = Tally(partition)
         self.counts = self.tally.counts
         self._stretch = Stretch(0, (), (), ())
@@ -151,7 +157,8 @@ class Judge:
             state = self.runner.load(session.saved, session.version)
         else:
             state = self.runner.start(name) if session.state is None else session.state
-        if session.careful:
+        is_new = session.state is None and (session.saved is None or session.version != self.runner.state_version)
+        if session.careful and (is_new or name not in self.undos):
             self.runner.dump(state)
         session.state, session.saved, session.version = state, None, self.runner.state_version
 
@@ -246,6 +253,8 @@ class Judge:
             if field not in ("since_snapshot", "snapshot_timestamp", "reach_ms"):  # until they are measured
                 setattr(session, field, getattr(fresh, field))
         self._gone.append(i)
+        if name in self.undos:
+            self.undos[name] = Undo(self.runner, self.undos[name].since)
 
     def _refused(
         self,
@@ -260,8 +269,35 @@ class Judge:
         kind = "precondition" if isinstance(error, Precondition) else "raised"
         cause = str(error) if kind == "precondition" else told(error)
         self._quarantine(session, name or "", kind, i, out, cause=cause, waited=waited)
-        if kind == "raised" and self.runner.may_half_change and not session.careful:
-            self.raised.add(name or "")
+        if kind == "raised" and self.runner.may_half_change:
+            self.distrust(name or "", self._stretch.start + i)
+
+    def distrust(self, name: str, offset: int) -> None:
+        """A message of a session failed at this offset. If it could not be undone, the next try takes more care."""
+        undo = self.undos.get(name)
+        if undo is not None:
+            if offset < undo.since:
+                # In the earlier try this message was fine. From now on all of them can be undone.
+                self.raised[name] = 0
+        elif not self.sessions[name].careful:
+            self.raised[name] = min(offset, self.raised.get(name, offset))
+
+    def _carefully(
+        self, session: Session, name: str, message: Any, offset: int, value: bytes | None
+    ) -> Sequence[tuple[Any, ...]]:
+        """Apply a message of a session that raised in an earlier try."""
+        undo = self.undos.get(name)
+        if undo is None:
+            return self._undoably(session, message)
+        if offset < undo.since:
+            records = self.runner.apply(session.state, message)
+            self.runner.check(records)
+            return records
+        try:
+            return undo.apply(session, message, value)
+        except UndoError:
+            self.raised[name] = EACH_MESSAGE
+            raise
 
     def _undoably(self, session: Session, message: Any) -> Sequence[tuple[Any, ...]]:
         """Apply, and if anything is wrong with the outcome, leave the state as it was."""
@@ -317,7 +353,10 @@ class Judge:
         session.awake = False
         self.counts.quarantined += 1
         self.tally.damage(session, name, kind, offset, why, aside=True)
-        self.tally.tell(replace(self.tally.finding(kind, name, offset, expected, found), cause=cause))
+        # A message that waited in the window is told at its own offset, where a person looks for it. Marks and the
+        # session keep the releasing message's: that is where its records would have been.
+        own_offset = offset if waited is None else waited.offset
+        self.tally.tell(replace(self.tally.finding(kind, name, own_offset, expected, found), cause=cause))
 
 
 def told(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from msgspec.structs import astuple
 
 from seriatim.core.current import Keyed
 from seriatim.core.errors import ConfigError
-from seriatim.core.message import Poison, decode
+from seriatim.core.message import Poison, decode, plain_values
 from seriatim.core.outputs import beside, table_of
 from seriatim.core.session import Folded, Session
 
@@ -123,6 +123,7 @@ class UserMachine:
             raise ConfigError(f"machine {name}: state_version is {self.state_version!r}", next="count from 1")
         self.has_snapshots = kind.is_snapshot is not Machine.is_snapshot
         self.can_upgrade = kind.upgrade is not Machine.upgrade
+        self.has_end = kind.end is not Machine.end
         state, message, record = type_arguments(name, kind)
         kinds = get_args(record) if get_origin(record) in (typing.Union, UnionType) else (record,)
         self.record, self.columns = kinds[0], record_columns(name, kinds[0])
@@ -229,7 +230,7 @@ class UserMachine:
 
     def show(self, state: Any) -> Any:
         """State as plain values for people and JSON."""
-        return msgspec.to_builtins(state)
+        return plain_values(state, msgspec.msgpack.decode)
 
 
 def type_arguments(name: str, kind: type) -> tuple[Any, Any, Any]:

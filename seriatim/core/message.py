@@ -92,6 +92,20 @@ def session_name(key: bytes | None) -> str | None:
         return None
 
 
+def plain_values(value: Any, decode_raw: Callable[[bytes], Any] = msgspec.json.decode) -> Any:
+    """A Struct as dicts, lists and scalars; a `msgspec.Raw` in it as what it holds, or as text if it is unreadable."""
+
+    def of_raw(raw: Any) -> Any:
+        if not isinstance(raw, msgspec.Raw):
+            raise TypeError(f"{type(raw).__name__} has no plain value")
+        try:
+            return decode_raw(bytes(raw))
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return bytes(raw).decode(errors="backslashreplace")
+
+    return msgspec.to_builtins(value, enc_hook=of_raw)
+
+
 def decode(decoder: msgspec.json.Decoder[Any], values: Sequence[bytes | None]) -> list[Any]:
     """Typed messages, one per value, in order; a `Poison` where a value cannot be decoded.
 

@@ -12,14 +12,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Union, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, defstruct
-from msgspec.structs import astuple
+from msgspec.structs import asdict, astuple
 
 from seriatim.core.current import Keyed
-from seriatim.core.message import Poison, decode
+from seriatim.core.message import Poison, decode, decode_one
 from seriatim.core.session import Folded, Session
 
 Row = tuple[Any, ...]
@@ -36,6 +36,11 @@ TYPES: dict[str, Any] = {
     "binary": bytes,
 }
 KINDS = ("snapshot", "insert", "update", "delete")
+EXTENDED_TIME = r"(\d{4})-(\d\d)-(\d\d)(?:[Tt ](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,18}))?)?(ZONE)?)?"
+BASIC_TIME = r"(\d{4})(\d\d)(\d\d)[Tt](\d\d)(\d\d)(?:(\d\d)(?:[.,](\d{1,18}))?)?(ZONE)?"
+ZONE = r"[Zz]|[+-]\d\d(?::?\d\d)?"
+TIMES = [re.compile(form.replace("ZONE", ZONE), re.ASCII) for form in (EXTENDED_TIME, BASIC_TIME)]
+"""Times as ISO 8601 writes them, in its extended and its basic form; PostgreSQL's are of the former."""
 
 
 class Precondition(Exception):  # noqa: N818  # named as the finding it becomes
@@ -47,6 +52,19 @@ def column_type(name: str) -> Any:
     if match := DECIMAL.fullmatch(name):
         return Decimal if 0 <= int(match[2]) <= int(match[1]) <= PRECISION_MAX and int(match[1]) else None
     return TYPES.get(name)
+
+
+def rfc3339(text: str) -> str | None:
+    """A time in the one form that msgspec reads; None: it is not written in any form that is taken."""
+    match = TIMES[0].fullmatch(text) or TIMES[1].fullmatch(text)
+    if match is None:
+        return None
+    year, month, day, hour, minute, second, fraction, zone = match.groups()
+    if zone and zone not in "Zz":
+        digits = zone[1:].replace(":", "").ljust(4, "0")
+        zone = f"{zone[0]}{digits[:2]}:{digits[2:]}"
+    time = f"{hour or '00'}:{minute or '00'}:{second or '00'}"
+    return f"{year}-{month}-{day}T{time}{'.' if fraction else ''}{fraction or ''}{zone or ''}"
 
 
 class TableMachine:
@@ -92,13 +110,50 @@ class TableMachine:
         named = f"session {session or 'by key'}, sequence {sequence or 'none'}"
         self.shape = f"columns {listed}; key {', '.join(key)}; {named}"
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[tuple(kinds)])  # noqa: UP007  # made of a list
+        self._times = [i for i, kind in enumerate(columns.values()) if kind == "timestamp"]
+        # The same messages with times as text: for those that are not written as RFC 3339, which is all msgspec reads.
+        as_text = {name: "string" if kind == "timestamp" else kind for name, kind in columns.items()}
+        text_kinds: list[Any] = _message_kinds(key, as_text, type_field, rows_field, sequence, session)
+        self._kind_of_text = dict(zip(text_kinds, kinds, strict=True))
+        self._text_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[tuple(text_kinds)])  # noqa: UP007
+        (self._row_kind,) = get_args(msgspec.structs.fields(self.snapshot)[0].type)
         row: Any = tuple.__class_getitem__(tuple(column_type(kind) | None for kind in columns.values()))
         self._saved: msgspec.msgpack.Decoder[list[Row]] = msgspec.msgpack.Decoder(list.__class_getitem__(row))
 
     def decode(self, values: Sequence[bytes | None]) -> list[Any]:
         """Typed messages, `Poison` where a value does not fit the table."""
         messages = decode(self._decoder, values)
+        if self._times:
+            for i, message in enumerate(messages):
+                if message.__class__ is Poison:
+                    messages[i] = self._with_other_times(values[i], message)
         return [self._fitting(message) for message in messages] if self._checks else messages
+
+    def _with_other_times(self, value: bytes | None, poison: Poison) -> Any:
+        """A message whose times are not written as RFC 3339, decoded all the same; the poison if that is not all."""
+        texts = decode_one(self._text_decoder.decode, value)
+        if texts.__class__ is Poison:
+            return poison
+        kind = self._kind_of_text[texts.__class__]
+        try:
+            if kind is not self.snapshot:
+                # Of a delete only the key counts: what else it has may be anything.
+                positions = self._key_times if kind is self.delete else self._times
+                return kind(**self._timed(texts, positions))
+            fields = asdict(texts)
+            fields["rows"] = [self._row_kind(**self._timed(row, self._times)) for row in texts.rows]
+            return kind(**fields)
+        except (ValueError, msgspec.ValidationError):
+            return poison
+
+    def _timed(self, texts: Any, positions: Sequence[int]) -> dict[str, Any]:
+        """The fields of a row, with times for texts."""
+        fields = asdict(texts)
+        for position in positions:
+            text = fields[f"c{position}"]
+            if isinstance(text, str):
+                fields[f"c{position}"] = msgspec.convert(rfc3339(text) or text, datetime)
+        return fields
 
     def _fitting(self, message: Any) -> Any:
         if message.__class__ is Poison:

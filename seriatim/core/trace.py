@@ -28,6 +28,7 @@ from seriatim.core.step import Seen, Step
 from seriatim.core.stream import Stream
 from seriatim.core.table import settled
 from seriatim.core.tally import Tally
+from seriatim.core.undo import EACH_MESSAGE
 
 Apply = Callable[[Any, Any], Sequence[tuple[Any, ...]]]
 RUN_MAX, CHUNK = 5_000, 500
@@ -113,7 +114,7 @@ class Retrace:
             stream.on_poison,
             lambda _: {},
             session_field=self._fields,
-            careful=(name,) if runner.may_half_change else (),
+            careful={name: EACH_MESSAGE} if runner.may_half_change else {},
             moved=moved,
             limits=stream.limits,
             time=time,
@@ -154,7 +155,7 @@ class Retrace:
         self.session = replace(
             held, state=copied(self.plain, held.state), missing=list(held.missing), waiting=list(held.waiting)
         )
-        self.fold.raised.discard(self.name)
+        self.fold.raised.pop(self.name, None)
         if self.fold.expiry:
             self.fold.expiry.time = mark.time
 

@@ -328,6 +328,23 @@ class Rows:
                         next="keep both and report this as a bug; the session is right again after its next snapshot",
                     )
 
+    def lacking(self, states: Mapping[str, Mapping[Any, Row]]) -> Iterator[Difference]:
+        """Rows that records make and that a state does not have."""
+        for name in sorted(self.tables):
+            for key, (row, offset) in sorted(self.tables[name].items(), key=repr):
+                if key not in states.get(name, {}):
+                    yield Difference(
+                        what="the state lacks a row that its records make",
+                        partition=self.place,
+                        offset=offset,
+                        session=name,
+                        expected=self._shown(row),
+                        found="`end` of the machine does not take it back",
+                        cause="the state lost the row, or the machine's `end` does not name every row",
+                        next="let `end` take back every row of the state; then `seriatim repair {stream} --partition"
+                        f" {self.place}` folds the session again",
+                    )
+
     def _shown(self, row: Row | None) -> str:
         if row is None:
             return "no such row"

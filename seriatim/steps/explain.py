@@ -18,11 +18,11 @@ from msgspec.structs import astuple
 from seriatim.core.errors import ConfigError
 from seriatim.core.looks import view_of_message
 from seriatim.core.machine import Runner
-from seriatim.core.message import Poison
+from seriatim.core.message import Poison, plain_values
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Session
 from seriatim.core.step import Step
-from seriatim.core.table import TableMachine, column_type, misfit, settled
+from seriatim.core.table import TableMachine, column_type, misfit, rfc3339, settled
 from seriatim.core.trace import Met
 from seriatim.ports import Head
 from seriatim.steps.retrace import Looking, Way
@@ -89,7 +89,8 @@ def _parts(text: str) -> list[str]:
 
 def _typed(name: str, kind: str, text: str) -> Any:
     try:
-        value = text if kind == "string" else msgspec.convert(text, column_type(kind), strict=False)
+        written = rfc3339(text) or text if kind == "timestamp" else text
+        value = text if kind == "string" else msgspec.convert(written, column_type(kind), strict=False)
         text.encode()  # what no UTF-8 is in a terminal comes as half a character
         wrong = misfit(kind, value)
     except (msgspec.ValidationError, ValueError) as error:
@@ -173,7 +174,7 @@ class Explaining:
             timestamp=step.timestamp,
             sequence=step.sequence,
             outcome=step.outcome,
-            message=msgspec.to_builtins(view_of_message(self.looking.runner, step.message, step.raw)),
+            message=plain_values(view_of_message(self.looking.runner, step.message, step.raw)),
             records=records,
             findings=[{"finding": one.finding, "level": one.level, "cause": one.cause} for one in step.findings],
         )

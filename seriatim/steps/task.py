@@ -29,6 +29,7 @@ from seriatim.core.message import Stretch
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.scope import Scope
 from seriatim.core.state import merge_count
+from seriatim.core.undo import EACH_MESSAGE
 from seriatim.ports import Digests, Explain, RecordStore, SourceFailed, StateStore, UnfitRecords
 from seriatim.steps.split import Outputs
 
@@ -45,8 +46,8 @@ class Work(Struct, frozen=True, kw_only=True):
     topic_id: str
     state: tuple[File, ...] = ()
     attempt: str
-    careful: tuple[str, ...] = ()
-    """Sessions in which the machine raised in an earlier try."""
+    careful: dict[str, int] = field(default_factory=dict)
+    """Sessions in which the machine raised in an earlier try, and the offset from which on they can be undone."""
     moved: dict[str, str] = field(default_factory=dict)
     """Sessions that live in another partition of the topic, and where."""
     time: int = -1
@@ -83,8 +84,9 @@ class Result(Struct, kw_only=True):
     marks: tuple[Mark, ...] = ()
     met: tuple[str, ...] = ()
     """A refold: sessions of its scope that had a message."""
-    raised: tuple[str, ...] = ()
-    """Sessions that may be half changed: nothing of this result counts, fold again with care."""
+    raised: dict[str, int] = field(default_factory=dict)
+    """Sessions that may be half changed, and from which offset on: nothing of this result counts, fold again with
+    care."""
     peak_memory_bytes: int = 0
     partition: Partition | None = None
     failure: Failure | None = None
@@ -212,7 +214,11 @@ class FoldTask:
         try:
             self.writer.write(done, folded, self.core.counts)
         except UnfitRecords as unfit:
-            self.core.raised.update(folded.sessions[row] for row in unfit.rows)
+            for row in unfit.rows:
+                name = folded.sessions[row]
+                self.core.distrust(name, stretch.start + folded.positions[row])
+                # Its records were not written, so this try must never count, whatever was known of the session.
+                self.core.raised.setdefault(name, EACH_MESSAGE)
         if folded.kept:
             self.lacks_headers |= stretch.headers is None
             self.kept.write(stretch, folded.kept)
@@ -226,7 +232,7 @@ class FoldTask:
         if self.core.raised or self.lacks_headers:
             self.writer.close()
             self.kept.close()
-            return Result(raised=tuple(sorted(self.core.raised)), lacks_headers=self.lacks_headers)
+            return Result(raised=self.core.raised, lacks_headers=self.lacks_headers)
         (records, others), kept = self.writer.close(), _closed(self.kept)
         crash_point("record-file-written")
         state = self._saved(touched)

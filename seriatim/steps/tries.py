@@ -20,7 +20,9 @@ from seriatim.steps.changes import by_partition
 from seriatim.steps.moved import Moved
 from seriatim.steps.task import Result, Work
 
-TRIES_MAX = 5
+TRIES_MAX = 7
+"""Three are needed at most for a machine that raises (from where it raised, from the first message, each message by
+itself) and one for sessions that moved. The others are for machines that do not do the same each time."""
 Works = dict[Partition, Work]
 Results = dict[Partition, Result]
 
@@ -42,13 +44,13 @@ def fold_works(
     for number in range(TRIES_MAX):
         again = {p: result.raised for p, result in results.items() if result.raised or result.lacks_headers}
         homes = {} if again else moved(works, results)
-        again |= dict.fromkeys(homes, ())
+        again |= {partition: {} for partition in homes}
         if not again:
             return results
         redo = {
             partition: replace(
                 work,
-                careful=(*work.careful, *again[partition]),
+                careful=work.careful | again[partition],
                 moved=work.moved | homes.get(partition, {}),
                 attempt=f"{first[partition].attempt}r{number}",
                 share=0.0,

@@ -4,7 +4,7 @@
 2. the table: its files are those that entries added and did not remove, and readers see the same
 3. the entries since the sign-off: each manifest by its hash, the ledger it makes, certificates that join
 4. their files, and the state files of now: size, digest, page checksums, rows, order, counts
-5. records folded to state, where the machine is the stock one
+5. records folded to state, where the machine says how
 6. files that nobody names: told, never damage
 7. Kafka, if asked: the ranges it still has, by their digests
 8. the sign-off, after a clean pass alone
@@ -36,8 +36,10 @@ from seriatim.core.chain import (
 from seriatim.core.difference import REPAIR, RESTORE, RESTORE_LOG, Difference, Differs
 from seriatim.core.errors import ConfigError, SeriatimError
 from seriatim.core.ledger import Change, File, Ledger, Manifest, decode
+from seriatim.core.machine import Runner, UserMachine
 from seriatim.core.offsets import Partition
-from seriatim.core.outputs import table_in
+from seriatim.core.outputs import MAIN, table_in, table_of
+from seriatim.core.table import TableMachine
 from seriatim.core.verify import (
     Known,
     Outline,
@@ -49,6 +51,7 @@ from seriatim.core.verify import (
     file_differs,
     orphans,
     overlaps,
+    plain,
     same_outputs,
     signed_off,
     state_differs,
@@ -60,11 +63,41 @@ ORPHANS_TOLD_MAX = 20
 
 
 class Table(Struct, frozen=True):
-    """The stock machine, as far as folding its records needs it."""
+    """A machine, as far as folding its records needs it."""
 
     key: tuple[str, ...]
     columns: tuple[str, ...]
     load: Callable[[bytes, int], Mapping[Any, tuple[Any, ...]]]
+    """The rows of a saved state, by key."""
+    gone: Mapping[str, Any] = field(default_factory=lambda: {"op": "delete"})
+    """A record with these values takes its row away."""
+    is_own: bool = False
+    """A machine of the user's: `load` gives what its `end` would take back, which may be more rows than there are."""
+
+
+def foldable(runner: Runner) -> Table | None:
+    """How a machine's records fold to its state; None: it does not say.
+
+    Of the stock machine's state all rows are known. What a user's state holds is known only by `end`, which takes
+    every row back: so its record must have a `row_key` and a `row_gone`.
+    """
+    keyed = runner.keyed
+    if keyed is None:
+        return None
+    if isinstance(runner, TableMachine):
+        return Table(keyed.key, keyed.columns, runner.load)
+    if not isinstance(runner, UserMachine) or not runner.has_end or not keyed.gone:
+        return None
+    positions = [list(runner.columns).index(column) for column in keyed.key]
+
+    def rows_to_take_back(saved: bytes, version: int) -> dict[Any, tuple[Any, ...]]:
+        records = runner.end(runner.load(saved, version))
+        rows = [plain(record) for record in records if table_of(record) == MAIN]
+        if len(positions) == 1:
+            return {row[positions[0]]: row for row in rows}
+        return {tuple(row[position] for position in positions): row for row in rows}
+
+    return Table(keyed.key, keyed.columns, rows_to_take_back, gone=keyed.gone, is_own=True)
 
 
 class Verified(Struct, kw_only=True):
@@ -77,6 +110,7 @@ class Verified(Struct, kw_only=True):
     files: int = 0
     bytes: int = 0
     records: int = 0
+    """Of the files that are in the table `records` now; those of files that were replaced are none of it."""
     sessions: int = 0
     gone: int = 0
     """Files that left the table, or state that was replaced, and that are deleted since: no damage."""
@@ -279,7 +313,8 @@ class Verifying:
             if in_slice:
                 self.take(counts_differ(known, outline))
             self.outlines[path] = outline
-            self.done.records += outline.rows
+            if path in self.active:
+                self.done.records += outline.rows
 
     def _state_file(self, known: Known, *, in_slice: bool) -> None:
         change = known.change
@@ -303,20 +338,25 @@ class Verifying:
                 continue
             before = self.before.partitions.get(place)
             rows = Rows(place, self.table.columns)
-            for name, table in self._tables(place, self._sessions(before.state if before else ())):
-                for key, row in table.items():
-                    rows.take(name, key, row, -1)
+            if not self.table.is_own:
+                for name, table in self._tables(place, self._sessions(before.state if before else ())):
+                    for key, row in table.items():
+                        rows.take(name, key, row, -1)
             for path in lives.get(place, ()):
-                for session, key, new, offset in self.audit.last_rows(path, self.table.key, self.table.columns):
+                last_rows = self.audit.last_rows(path, self.table.key, self.table.columns, self.table.gone)
+                for session, key, new, offset in last_rows:
                     rows.take(session, key, new, offset)
-            self.take(rows.differ(dict(self._tables(place, sessions))))
+            states = dict(self._tables(place, sessions))
+            self.take(rows.lacking(states) if self.table.is_own else rows.differ(states))
         self._say_folded()
 
     def _say_folded(self) -> None:
         others = rewritten_files(self.commits)
         self.done.folded = self.table is not None and not others
         if self.table is None:
-            self.done.notes.append("records were not folded to state: only the stock machine's say how")
+            self.done.notes.append(
+                "records were not folded to state: the machine does not say how, by row_key, row_gone and an `end`"
+            )
         elif others:
             self.done.notes.append(
                 f"records were not folded to state: {len(others)} files were rewritten by somebody else (OPTIMIZE)"
@@ -347,7 +387,10 @@ class Verifying:
             try:
                 if self.table is not None and row["state"] is not None:
                     yield name, self.table.load(row["state"], row["state_version"])
-            except msgspec.MsgspecError as error:
+            except Exception as error:
+                # A user's `upgrade` or `end` may raise anything. Of our own code only what msgspec says is expected.
+                if not (isinstance(error, msgspec.MsgspecError) or (self.table is not None and self.table.is_own)):
+                    raise
                 where: dict[str, Any] = {"partition": place, "session": name, "found": str(error)}
                 told = "check that the stream file has the columns and the key it had when it was run"
                 raise Differs(Difference(what="a session's state cannot be read", next=told, **where)) from None

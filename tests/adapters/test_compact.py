@@ -69,6 +69,7 @@ def test_compaction_changes_no_record(tmp_path: Path, parts: tuple[str, ...]) ->
     checked = verify(tmp_path)
     assert (checked.difference, checked.warnings, checked.folded) == (None, [], True)
     assert checked.sequence == done.sequence
+    assert checked.records == len(before), "those of replaced files are not in the table any more"
     log = tmp_path / "records" / "_delta_log" / f"{old + 1:020d}.json"
     assert '"dataChange":false' in log.read_text()
     assert '"dataChange":true' not in log.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,15 @@ from seriatim.adapters.parquet import ParquetRecords, record_schema
 from seriatim.adapters.state import ParquetState
 from seriatim.core.crash import arm
 from seriatim.core.errors import ConfigError
-from seriatim.core.machine import Runner
+from seriatim.core.machine import Machine, Runner, UserMachine
 from seriatim.core.repair import Request
 from seriatim.steps.derive import catch_up
 from seriatim.steps.fold import Folding
 from seriatim.steps.repair import Repairing, plan
-from seriatim.steps.verify import Verified, Verifying
+from seriatim.steps.verify import Verified, Verifying, foldable
 from seriatim.testing import MemoryStream
 from tests.integration.lab import _toml as toml
-from tests.steps.markets import busy, machine, order, stream_of
+from tests.steps.markets import Book, Level, Market, Note, busy, machine, order, stream_of
 from tests.steps.mending import mending
 from tests.steps.test_crashes import Killed, killer
 from tests.steps.test_outputs import head, straight, tables
@@ -89,6 +90,86 @@ def expected(made: DiskMarket) -> dict[str, Any]:
     return {table: [{**row, "timestamp": float(row["timestamp"])} for row in rows] for table, rows in found.items()}
 
 
+class Forgetful(Market):
+    """Takes back all levels but one: as if its state had lost that one."""
+
+    def end(self, book: Book) -> Iterator[Level | Note]:
+        """All levels but the last."""
+        yield from list(super().end(book))[:-1]
+
+
+class Endless(Market):
+    """Does not say what is in its state."""
+
+    end = Machine.end
+
+
+def fold_own_records(made: DiskMarket, kind: type[Market], *, everything: bool = True) -> Verified:
+    """What verify says of records that it folds by this machine."""
+    table = foldable(UserMachine("markets:Market", kind))
+    return Verifying("s", FileAudit(made.root), table=table, everything=everything).run()
+
+
+def quoted(root: Path) -> DiskMarket:
+    """Books with levels, one of which is gone by a trade and still in the state, with nothing in it."""
+    stream = DiskMarket(root)
+    for session in ("s", "t"):
+        order(stream, A0, "whole", "1", 5, session)
+        order(stream, A0, "quote", "2", 5, session)
+        order(stream, A0, "trade", "1", 9, session)
+        order(stream, A0, "quote", "3", 7, session)
+    stream.run(messages_max=3)
+    return stream
+
+
+def test_own_records_are_folded_to_state(tmp_path: Path) -> None:
+    """Every row that the records make is one that the state would take back; in slices after a sign-off, too."""
+    made = quoted(tmp_path)
+    done = fold_own_records(made, Market)
+    assert (done.difference, done.folded, done.notes) == (None, True, [])
+    order(made, A0, "quote", "4", 1)
+    made.run()
+    done = fold_own_records(made, Market, everything=False)
+    assert (done.difference, done.folded, done.since > 0) == (None, True, True)
+
+
+def write_stream_file(made: DiskMarket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream as a command finds it."""
+    streams = made.root / "streams"
+    streams.mkdir()
+    given = {"topics": "in-.*", "machine": "tests.steps.markets:Market", "output": {"path": str(made.root)}}
+    lines = [f"{key} = {toml(value)}" for key, value in given.items()]
+    (streams / "s.toml").write_text("\n".join(lines))
+    monkeypatch.setenv("SERIATIM_STREAMS", str(streams))
+
+
+def test_the_command_folds_own_records_to_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says so in its summary, as for the stock machine."""
+    write_stream_file(quoted(tmp_path), monkeypatch)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["verify", "s"])
+    assert not ended.value.code
+    assert "the records fold to the state" in capsys.readouterr().out
+
+
+def test_a_state_of_an_own_machine_that_lacks_a_row_is_named(tmp_path: Path) -> None:
+    """The session, the row and the record's offset are told."""
+    difference = fold_own_records(quoted(tmp_path), Forgetful).difference
+    assert difference is not None
+    assert difference.what == "the state lacks a row that its records make"
+    assert (difference.session, difference.partition, difference.offset) == ("s", "in-a/0", 3)
+    assert difference.expected == "price='3', size=7"
+
+
+def test_a_machine_that_does_not_say_what_it_holds_is_not_folded(tmp_path: Path) -> None:
+    """Without an `end` nothing is known of its state, and that is said."""
+    done = fold_own_records(quoted(tmp_path), Endless)
+    assert (done.difference, done.folded) == (None, False)
+    assert "row_key" in done.notes[0]
+
+
 @pytest.fixture
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> DiskMarket:
     """Two partitions of books and trades, in several slices."""
@@ -137,12 +218,7 @@ def test_publish_brings_them_up_too(made: DiskMarket, monkeypatch: pytest.Monkey
             made.run()
     finally:
         arm(None)
-    streams = made.root / "streams"
-    streams.mkdir()
-    given = {"topics": "in-.*", "machine": "tests.steps.markets:Market", "output": {"path": str(made.root)}}
-    lines = [f"{key} = {toml(value)}" for key, value in given.items()]
-    (streams / "s.toml").write_text("\n".join(lines))
-    monkeypatch.setenv("SERIATIM_STREAMS", str(streams))
+    write_stream_file(made, monkeypatch)
     with pytest.raises(SystemExit) as ended:
         cli.main(["publish", "s", "--unchecked"])
     assert not ended.value.code

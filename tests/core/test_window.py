@@ -225,3 +225,14 @@ def test_a_dropped_message_touches_its_session_in_any_slice() -> None:
     one, many = (Sliced(WindowSize(10, 60)).fold(numbers(1, 2, 2), cut) for cut in (100, 1))
     assert one.saved == many.saved
     assert one.saved["s"].last_offset == 2
+
+
+@pytest.mark.parametrize("cut", [1, 2, 100])
+def test_a_contradiction_is_told_at_its_own_offset(cut: int) -> None:
+    """The finding names the message that waited, not the one that released it; the output ends at the latter."""
+    _, unknown_row = told("update", "s", "z", 1, 3, [])
+    waits = (b"s", unknown_row or b"", 1000)
+    done = Sliced(WindowSize(10, 60)).fold([*numbers(1), waits, *numbers(2)], cut)
+    assert done.findings == [("precondition", 1, "error")]
+    assert [(mark.finding, mark.offset) for mark in done.marks] == [("precondition", 2)]
+    assert done.kept == [(1, "precondition")]
