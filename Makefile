@@ -74,7 +74,7 @@ test: lint browser ## All that CI runs: set-up, lint, tests with a sample of the
 
 .PHONY: test-fast
 test-fast: $(STAMP) ## Only what needs no broker and no Spark; seconds
-	$(RUN) pytest --quiet --seeds 20 $(wildcard tests/core tests/steps tests/sim) tests/test_tidy.py
+	$(RUN) pytest --quiet --fast $(wildcard tests/core tests/steps tests/sim) tests/test_tidy.py
 
 .PHONY: test-full
 test-full: lint browser ## Everything, long suites whole
