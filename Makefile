@@ -16,7 +16,7 @@ JOBS ?= 2
 SEEDS ?= 1000
 # The size of the benchmark (1: 3.2 million messages), and how often each contender runs.
 SCALE ?= 1
-ROUNDS ?= 3
+ROUNDS ?= $(if $(AGAINST),5,3)
 
 # Set up is what these files say, to the byte: the stamp's name carries their checksum.
 STAMP := .venv/.ready-$(shell cat requirements-uv.lock requirements.lock pyproject.toml | cksum | tr ' ' -)
@@ -74,7 +74,7 @@ test: lint browser ## All that CI runs: set-up, lint, tests with a sample of the
 
 .PHONY: test-fast
 test-fast: $(STAMP) ## Only what needs no broker and no Spark; seconds
-	$(RUN) pytest --quiet --seeds 20 $(wildcard tests/core tests/steps tests/sim) tests/test_tidy.py
+	$(RUN) pytest --quiet --fast $(wildcard tests/core tests/steps tests/sim) tests/test_tidy.py
 
 .PHONY: test-full
 test-full: lint browser ## Everything, long suites whole
@@ -85,8 +85,9 @@ sim: setup ## Simulated worlds with crashes: make sim SEEDS=10000
 	$(RUN) pytest tests/sim --seeds $(SEEDS)
 
 .PHONY: bench
-bench: setup ## CPU per message, ours beside its peers: make bench SCALE=0.25 ROUNDS=2 ONLY=floor,table; DOCS=1 keeps it
-	$(RUN) bench.run --scale $(SCALE) --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY)) $(if $(DOCS),--docs)
+bench: setup ## CPU per message, ours beside its peers: make bench SCALE=0.25 ROUNDS=2 ONLY=floor,table; AGAINST=REF: beside ours of then
+	$(RUN) bench.run --scale $(SCALE) --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY)) $(if $(DOCS),--docs) \
+		$(if $(AGAINST),--against $(AGAINST))
 
 .PHONY: demo
 demo: setup ## A living system: Kafka, Airflow, a producer, mails; Ctrl-C ends it, the next one goes on

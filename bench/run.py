@@ -1,7 +1,8 @@
 """`make bench`: its own broker, the data, every contender in turn, several rounds; a table, a picture, a JSON file.
 
 What was measured is kept after every run of a contender; the same command goes on where an earlier one was broken off
-(`--fresh` begins anew). Next room: contenders.py.
+(`--fresh` begins anew). `--against REF` compares ours with an earlier commit instead: against.py. Next room:
+contenders.py.
 """
 
 from __future__ import annotations
@@ -16,20 +17,24 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench import against
 from bench.contenders import CONTENDERS
 from bench.data import MESSAGES, WARM_MESSAGES, WARM_TOPIC, produce
 from bench.picture import bars
 from seriatim import config
 from seriatim.embedded import broker
 
-RESULTS = Path(__file__).parent / "results"
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+DOCS = ROOT / "docs"
 MARKS = "<!-- figures of make bench: begin -->\n", "<!-- end -->\n"
 RUN_SECONDS_MAX = 900
+ROUNDS = 3
 OURS = ("table", "machine", "table-spark", "machine-spark")
 Runs = dict[str, list[dict[str, Any]]]
 
@@ -37,36 +42,73 @@ Runs = dict[str, list[dict[str, Any]]]
 def main() -> None:
     """Measure, print, keep."""
     chosen = _arguments()
-    names, count = chosen.only.split(","), int(MESSAGES * chosen.scale)
+    default_names = OURS if chosen.against else tuple(CONTENDERS)
+    names = chosen.only.split(",") if chosen.only else list(default_names)
+    count = int(MESSAGES * chosen.scale)
     if strange := [name for name in names if name not in CONTENDERS]:
         raise SystemExit(f"no contender is called {strange[0]}; there are {', '.join(CONTENDERS)}")
+    if chosen.against:
+        compare(chosen.against, names, chosen.rounds or against.ROUNDS, count, Path(chosen.results))
+        return
     unfinished = Path(chosen.results) / "unfinished.json"
     runs = {} if chosen.fresh else _begun(unfinished, count)
+    with _broker_with_data(count) as (home, servers):
+        for name, number in _left(names, chosen.rounds or ROUNDS, runs):
+            found = run(name, home, servers, count)
+            runs.setdefault(name, []).append(found)
+            _refuse_other_answers(runs)
+            unfinished.parent.mkdir(exist_ok=True)
+            unfinished.write_text(json.dumps({"messages": count, "runs": runs}))
+            say(f"round {number + 1} {name}: {_short(found, count)}")
+    keep(summary({name: runs[name] for name in names}, count), Path(chosen.results), docs=chosen.docs)
+    unfinished.unlink()
+
+
+def compare(ref: str, names: list[str], rounds: int, count: int, results: Path) -> None:
+    """Our contenders of `ref` and of the working tree in turn; exit code 1 if one has become slower."""
+    commit = against.commit_of(ROOT, ref)
+    measured: against.Measured = {name: {"before": [], "now": []} for name in names}
+    with against.checked_out(ROOT, ref) as earlier_tree:
+        trees: dict[against.Side, Path] = {"before": earlier_tree, "now": ROOT}
+        for tree in trees.values():
+            against.refuse_other_product(tree)
+            against.compile_fold(tree, say)
+        with _broker_with_data(count) as (home, servers):
+            for number, name, side in against.order_of_runs(names, rounds):
+                measurement = run(name, home, servers, count, trees[side])
+                measured[name][side].append(measurement)
+                against.refuse_other_answers(measured)
+                say(f"round {number + 1} {name} {side}: {_short(measurement, count)}")
+    contenders = against.compared(measured)
+    result = {"ref": ref, "commit": commit, **_circumstances(count), "contenders": contenders}
+    results.mkdir(exist_ok=True)
+    (results / "against.json").write_text(json.dumps(result, indent=2) + "\n")
+    print("\n".join(against.table_of(result)))
+    if slower := against.slower_contenders(contenders):
+        raise SystemExit(f"slower than {ref}: {', '.join(slower)}")
+
+
+@contextmanager
+def _broker_with_data(count: int) -> Iterator[tuple[Path, str]]:
+    """The bench's own broker with all messages on it: its folder and its address."""
     home = Path(tempfile.mkdtemp(prefix="seriatim-bench-"))
     try:
         info = broker.start(home, program=broker.program_of(config.load(), say), say=say)
         say(f"making {count:,} messages")
         produce(info.bootstrap_servers, count)
         produce(info.bootstrap_servers, WARM_MESSAGES, WARM_TOPIC)
-        for name, number in _left(names, chosen.rounds, runs):
-            found = run(name, home, info.bootstrap_servers, count)
-            runs.setdefault(name, []).append(found)
-            _refuse_other_answers(runs)
-            unfinished.parent.mkdir(exist_ok=True)
-            unfinished.write_text(json.dumps({"messages": count, "runs": runs}))
-            say(f"round {number + 1} {name}: {_short(found, count)}")
+        yield home, info.bootstrap_servers
     finally:
         broker.stop(home, say)
         shutil.rmtree(home, ignore_errors=True)
-    keep(summary({name: runs[name] for name in names}, count), Path(chosen.results), docs=chosen.docs)
-    unfinished.unlink()
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default=",".join(CONTENDERS))
+    parser.add_argument("--rounds", type=int, help=f"default: {ROUNDS}; with --against {against.ROUNDS}")
+    parser.add_argument("--only", help=f"contenders, default: all; with --against {','.join(OURS)}")
+    parser.add_argument("--against", metavar="REF", help="compare ours with this commit; exit code 1 if it was faster")
     parser.add_argument("--fresh", action="store_true", help="forget what a broken-off run has measured")
     parser.add_argument("--results", default=str(RESULTS))
     parser.add_argument("--docs", action="store_true", help="put table and picture into docs/PERFORMANCE.md")
@@ -92,20 +134,20 @@ def _left(names: list[str], rounds: int, runs: Runs) -> Iterator[tuple[str, int]
                 yield name, number
 
 
-def run(name: str, home: Path, servers: str, count: int) -> dict[str, Any]:
-    """One contender, in a process and a folder of its own."""
+def run(name: str, home: Path, servers: str, count: int, tree: Path = ROOT) -> dict[str, Any]:
+    """One contender of a source tree, in a process and a folder of its own."""
     folder = home / "work"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     environment = {
-        **os.environ,
+        **against.environment_of(tree),
         "SERIATIM_KAFKA_BOOTSTRAP_SERVERS": servers,
         "SERIATIM_SPARK_DRIVER_MEMORY": "3g",
     }
     load = os.getloadavg()[0]
     command = [sys.executable, "-m", "bench.contenders", name, str(folder), str(count), str(home)]
     ended = subprocess.run(
-        command, env=environment, text=True, capture_output=True, check=False, timeout=RUN_SECONDS_MAX
+        command, cwd=tree, env=environment, text=True, capture_output=True, check=False, timeout=RUN_SECONDS_MAX
     )
     if ended.returncode:
         raise SystemExit(f"{name} failed:\n{ended.stderr[-3000:]}")
@@ -137,10 +179,15 @@ def summary(runs: Runs, count: int) -> dict[str, Any]:
             "load_before": [one["load"] for one in all_runs],
             "answer": all_runs[0]["answer"],
         }
+    found = {**_circumstances(count), "contenders": contenders}
+    return {**found, "ratios": ratios(contenders), **({"cannot_run": absent} if absent else {})}
+
+
+def _circumstances(count: int) -> dict[str, Any]:
+    """When and where figures were taken, and on how much."""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    found = {"when": when, "machine": machine, "messages": count, "contenders": contenders}
-    return {**found, "ratios": ratios(contenders), **({"cannot_run": absent} if absent else {})}
+    return {"when": when, "machine": machine, "messages": count}
 
 
 def ratios(contenders: dict[str, Any]) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from typing import Any
 from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
-START_SECONDS = 60.0
-ANSWER_SECONDS = 60.0
+START_SECONDS = 300.0
+ANSWER_SECONDS = 180.0
 
 
 def found() -> str | None:
@@ -62,7 +62,7 @@ class Browser:
             time.sleep(0.1)
         address = f"http://127.0.0.1:{port.read_text().split()[0]}/json/list"
         while True:
-            with urllib.request.urlopen(address, timeout=10) as answer:
+            with urllib.request.urlopen(address, timeout=120) as answer:
                 pages = [one for one in json.load(answer) if one["type"] == "page"]
             if pages:
                 return connect(pages[0]["webSocketDebuggerUrl"], max_size=None, ping_interval=None)

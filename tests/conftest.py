@@ -1,4 +1,4 @@
-"""What tests share: one broker for a whole run, one Spark per worker, topics of their own, and `--full`.
+"""What tests share: one broker for a whole run, one Spark per worker, topics of their own, `--full` and `--fast`.
 
 The broker is started by the first test that asks for it. With xdist every worker asks; they find the
 one that runs, since its home is handed down to them. The process that began the run stops it.
@@ -13,10 +13,12 @@ import sys
 import tempfile
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from seriatim import config, wiring
@@ -26,11 +28,16 @@ from seriatim.embedded.broker import BrokerInfo
 BROKER_HOME = "SERIATIM_TESTS_BROKER_HOME"
 SEEDS_SAMPLE = 200
 SEEDS_FULL = 10_000
+SEEDS_FAST = 5
+EXAMPLES_FAST = 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--full` runs the long suites whole; `--seeds` says how many worlds are simulated; `--read` who reads Kafka."""
+    """How much is run (`--full`, `--fast`), how many worlds are simulated (`--seeds`), who reads Kafka (`--read`)."""
     parser.addoption("--full", action="store_true", help="run tests marked full, and long suites whole")
+    parser.addoption(
+        "--fast", action="store_true", help="of tests marked long, one case of each file; few seeds and examples"
+    )
     parser.addoption("--seeds", type=int, default=None, help="how many seeded worlds a simulation runs")
     parser.addoption("--read", choices=("spark", "task"), default="spark", help="who reads Kafka in integration tests")
 
@@ -39,6 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose the broker's home once, before workers are started."""
     if not hasattr(config, "workerinput"):
         os.environ[BROKER_HOME] = tempfile.mkdtemp(prefix="seriatim-tests-")
+    if config.getoption("--fast"):
+        # After the profiles of the folders, which are loaded with their conftest.py, and before the tests are imported.
+        hypothesis.settings.register_profile(
+            "fast", derandomize=True, deadline=None, database=None, max_examples=EXAMPLES_FAST
+        )
+        hypothesis.settings.load_profile("fast")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -52,12 +65,32 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests marked `full` out, unless they are asked for."""
+    """Leave tests marked `full` out, unless they are asked for; with `--fast`, most of those marked `long`, too."""
+    if config.getoption("--fast"):
+        left_out = _long_tests_left_out(items)
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
     if config.getoption("--full"):
         return
     for item in items:
         if item.get_closest_marker("full"):
             item.add_marker(pytest.mark.skip(reason="only with --full (make test-full)"))
+
+
+def _long_tests_left_out(items: list[pytest.Item]) -> list[pytest.Item]:
+    """All long tests but one case of each file, always the same one.
+
+    A long test without cases needs all its seeds for what it proves, so it is left out as a whole.
+    """
+    long_tests = [item for item in items if item.get_closest_marker("long")]
+    cases_by_file: dict[Path, list[pytest.Item]] = {}
+    for item in long_tests:
+        if "[" in item.name:
+            cases_by_file.setdefault(item.path, []).append(item)
+    chosen = set()
+    for path, cases in cases_by_file.items():
+        chosen.add(cases[zlib.crc32(path.name.encode()) % len(cases)])
+    return [item for item in long_tests if item not in chosen]
 
 
 @pytest.fixture(scope="session")
@@ -68,9 +101,13 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="session")
 def seeds(request: pytest.FixtureRequest, full: bool) -> range:
-    """The seeds of a simulation: a sample, or many with --full, or as many as asked for."""
+    """The seeds of a simulation: a sample, many with --full, a handful with --fast, or as many as asked for."""
     asked: int | None = request.config.getoption("--seeds")
-    return range(asked if asked is not None else SEEDS_FULL if full else SEEDS_SAMPLE)
+    if asked is not None:
+        return range(asked)
+    if request.config.getoption("--fast"):
+        return range(SEEDS_FAST)
+    return range(SEEDS_FULL if full else SEEDS_SAMPLE)
 
 
 @pytest.fixture(scope="session")
@@ -102,8 +139,8 @@ def topic(broker: BrokerInfo, topic_name: Callable[[], str]) -> Callable[..., st
     def create(partitions: int = 1, settings: dict[str, str] | None = None, name: str = "") -> str:
         name = name or topic_name()
         new = NewTopic(name, num_partitions=partitions, replication_factor=1, config=settings or {})
-        admin.create_topics([new])[name].result(timeout=30)
-        while len(admin.list_topics(name, timeout=30).topics[name].partitions) < partitions:
+        admin.create_topics([new])[name].result(timeout=120)
+        while len(admin.list_topics(name, timeout=120).topics[name].partitions) < partitions:
             time.sleep(0.05)  # created is not yet known
         return name
 

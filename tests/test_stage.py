@@ -129,7 +129,7 @@ def test_mails_are_on_the_page() -> None:
             mail.set_content("<script>x</script>")
             with smtplib.SMTP("127.0.0.1", ports[0]) as server:
                 server.send_message(mail)
-        with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/", timeout=120) as answer:
             page = answer.read().decode()
     finally:
         catcher.stop()

@@ -33,7 +33,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 def test_a_forked_worker_needs_nothing_more() -> None:
     """What was loaded before the fork works after it: the compiled fold, and Arrow with its threads."""
     ended = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120, check=False, cwd="/"
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=600, check=False, cwd="/"
     )
     assert ended.returncode == 0, ended.stderr
 

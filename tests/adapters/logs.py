@@ -17,7 +17,7 @@ from seriatim.adapters.memory import MemoryKafka
 from seriatim.core.offsets import Partition
 from seriatim.core.retention import Rules
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 180
 NOW_MS = round(time.time() * 1000)
 
 

@@ -28,7 +28,7 @@ from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.ports import Explain
 
 SET = AlterConfigOpType.SET
-WAIT_SECONDS = 30
+WAIT_SECONDS = 180
 COMPACTED = {
     "cleanup.policy": "compact",
     "min.cleanable.dirty.ratio": "0.001",

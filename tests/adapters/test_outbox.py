@@ -7,7 +7,9 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Timer
 
 import msgspec
 import pytest
@@ -133,33 +135,39 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     assert "SERIATIM_OUTBOX" in refused.value.next
 
 
-def _hold(folder: Path, held: str) -> None:
+def _hold(folder: Path, held: Path, release: Path, released: Path) -> None:
+    """Hold the lock until there is a file `release`; write `released` just before giving it back."""
     with DiskOutbox(folder, "s", Path("/a")).alone():
-        Path(held).write_text("")
-        time.sleep(2.0)
+        held.write_text("")
+        while not release.exists():
+            time.sleep(0.01)
+        released.write_text("")
 
 
-def test_one_at_a_time_over_processes(tmp_path: Path) -> None:
-    """Whoever comes second waits."""
-    held = tmp_path / "held"
-    process = multiprocessing.get_context("spawn").Process(target=_hold, args=(tmp_path, str(held)))
+def _holder(folder: Path) -> tuple[BaseProcess, Path, Path]:
+    """A process that holds the lock, the file that makes it let go, and the file that says that it is about to."""
+    held, release, released = folder / "held", folder / "release", folder / "released"
+    process = multiprocessing.get_context("spawn").Process(target=_hold, args=(folder, held, release, released))
     process.start()
     while not held.exists():
         time.sleep(0.01)
-    began = time.monotonic()
+    return process, release, released
+
+
+def test_one_at_a_time_over_processes(tmp_path: Path) -> None:
+    """Whoever comes second gets the lock only after the first has given it back."""
+    process, release, released = _holder(tmp_path)
+    # The holder lets go only some time after the second one began to wait: a lock that does not hold is seen.
+    Timer(0.3, release.touch).start()
     with DiskOutbox(tmp_path, "s", Path("/a")).alone():
-        waited = time.monotonic() - began
+        was_released = released.exists()
     process.join()
-    assert waited > 1.0
+    assert was_released
 
 
 def test_a_holder_that_dies_leaves_no_lock(tmp_path: Path) -> None:
     """The system itself gives it back."""
-    held = tmp_path / "held"
-    process = multiprocessing.get_context("spawn").Process(target=_hold, args=(tmp_path, str(held)))
-    process.start()
-    while not held.exists():
-        time.sleep(0.01)
+    process, _, _ = _holder(tmp_path)
     process.kill()
     process.join()
     with DiskOutbox(tmp_path, "s", Path("/a")).alone():

@@ -26,7 +26,7 @@ from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Ranges
 from seriatim.ports import NO_WISH, OnSlice, Reader, Source, SourceFailed, Task, Wish
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 180
 Seen = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 """Offset, timestamp, key, value, headers."""
 NOW = int(time.time()) * 1000

@@ -49,7 +49,7 @@ print("stopped")
 
 def test_a_killed_spark_is_told_once_and_stops() -> None:
     """While it maps and on every reading after: how it ended, where to look, and not one line of py4j's traces."""
-    ended = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=600, check=False)
     told = ended.stdout.splitlines()
     assert told.count("PlatformError: Spark's JVM was ended by signal 9") == 3, ended.stdout + ended.stderr
     assert "probably" not in ended.stdout

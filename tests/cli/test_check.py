@@ -161,7 +161,7 @@ def test_a_broken_check_is_exit_2_and_no_verdict(
 def test_killed_anywhere_the_next_check_ends_right(made: DiskStream, point: str) -> None:
     """A crashed check is not a pass, and not half a verdict."""
     command = [sys.executable, "-m", "seriatim", "check", "s"]
-    run = subprocess.run(command, env={**os.environ, "SERIATIM_CRASH_POINT": point}, check=False, timeout=300)
+    run = subprocess.run(command, env={**os.environ, "SERIATIM_CRASH_POINT": point}, check=False, timeout=900)
     assert run.returncode == -signal.SIGKILL
     done = point == "committed"
     head = made.ledger.head("s")

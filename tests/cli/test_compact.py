@@ -128,7 +128,7 @@ def test_killed_anywhere_the_same_command_ends_it(lake: DiskStream, run: Run, po
     before = records(lake.root)
     command = [sys.executable, "-m", "seriatim", "compact", "s.toml"]
     environ = os.environ | {"SERIATIM_CRASH_POINT": point}
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert records(lake.root) == before
     assert verify(lake.root).difference is None

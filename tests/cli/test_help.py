@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ import typer.main
 from seriatim import __version__
 from seriatim.cli import app
 
-HELP_SECONDS = 0.5
 HEAVY = ("pyspark", "pyarrow", "confluent_kafka", "deltalake", "pandas", "numpy", "airflow", "rich.console")
 
 
@@ -38,7 +36,7 @@ COMMANDS = dict(_commands())
 
 def _seriatim(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "seriatim", *arguments]
-    return subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -47,23 +45,16 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
     assert f"Example: seriatim {name}" in COMMANDS[name]
 
 
-def test_help_answers_at_once() -> None:
-    """Half a second of CPU at most, the best of three: somebody else may be using the machine."""
-    assert min(_timed_help() for _ in range(3)) < HELP_SECONDS
-
-
-def _timed_help() -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert _seriatim("--help").returncode == 0
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def test_nothing_heavy_is_imported_for_help() -> None:
-    """The reason why help is quick stays true."""
-    code = f"import sys, seriatim.cli; print([name for name in {HEAVY} if name in sys.modules])"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
+def test_nothing_heavy_is_imported_for_help(arguments: list[str]) -> None:
+    """The reason why help is quick: none of the heavy modules is imported. `bench.answers` has the seconds."""
+    command = [sys.executable, "-X", "importtime", "-m", "seriatim", *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in run.stderr.splitlines()}
+    assert "seriatim.cli" in imported
+    # Help itself is laid out by rich; the command line only must not need it before.
+    allowed = {"rich.console"} if "--help" in arguments else set()
+    assert imported.intersection(HEAVY) - allowed == set()
 
 
 def test_version_is_printed() -> None:

@@ -34,7 +34,7 @@ def _kafka(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"SERIATIM_HOME": str(home)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
 

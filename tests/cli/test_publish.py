@@ -132,7 +132,7 @@ def test_killed_anywhere_the_next_publish_ends_right(made: DiskStream, point: st
         env={**os.environ, "SERIATIM_CRASH_POINT": point},
         capture_output=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert run.returncode == -signal.SIGKILL
     if point != "current-published" and first:

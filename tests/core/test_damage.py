@@ -53,6 +53,7 @@ def reported(marks: Iterable[Mark], end: int) -> set[tuple[str, int]]:
     return bad
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(50))
 def test_reported_damage_is_the_true_damage(seed: int) -> None:
     """After a loss that cannot be mended: the output of a session from its first message after it to a snapshot."""

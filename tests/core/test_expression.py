@@ -205,6 +205,7 @@ def test_a_function_takes_what_it_takes(text: str) -> None:
         parse(text, ROOTS)
 
 
+@pytest.mark.long
 def test_one_look_at_each_row_is_always_possible() -> None:
     """However many rows there are, and however long their texts: what may be spent grows with what is asked."""
     rows = [{"id": f"{number:064d}", "price": 1.0} for number in range(30_000)]

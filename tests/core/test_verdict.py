@@ -276,6 +276,7 @@ class Model:
 STEPS = ["slice", "good", "bad", "accept", "repair", "half a repair", "compact", "hold"]
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from([P, Q])), max_size=25))
 def test_checked_is_never_past_what_is_bad(steps: list[tuple[str, Partition]]) -> None:

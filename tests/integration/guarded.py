@@ -30,7 +30,7 @@ from seriatim.embedded import broker as embedded
 from seriatim.embedded import properties
 from tests.catcher import free_port
 
-START_SECONDS = 120
+START_SECONDS = 300
 PLAIN_LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 
 
@@ -123,7 +123,7 @@ class GuardedBroker:
         """End it; its data stays."""
         if self.process is not None:
             self.process.terminate()
-            self.process.wait(60)
+            self.process.wait(300)
             self.process = None
 
 

@@ -129,7 +129,7 @@ class Lab:
     def command(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run the real command line to its end."""
         process = self.start(*arguments, **environment)
-        output, errors = process.communicate(timeout=300)
+        output, errors = process.communicate(timeout=900)
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
     def root(self, name: str) -> Path:
@@ -183,10 +183,10 @@ class Lab:
     def kafka(self, topic: str, partitions: int) -> list[tuple[int, int, bytes | None, bytes | None]]:
         """What the broker holds: partition, offset, key, value."""
         consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "lab", "auto.offset.reset": "earliest"})
-        ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=20) for p in range(partitions)}
+        ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=120) for p in range(partitions)}
         consumer.assign([TopicPartition(topic, p, low) for p, (low, _) in ends.items()])
         wanted, found = sum(high - low for low, high in ends.values()), []
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while len(found) < wanted and time.monotonic() < until:
             for message in consumer.consume(10_000, 1.0):
                 assert message.error() is None
@@ -197,13 +197,13 @@ class Lab:
 
     def add_partitions(self, topic: str, total: int) -> None:
         """Give a topic more partitions."""
-        self.admin.create_partitions([NewPartitions(topic, total)])[topic].result(30)
+        self.admin.create_partitions([NewPartitions(topic, total)])[topic].result(120)
 
     def delete_records(self, topic: str, before: dict[int, int]) -> None:
         """Let a topic's oldest messages go."""
         places = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
         for answer in self.admin.delete_records(places).values():
-            answer.result(30)
+            answer.result(120)
 
 
 def silent(_: str) -> None:

@@ -139,7 +139,7 @@ class Standalone:
             method=method or ("GET" if body is None else "POST"),
             headers={"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"},
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=180) as answer:
             return bytes(answer.read())
 
     def api(self, path: str, body: Any = None, method: str = "") -> Any:

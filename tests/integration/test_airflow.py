@@ -100,7 +100,7 @@ def topic(broker: BrokerInfo) -> str:
     """Four partitions, a session in each, which begins by a snapshot."""
     name = f"orders-{uuid.uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    admin.create_topics([NewTopic(name, num_partitions=PARTITIONS, replication_factor=1)])[name].result(timeout=30)
+    admin.create_topics([NewTopic(name, num_partitions=PARTITIONS, replication_factor=1)])[name].result(timeout=120)
     first = {"type": "snapshot", "seq": 1, "rows": [{"id": "a", "v": 0}]}
     send(broker, name, [(number, first) for number in range(PARTITIONS)])
     return name
@@ -316,7 +316,7 @@ def test_a_fold_that_is_marked_failed_takes_its_driver_along(airflow: Standalone
 
     airflow.wait("it folds", lambda: airflow.tasks("slow", run)["fold"] == "running" and drivers())
     marked(airflow, "slow", run, "fold")
-    airflow.wait("the driver is gone", lambda: not drivers(), 120)
+    airflow.wait("the driver is gone", lambda: not drivers(), 600)
     assert airflow.run("slow", run) == "failed"
     airflow.wait("a mail comes", lambda: airflow.mails("slow"))
     time.sleep(5)

@@ -15,7 +15,7 @@ from seriatim.core.ask import SnapshotRequest
 from seriatim.demo import CollectionPoints, Fault, hurt
 from tests.integration.lab import Lab, silent
 
-WAIT_SECONDS = 90
+WAIT_SECONDS = 240
 
 
 def test_a_lost_message_a_request_a_snapshot(lab: Lab, topic_name: Callable[[], str]) -> None:
@@ -30,7 +30,7 @@ def test_a_lost_message_a_request_a_snapshot(lab: Lab, topic_name: Callable[[], 
     first = lab.fold("asking")
     assert [finding.finding for finding in first.findings] == ["sequence gap"]
     assert (first.quarantined, first.unasked) == (1, "")
-    heard += asked.wait(1, 60)
+    heard += asked.wait(1, 180)
     asked.close()
     assert heard == [(name, "session-00001")]
     send(client, {}, islice(messages, 150), 0, None, silent)
@@ -47,9 +47,9 @@ def test_a_lost_message_a_request_a_snapshot(lab: Lab, topic_name: Callable[[], 
 
 def test_the_demo_answers_while_it_sends(lab: Lab, topic_name: Callable[[], str]) -> None:
     """`seriatim produce demo --answer TOPIC` makes the topic, and sends a snapshot of whoever is asked for."""
-    # with this seed and rate it would send its second snapshot by itself after two and a half minutes
+    # with this seed and rate it would send its second snapshot by itself after five minutes
     name, prefix, client = topic_name(), topic_name(), {"bootstrap.servers": lab.servers}
-    one_table, slowly = ["--topics", "1", "--partitions", "1", "--sessions", "1"], ["--messages", "0", "--rate", "20"]
+    one_table, slowly = ["--topics", "1", "--partitions", "1", "--sessions", "1"], ["--messages", "0", "--rate", "10"]
     given = [*one_table, *slowly, "--seed", "112", "--prefix", prefix, "--answer", name]
     sending = lab.start("produce", "demo", *given)
     try:
@@ -62,14 +62,14 @@ def test_the_demo_answers_while_it_sends(lab: Lab, topic_name: Callable[[], str]
         next(snapshots)
     finally:
         sending.send_signal(signal.SIGINT)
-        _, told = sending.communicate(timeout=60)
+        _, told = sending.communicate(timeout=300)
     assert sending.returncode == 0, told
 
 
 def read_snapshots(lab: Lab, topic: str) -> Iterator[bytes]:
     """The snapshots in a topic, one by one, as they come."""
     until = time.monotonic() + WAIT_SECONDS
-    while topic not in lab.admin.list_topics(timeout=20).topics:
+    while topic not in lab.admin.list_topics(timeout=120).topics:
         assert time.monotonic() < until
         time.sleep(0.3)
     consumer = Consumer({"bootstrap.servers": lab.servers, "group.id": "look", "auto.offset.reset": "earliest"})

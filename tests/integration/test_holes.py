@@ -29,7 +29,7 @@ from tests.adapters.test_batches import COMPACTED, RealSide
 from tests.integration.lab import Lab, silent, straight
 from tests.integration.test_slices import snapshot, update
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 180
 Topic = Callable[..., str]
 
 

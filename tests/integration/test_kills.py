@@ -90,7 +90,7 @@ def test_a_killed_worker_is_platform_trouble(lab: Lab, topic: Callable[..., str]
             workers[-1].kill()
             break
         time.sleep(0.05)
-    _, errors = process.communicate(timeout=200)
+    _, errors = process.communicate(timeout=900)
 
     assert process.returncode == 4, errors
     assert "Traceback" not in errors

@@ -7,11 +7,11 @@ import os
 import pty
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -19,7 +19,6 @@ from seriatim import streams, wiring
 from seriatim.steps.fold import Folding
 from tests.integration.lab import Lab, silent
 
-FIRST_LINE_SECONDS = 2.0
 COUNT = 10_000
 
 
@@ -84,27 +83,25 @@ def test_the_commands(hurt: tuple[Lab, str, str], tmp_path: Path) -> None:
     assert told(lab, "diff", stream, str(again))["count"] == 0
     refused = lab.command("replay", stream, "hunted", "--break", "__import__('os').system('id')")
     assert (refused.returncode, "is refused" in refused.stderr) == (2, True)
-    the_first_line_comes_at_once(lab, stream)
+    the_first_line_comes_before_the_end(lab, stream)
     a_terminal_gets_pdb(lab, stream)
 
 
-def the_first_line_comes_at_once(lab: Lab, stream: str) -> None:
-    """Less than two seconds by the clock from the command to the trace's first line, imports included: best of three.
+def the_first_line_comes_before_the_end(lab: Lab, stream: str) -> None:
+    """The trace's first line is printed while the trace goes on: it is not gathered first, and it needs no Spark.
 
-    HUNTING.md has the figures.
+    `python -m bench.answers` has the seconds, docs/HUNTING.md the figures.
     """
-    waited = []
-    for _ in range(3):
-        began = time.monotonic()
-        process = lab.start("trace", stream, "hunted", "--json")
-        assert process.stdout is not None
-        line = json.loads(process.stdout.readline())
-        waited.append(round(time.monotonic() - began, 2))
-        process.kill()
-        process.communicate()
-        assert line["offset"] == 1
-    sys.stdout.write(f"first line of a trace after {waited} s\n")
-    assert min(waited) < FIRST_LINE_SECONDS, waited
+    process = lab.start("trace", stream, "hunted", "--json")
+    assert process.stdout is not None
+    line = json.loads(process.stdout.readline())
+    assert line["offset"] == 1
+    # The pipe holds less than the whole trace, so a process that is not read from cannot have ended.
+    assert process.poll() is None
+    below = [child.name() for child in psutil.Process(process.pid).children(recursive=True)]
+    process.kill()
+    process.communicate()
+    assert below == [], "a trace starts no other process, and so no Java"
 
 
 def a_terminal_gets_pdb(lab: Lab, stream: str) -> None:
@@ -126,6 +123,6 @@ def a_terminal_gets_pdb(lab: Lab, stream: str) -> None:
     except OSError:  # the other side is gone
         pass
     os.close(leader)
-    assert child.wait(timeout=60) == 0
+    assert child.wait(timeout=300) == 0
     assert b"(1, 'left-over')" in heard
     assert b"def apply" in heard or b"kind = message.__class__" in heard

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -151,10 +152,11 @@ def test_a_topic_made_again_is_found_by_its_id(lab: Lab, topic: Callable[..., st
     lab.send(tables({name: 1}, 5, 200))
     lab.fold(stream)
     old = lab.ledger(stream).partitions[f"{name}/0"].topic_id
-    lab.admin.delete_topics([name])[name].result(30)
-    for _ in range(100):
-        if name not in lab.admin.list_topics(timeout=10).topics:
+    lab.admin.delete_topics([name])[name].result(120)
+    for _ in range(1200):
+        if name not in lab.admin.list_topics(timeout=120).topics:
             break
+        time.sleep(0.1)
     topic(1, name=name)
     lab.send(tables({name: 1}, 5, 900))
 

@@ -31,8 +31,8 @@ def fold(lab: Lab, name: str, messages_max: int, progress: Progress) -> Outcome:
 
 def make_again(lab: Lab, topic: Create, name: str, partitions: int = 1) -> None:
     """Delete a topic and make it again under its name."""
-    lab.admin.delete_topics([name])[name].result(30)
-    for left in reversed(range(50)):
+    lab.admin.delete_topics([name])[name].result(120)
+    for left in reversed(range(1200)):
         try:
             topic(partitions, name=name)
             return

@@ -27,7 +27,7 @@ def test_two_runs_at_once(lab: Lab, topic: Callable[..., str], full: bool) -> No
         first = lab.start("run", stream, "--messages-max", "1000")
         time.sleep(chance.uniform(0, 4))
         second = lab.start("run", stream, "--messages-max", "1000")
-        ends = [process.communicate(timeout=300)[1] for process in (first, second)]
+        ends = [process.communicate(timeout=900)[1] for process in (first, second)]
         codes = {first.returncode, second.returncode}
 
         assert codes <= {0, 5}, ends
@@ -55,7 +55,7 @@ def test_a_zombie_is_refused(lab: Lab, topic: Callable[..., str]) -> None:
     lab.fold(stream)
     for process in family:
         os.kill(process.pid, signal.SIGCONT)
-    _, errors = zombie.communicate(timeout=300)
+    _, errors = zombie.communicate(timeout=900)
 
     assert at_stop == 0
     assert zombie.returncode in (0, 5), errors

@@ -90,7 +90,7 @@ class Place(Standalone):
         """A topic for each; but for the slow one, a session in each partition that begins by a snapshot."""
         for name, partitions in {"busy": 2, "four": 4, "gate": 1, "keep": 1, "slow": 1}.items():
             new = NewTopic(f"{name}-topic", num_partitions=partitions, replication_factor=1)
-            self.admin.create_topics([new])[new.topic].result(timeout=30)
+            self.admin.create_topics([new])[new.topic].result(timeout=120)
             first = {"type": "snapshot", "seq": 1, "rows": [{"id": "a", "v": 0}]}
             if name != "slow":
                 self.send(new.topic, [(p, first) for p in range(partitions)])

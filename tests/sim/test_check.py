@@ -51,6 +51,7 @@ class Lawful(Mix):
         must_be_good(self.made, **self.real)
 
 
+@pytest.mark.long
 def test_any_lawful_mix_is_good(full: bool) -> None:
     """Slices, repairs, compactions and new lives in any order."""
     done: set[str] = set()
@@ -64,6 +65,7 @@ def test_any_lawful_mix_is_good(full: bool) -> None:
     assert done >= {"slice", "new_life", "really_repair", "really_compact", "judged"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_any_lawful_mix_on_disk_is_good(tmp_path: Path, seed: int) -> None:
     """The same with real files, and before-images."""

@@ -79,6 +79,7 @@ def pq_files(table: DeltaTable) -> list[str]:
     return [uri.split("/current/")[-1] for uri in table.file_uris()]
 
 
+@pytest.mark.long
 def test_any_mix_in_memory(full: bool) -> None:
     """200 seeds."""
     done: set[str] = set()
@@ -105,6 +106,7 @@ def test_any_mix_in_memory(full: bool) -> None:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(MIXES_ON_DISK))
 def test_any_mix_on_disk(tmp_path: Path, seed: int) -> None:
     """A few seeds with real files, real Delta tables, and parts that fall apart."""

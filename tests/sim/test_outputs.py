@@ -82,6 +82,7 @@ def check(made: MemoryStream) -> None:
     assert {made.derived.outputs.reached(table).sequence for table in ("trade", "note")} == {head(made).sequence}
 
 
+@pytest.mark.long
 def test_any_mix(full: bool) -> None:
     """Whatever came, no table lacks a record, and none has one twice."""
     for seed in range(MIXES * (10 if full else 1)):

@@ -89,6 +89,7 @@ def look_back(seed: int) -> int:
     return traced
 
 
+@pytest.mark.long
 def test_a_trace_tells_what_was_committed(seeds: range) -> None:
     """In worlds of crashes, repairs, compactions and new topics each session's trace ends as its committed state."""
     traced = 0

@@ -35,6 +35,7 @@ def test_any_world_ends_as_the_straight_fold(seeds: range) -> None:
             pytest.fail(f"seed={seed} ({type(error).__name__})", pytrace=False)
 
 
+@pytest.mark.long
 def test_the_simulation_passes_every_crash_point() -> None:
     """A crash point that is never passed proves nothing."""
     passed: set[str] = set()

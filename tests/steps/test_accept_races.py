@@ -132,6 +132,7 @@ def test_an_accept_overtaken_by_a_slice_ends_what_is_there_then() -> None:
     is_right(made)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(60))
 def test_many_lives_of_many_topics(seed: int) -> None:
     """Runs, accepts, retirements and kills in any order: records give the state, places are unique, nothing is left."""

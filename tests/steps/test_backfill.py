@@ -24,6 +24,7 @@ from tests.steps.mending import lose, mending, repair, table
 from tests.steps.worlds import A0, A1, kinds
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(40))
 def test_a_backfill_changes_the_widened_range_and_nothing_else(seed: int) -> None:
     """Each session up to its first snapshot after the range, or to where it is as committed: nothing beyond."""
@@ -184,6 +185,7 @@ class Counting(Machine[Counted, Add, Sum]):
         return Counted(msgspec.msgpack.decode(old, type=Total).value, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(30))
 def test_a_new_state_version_rewrites_history_if_asked(seed: int) -> None:
     """It takes over lazily; then any middle range, and all of it, folded again: as if it had been there all along."""

@@ -69,6 +69,7 @@ def hunt(made: MemoryStream, row: str) -> tuple[list[int], int]:
     return [step.offset for step in steps], broken.folds + gone.folds + 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "slices"), [(1, 1), (2, 7)])
 def test_a_swapped_pair_is_found(seed: int, slices: int) -> None:
     """Thirty thousand messages, one swapped pair, tier none: both offsets are named, in fewer than 25 folds."""
@@ -222,6 +223,7 @@ def test_a_session_without_state_is_judged_by_what_it_has() -> None:
         assert hunted(made, "s", "len(state.rows) > 5", every=every).broken == -1
 
 
+@pytest.mark.long
 def test_many_halts_are_gone_over() -> None:
     """One halt behind the other, beyond what is committed: a loop, not a call within a call."""
     made = world(on_poison="halt")

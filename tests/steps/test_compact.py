@@ -154,21 +154,25 @@ def test_a_partition_that_is_not_known_is_refused() -> None:
         compacted(begun())
 
 
+@pytest.mark.long
 def test_a_fold_in_between_is_neither_lost_nor_stopped() -> None:
     """A whole run at every point of a compaction."""
     assert interleaved(fold, compacted, finish) >= 50
 
 
+@pytest.mark.long
 def test_a_compaction_in_between_does_not_stop_a_fold() -> None:
     """A whole compaction at every point of a run: the run itself goes through, never fenced."""
     assert interleaved(compacted, lambda made: made.run(messages_max=2), finish) >= 50
 
 
+@pytest.mark.long
 def test_two_compactions_are_one(full: bool) -> None:
     """A whole one at every point of another: what both wanted is done once, and the loser says so."""
     assert interleaved(compacted, compacted, finish, 1 if full else 5) >= 50
 
 
+@pytest.mark.long
 def test_a_sweep_by_an_old_ledger_harms_nothing(full: bool) -> None:
     """Whoever read the ledger, and was slow to sweep, meets a compaction of files that it has never heard of."""
     wanted, number, done = straight(), 0, True
@@ -232,11 +236,13 @@ def release(made: MemoryStream) -> None:
     finish(made)
 
 
+@pytest.mark.long
 def test_a_repair_in_between_wins() -> None:
     """A whole repair of one partition at every point of a compaction; the other partition is compacted all the same."""
     assert interleaved(repair, compacted, release) >= 50
 
 
+@pytest.mark.long
 def test_a_hold_in_between_keeps_its_partition(full: bool) -> None:
     """From the hold on nothing of it is compacted, until it is given back."""
 
@@ -268,6 +274,7 @@ def test_what_is_fenced_is_dropped_and_told() -> None:
     assert there(made) == named(made)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("point", [*COMPACT_POINTS, "record-file-half", "manifest-written", "committed"])
 def test_a_crash_leaves_nothing_that_matters(point: str, times: int) -> None:
@@ -391,6 +398,7 @@ def test_what_the_last_entry_names_never_goes() -> None:
     assert {commit.manifest for commit in made.ledger.commits} <= there(made)
 
 
+@pytest.mark.long
 def test_a_slice_that_was_folded_on_files_merged_meanwhile_goes_on_top_of_them(full: bool) -> None:
     """It names none of the files that the compaction replaced: those may be swept one day."""
     made, number = sliced(), 0

@@ -64,6 +64,7 @@ def straight() -> object:
     return logical(made)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("point", CRASH_POINTS)
 def test_a_crash_and_a_re_run_end_as_if_nothing_had_been(point: str, times: int, straight: object) -> None:
@@ -75,6 +76,7 @@ def test_a_crash_and_a_re_run_end_as_if_nothing_had_been(point: str, times: int,
     assert logical(made) == straight
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("second", CRASH_POINTS[1:])
 @pytest.mark.parametrize("first", ["plan-made", "slice-folded", "manifest-written", "committed"])
 def test_a_second_crash_in_the_re_run(first: str, second: str, straight: object) -> None:

@@ -28,6 +28,7 @@ def cut(made: MemoryStream, offset: int) -> None:
     assert made.accounts()[A0].frontier == offset
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", [38, 40, 45])
 def test_no_state_from_behind_a_cut_begins_a_refold(where: int) -> None:
     """Its offset is reached again by other messages: the states of before it are those of messages that are gone."""
@@ -123,6 +124,7 @@ def say(made: MemoryStream, *values: tuple[int, bool]) -> None:
         made.kafka.produce("in-a", "s", json.dumps({"v": value, "start": start}).encode())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(30))
 def test_cuts_among_repairs(seed: int) -> None:
     """Any mix of slices, cuts, lost files and refolds ends as a straight fold of what the log has."""

@@ -207,6 +207,7 @@ def test_one_in_quarantine_before_the_loss_is_released_after_it() -> None:
     assert (outcome.findings, outcome.headless, state(one)) == ([], 0, {"a": 12, "b": 0})
 
 
+@pytest.mark.long
 def test_verify_agrees(tmp_path: Path) -> None:
     """On real files: right after the forward, and after the slices that follow, on from a sign-off and as a whole."""
     one = DiskStream(tmp_path)
@@ -251,6 +252,7 @@ def test_headless_messages_are_no_parting(tmp_path: Path) -> None:
     assert (done.partings, one.accounts()[A0].headless) == ([], 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("finding", ["gap", "poison"])
 @pytest.mark.parametrize("stage", [1, 3, 100])
 @pytest.mark.parametrize("begin", [0, 5, 9])

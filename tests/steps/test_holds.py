@@ -110,6 +110,7 @@ def test_an_approval_is_void_after_an_epoch_moved_and_not_after_slices() -> None
 NOT_OF_A_REPAIR = ("plan-made", "table-created", "slice-folded", "ledger-read")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", [p for p in (*CRASH_POINTS, *REPAIR_POINTS) if p not in NOT_OF_A_REPAIR])
 def test_killed_anywhere_and_again(point: str) -> None:
     """The same command finishes it, at every crash point, at its first and at a later passing."""

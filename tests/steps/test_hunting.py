@@ -64,6 +64,7 @@ def hunt(made: MemoryStream, *, every: bool) -> tuple[list[int], int]:
     return offsets, found.folds + gone.folds + 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "slices", "heals"), [(1, 1, False), (2, 7, False), (3, 5, True)])
 def test_two_swapped_updates_are_found(seed: int, slices: int, heals: bool) -> None:
     """Thirty thousand messages: both offsets are named in fewer than 25 folds; where it heals, by one look at each."""

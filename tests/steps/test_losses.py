@@ -86,6 +86,7 @@ def lived(seed: int) -> MemoryStream:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(12))
 def test_the_same_as_before_or_refused(seed: int) -> None:
     """Every state and every step of a trace, at any edge, is what it was before the compaction, or it is refused."""

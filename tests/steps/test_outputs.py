@@ -88,6 +88,7 @@ def test_every_table_says_how_far_it_is() -> None:
     assert {one.sequence for one in made.derived.outputs.versions["trade"]} >= {first, *trades, head(made).sequence}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("point", [*CRASH_POINTS, "output-half"])
 def test_a_crash_is_caught_up_with(point: str, times: int) -> None:
@@ -159,6 +160,7 @@ def test_a_machine_that_raises_or_gives_unfit_records_of_another_kind() -> None:
     assert max(offsets) == 14
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("start", [0, 11, 25, 39])
 @pytest.mark.parametrize("messages_max", [3, 1000])
 def test_a_repair_from_some_offset(start: int, messages_max: int) -> None:

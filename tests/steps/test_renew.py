@@ -160,6 +160,7 @@ def test_quarantine_outlives_its_state() -> None:
     is_right(made)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
 def test_any_loss_of_state_leaves_what_the_records_make(seed: int) -> None:
     """Whichever files are damaged; and what comes later is as a fold that was never hurt has it, after snapshots."""
@@ -223,6 +224,7 @@ def test_a_partition_that_waits_for_lost_messages_too_goes_on_behind_both() -> N
     is_right(made)
 
 
+@pytest.mark.long
 def test_on_real_files_verify_agrees(tmp_path: Path) -> None:
     """Rows with times and decimals, as records have them: right after, and after what follows."""
     made = DiskStream(tmp_path)

@@ -55,6 +55,7 @@ def test_nothing_hurt_nothing_done() -> None:
     assert kinds(made) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
 def test_a_bug_fixed_later(seed: int) -> None:
     """From the first wrong message on everything is as if the code had been right all along, in any slicing."""
@@ -75,6 +76,7 @@ def test_a_bug_fixed_later(seed: int) -> None:
     assert (table(made, A0), states(made)) == fixed(made)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
 def test_sessions_set_aside_by_a_bug(seed: int) -> None:
     """Once the machine is fixed, repair finds them by itself, and their messages take effect after all."""
@@ -185,6 +187,7 @@ def test_a_log_that_was_cut_is_followed_back() -> None:
     assert_straight(made)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(30))
 def test_repairs_upon_repairs(seed: int) -> None:
     """Any mix of slices, losses, fixes and repairs ends as a straight fold."""

@@ -70,6 +70,7 @@ def stalled(rules: Rules) -> MemoryStream:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("segment_messages", [1, 20])
 def test_the_figure_is_the_truth_at_a_constant_rate(limit: str, segment_messages: int) -> None:
@@ -90,6 +91,7 @@ def test_the_figure_is_the_truth_at_a_constant_rate(limit: str, segment_messages
         assert left.whole_seconds == pytest.approx(WHOLE, rel=0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("warning_hours", [1, 2, 24, 1000])
 def test_the_warning_comes_while_a_quarter_is_left(limit: str, warning_hours: int) -> None:

@@ -83,6 +83,7 @@ def assert_committed(made: MemoryStream, partition: Partition = A0) -> None:
         assert told == rows_of(made, name, partition, start), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tier", TIERS)
 def test_state_at_random_offsets_equals_a_straight_fold(tier: Tier) -> None:
     """Twenty offsets in each of the five tiers, from slices of all sizes, with every kind of fault."""
@@ -422,6 +423,7 @@ def test_a_session_is_found_where_it_lives() -> None:
         find(tools, head, "s", partition=Partition("in-a", 7))
 
 
+@pytest.mark.long
 def test_of_a_long_past_no_more_is_read_than_is_needed() -> None:
     """Two hundred entries: the last ones are enough for a late offset, and an early one is found all the same."""
     made = world()
@@ -477,6 +479,7 @@ def lives(seed: int) -> MemoryStream:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_a_stream_lived_through(seed: int) -> None:
     """From its beginning and from every saved state on, each session's way ends as it is committed."""

@@ -56,6 +56,7 @@ def compared(made: DiskStream, reread: MemoryReread | None = None, *, everything
     return Verifying("s", FileAudit(made.root), everything=everything).run(comparing)
 
 
+@pytest.mark.long
 def test_kafka_has_what_was_folded(tmp_path: Path) -> None:
     """All messages are read again, and each certificate's three digests are right; then only what came since."""
     made = filled(tmp_path)
@@ -71,6 +72,7 @@ def test_kafka_has_what_was_folded(tmp_path: Path) -> None:
     assert compared(made).compared == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("fields", "what"), [({"value": b"{}"}, "values"), ({"key": b"z"}, "keys")])
 def test_a_message_that_changed_in_kafka_is_found(tmp_path: Path, fields: dict[str, Any], what: str) -> None:
     """Range, entry and which of the digests differ are named, and nothing is signed off."""
@@ -82,6 +84,7 @@ def test_a_message_that_changed_in_kafka_is_found(tmp_path: Path, fields: dict[s
     assert not (tmp_path / "verified.json").exists()
 
 
+@pytest.mark.long
 def test_a_message_that_is_missing_in_kafka_is_found_unless_it_was_compacted(tmp_path: Path) -> None:
     """Compaction takes messages away lawfully: such a range is said and not compared."""
     made = filled(tmp_path)
@@ -95,6 +98,7 @@ def test_a_message_that_is_missing_in_kafka_is_found_unless_it_was_compacted(tmp
         )
 
 
+@pytest.mark.long
 def test_what_kafka_no_longer_has_is_said(tmp_path: Path) -> None:
     """Expired, or another life of the topic: no difference."""
     made = filled(tmp_path)
@@ -156,6 +160,7 @@ def clean(root: Path, **fields: Any) -> DiskStream:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("base64_values", [False, True])
 @pytest.mark.parametrize("fields", [{}, {"tier": "none"}, {"output_partitions": ("topic",)}])
 def test_three_views_of_a_clean_stream_do_not_part(tmp_path: Path, base64_values: bool, fields: dict[str, Any]) -> None:
@@ -167,6 +172,7 @@ def test_three_views_of_a_clean_stream_do_not_part(tmp_path: Path, base64_values
     assert done.messages["raw"] == done.messages["kafka"] == 36
 
 
+@pytest.mark.long
 def test_quarantine_is_no_parting(tmp_path: Path) -> None:
     """Messages set aside are in the output's own way; poison is named at raw and Kafka."""
     made = filled(tmp_path / "lake")

@@ -30,6 +30,7 @@ def assert_good(made: DiskStream) -> Verified:
     return whole
 
 
+@pytest.mark.long
 def test_a_topic_that_began_a_new_life(tmp_path: Path) -> None:
     """Both lives are in the records, told apart by topic id; the first one's sessions were ended by the accept."""
     made = filled(tmp_path)
@@ -46,6 +47,7 @@ def test_a_topic_that_began_a_new_life(tmp_path: Path) -> None:
     assert assert_good(made).warnings == []
 
 
+@pytest.mark.long
 def test_a_session_released_by_hand(tmp_path: Path) -> None:
     """State changes without a slice, and the count of those in quarantine with it."""
     made = filled(tmp_path)
@@ -57,6 +59,7 @@ def test_a_session_released_by_hand(tmp_path: Path) -> None:
     assert_good(made)
 
 
+@pytest.mark.long
 def test_a_topic_retired_and_taken_back(tmp_path: Path) -> None:
     """Nothing of it moves."""
     made = filled(tmp_path)
@@ -74,6 +77,7 @@ def numbered(made: DiskStream, session: str, sequence: int, timestamp: int | Non
     made.kafka.produce("in-a", session, json.dumps(body).encode(), partition=0, timestamp=timestamp)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tier", ["none", "once", "order", "window", "strict"])
 def test_messages_out_of_order_missing_and_again(tmp_path: Path, tier: Any) -> None:
     """In every tier: waiting in windows across slices, dropped, counted or in quarantine."""
@@ -107,6 +111,7 @@ def test_sessions_that_expired(tmp_path: Path) -> None:
     assert assert_good(made).sessions == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", CRASH_POINTS)
 def test_a_run_that_was_killed(tmp_path: Path, point: str) -> None:
     """Killed anywhere: no damage, at most files that nobody names yet; after the next run none are left."""
@@ -127,6 +132,7 @@ def test_a_run_that_was_killed(tmp_path: Path, point: str) -> None:
     assert (done.orphans, done.warnings) == (0, [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", ["witness", "signed", "commits", "readers_see", "digest", "paths", "put_signed"])
 def test_a_run_at_work_meanwhile(tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before or after whatever is read, another run commits, and another verify signs off: no alarm."""
