@@ -8,13 +8,17 @@ format gets an output of its own beside it.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from tests.golden import output
+from tests.golden import commands, output
 from tests.golden.combinations import COMBINATIONS, PINNED, folded_in_memory
+from tests.golden.product import link_jars
 
 
 def make_digests() -> None:
@@ -43,7 +47,27 @@ def make_outcomes() -> None:
     output.PINNED.write_text(json.dumps(output.outcomes(), indent=1) + "\n")
 
 
-MAKERS = {"digests": make_digests, "output": make_output, "outcomes": make_outcomes}
+def make_json() -> None:
+    """What every command with --json prints. Starts an embedded broker for a moment."""
+    made: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        link_jars(home)
+        environ = {**os.environ, "SERIATIM_HOME": folder}
+        broker = [sys.executable, "-m", "seriatim", "kafka"]
+        subprocess.run([*broker, "start"], env=environ, check=True, stdout=sys.stderr)
+        try:
+            groups = [commands.kafka(home)]
+        finally:
+            subprocess.run([*broker, "stop"], env=environ, check=True, stdout=sys.stderr)
+    groups += [commands.doctor(), *(commands.recorded(group) for group in commands.GROUPS)]
+    for group in groups:
+        for name, cases in group.items():
+            made.setdefault(name, {}).update(cases)
+    commands.write(made)
+
+
+MAKERS = {"digests": make_digests, "output": make_output, "outcomes": make_outcomes, "json": make_json}
 
 if __name__ == "__main__":
     chosen = sys.argv[1:]

@@ -1,9 +1,9 @@
 """An output of today, kept as files: how it was made, and how it is opened again over the same messages.
 
-`tests/golden/output_v3/` has stream files, three outputs, and the messages that made them (`messages.jsonl`). It is
-what a user of this version has on disk, so every later version must go on with it. Made by
-`python -m tests.golden.make output`, which nobody should need again: the files are the point. What this version makes of it (`outcomes.json`) is made
-anew by `python -m tests.golden.make outcomes`, for a deliberate change only.
+`tests/golden/output_v3/` has stream files, three outputs (`out.tar.xz`), and the messages that made them
+(`messages.jsonl`). It is what a user of this version has on disk, so every later version must go on with it. Made by
+`python -m tests.golden.make output`, which nobody should need again: the files are the point. What comes of it
+(`outcomes.json`) is made anew by `python -m tests.golden.make outcomes`, for a deliberate change only.
 """
 
 from __future__ import annotations

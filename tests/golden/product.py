@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -22,10 +23,11 @@ import pyarrow as pa
 import pytest
 import typer.main
 
-from seriatim import cli, wiring
+from seriatim import cli, config, wiring
 from seriatim.adapters import clock as clock_module
 from seriatim.adapters import consumer as consumer_module
 from seriatim.core.offsets import Partition
+from seriatim.core.retention import Rules
 from seriatim.testing import MemoryBatches, MemoryClock, MemoryKafka, MemoryReader
 from tests.golden.messages import Batch
 
@@ -46,12 +48,14 @@ class Answer(NamedTuple):
 
     def told(self) -> list[dict[str, Any]]:
         """The JSON objects on stderr, one for each line."""
-        return [json.loads(line) for line in self.err.splitlines()]
+        return [json.loads(line) if line.startswith("{") else {"not JSON": line} for line in self.err.splitlines()]
 
 
 def command(*words: str) -> Answer:
     """Run a command line in this process."""
-    out, err = io.StringIO(), io.StringIO()
+    # Some commands print bytes, which only a stream over bytes takes.
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    err = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     code = 0
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         # Typer makes its tree of commands anew for every call, which takes longer than most commands.
@@ -60,7 +64,11 @@ def command(*words: str) -> Answer:
             cli.main(list(words))
         except SystemExit as ended:
             code = int(ended.code or 0)
-    return Answer(code, out.getvalue(), err.getvalue())
+        except Killed:
+            code = -9
+    printed = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]  # BytesIO
+    assert code != 1, f"{words}: a bug of the product: {printed}"
+    return Answer(code, *printed)
 
 
 @cache
@@ -90,11 +98,25 @@ class FakeCluster:
         self.clock = MemoryClock(NOW_SECONDS)
         self.lost: set[tuple[Partition, int]] = set()
         """Offsets that get lost between the log and the reader: unexplained holes."""
+        self.kills = False
+        """Whether the next fold is killed: its command ends on the spot, as a process would."""
         self._attempts = (f"{attempts}{number:04}" for number in count(1))
 
     def lose(self, topic: str, partition: int, offset: int) -> None:
         """Let a message vanish between the log and the reader."""
         self.lost.add((Partition(topic, partition), offset))
+
+    def expire(self, topic: str, partition: int, before: int) -> None:
+        """Let everything before an offset expire."""
+        self.kafka.delete_records(Partition(topic, partition), before)
+
+    def truncate(self, topic: str, partition: int, end: int) -> None:
+        """Lose the end of a log, as an unclean election does."""
+        self.kafka.truncate(Partition(topic, partition), end)
+
+    def retain(self, topic: str, hours: int) -> None:
+        """Set the retention of a topic."""
+        self.kafka.topics[topic].rules = Rules(retention_ms=hours * 3_600_000)
 
     def produce(self, batches: Iterable[Batch]) -> None:
         """Append messages to the log. A transaction takes one more offset, for its marker."""
@@ -122,7 +144,9 @@ class FakeCluster:
             patch.setattr(wiring, "LazySpark", lambda file, *_: FakeReader(self, file))
             patch.setattr(wiring, "new_attempt", lambda: next(self._attempts))
             patch.setattr(clock_module, "WallClock", lambda: self.clock)
-            patch.setattr(consumer_module, "KafkaReread", lambda *words, **_: FakeReread(self, words[1]))
+            patch.setattr(time, "time", self.clock.now_seconds)
+            # A class, and not a function, because the product asks whether something is an instance of it.
+            patch.setattr(consumer_module, "KafkaReread", type("KafkaReread", (FakeReread,), {"cluster": self}))
             yield
 
 
@@ -139,6 +163,17 @@ def environment(folder: Path, patch: pytest.MonkeyPatch, servers: str = "127.0.0
     yield
 
 
+def link_jars(home: Path) -> None:
+    """Let a home of the embedded broker have the JARs of this machine's real home."""
+    link = home / "jars"
+    if not link.exists():
+        link.symlink_to(config.load().home / "jars")
+
+
+class Killed(BaseException):
+    """The process of a command was killed; nothing of the product may catch it."""
+
+
 class FakeReader:
     """Reads the fake cluster and folds in this process, by the very task that Spark would run."""
 
@@ -146,7 +181,7 @@ class FakeReader:
     trace: tuple[str, ...] = ()
 
     def __init__(self, cluster: FakeCluster, file: Any) -> None:
-        self.file = file
+        self.cluster, self.file = cluster, file
         self.reader = MemoryReader(cluster.kafka, file.stream.isolation)
         self.reader.lost = cluster.lost
 
@@ -160,6 +195,8 @@ class FakeReader:
 
     def task(self, works: Mapping[Partition, Any], kafka: dict[str, str]) -> Any:
         """The work of one slice, as the product makes it for Spark."""
+        if self.cluster.kills:
+            raise Killed
         fold_task = wiring.FoldTask(self.file, dict(works), kafka, trace=self.trace)
         return lambda partition, stretches: fold_task(partition, (arrow_batch(stretch) for stretch in stretches))
 
@@ -173,12 +210,12 @@ class FakeReader:
 class FakeReread:
     """Messages of the past, read again from the fake cluster."""
 
+    cluster: FakeCluster
     headers = False
 
-    def __init__(self, cluster: FakeCluster, isolation: str) -> None:
-        self.cluster = cluster
-        self.reader = MemoryReader(cluster.kafka, isolation)
-        self.reader.lost = cluster.lost
+    def __init__(self, client: Mapping[str, str], isolation: str) -> None:  # noqa: ARG002  # there is no client
+        self.reader = MemoryReader(self.cluster.kafka, isolation)
+        self.reader.lost = self.cluster.lost
 
     def read(self, partition: Partition, whole: Any) -> Iterator[Any]:
         """The messages of a range that are there."""
