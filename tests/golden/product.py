@@ -28,6 +28,7 @@ from seriatim.adapters import clock as clock_module
 from seriatim.adapters import consumer as consumer_module
 from seriatim.core.offsets import Partition
 from seriatim.core.retention import Rules
+from seriatim.embedded import checkup
 from seriatim.testing import MemoryBatches, MemoryClock, MemoryKafka, MemoryReader
 from tests.golden.messages import Batch
 
@@ -145,6 +146,8 @@ class FakeCluster:
             patch.setattr(wiring, "new_attempt", lambda: next(self._attempts))
             patch.setattr(clock_module, "WallClock", lambda: self.clock)
             patch.setattr(time, "time", self.clock.now_seconds)
+            # Doctor would start Spark, which takes longer than all other commands together.
+            patch.setitem(checkup.LOOKS, "Spark", lambda _: "not looked at")
             # A class, and not a function, because the product asks whether something is an instance of it.
             patch.setattr(consumer_module, "KafkaReread", type("KafkaReread", (FakeReread,), {"cluster": self}))
             yield
