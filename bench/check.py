@@ -21,13 +21,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from seriatim import streams, wiring
-from seriatim.adapters.arrow import stretches
+from seriatim.adapters.arrow import message_batches
 from seriatim.adapters.clock import WallClock
 from seriatim.core.ledger import Change, Entry
 from seriatim.core.offsets import Partition
-from seriatim.steps.changes import change_of
-from seriatim.steps.commit import commit, read_head, start
-from seriatim.steps.task import Work, read_result, run_task
+from seriatim.steps.changes import change_from_result
+from seriatim.steps.commit import commit, read_head, start_ledger
+from seriatim.steps.task import PartitionWork, read_result, run_task
 
 STREAM = """
 topics = "bench"
@@ -61,18 +61,18 @@ def fold(folder: Path, messages: int, partitions: int, sessions: int) -> None:
     """One slice, as a run commits it."""
     (folder / "streams").mkdir()
     (folder / "streams" / "s.toml").write_text(STREAM)
-    file = streams.load("s", folder / "streams")
-    store, kit, clock = wiring.ledger(file, with_schema=True), wiring.kit(file, {}), WallClock()
+    file = streams.load_stream("s", folder / "streams")
+    store, kit, clock = wiring.ledger(file, with_schema=True), wiring.task_context(file, {}), WallClock()
     places, each = [Partition("bench", number) for number in range(partitions)], messages // partitions
-    births = [Change(partition=p, epoch=0, frontier=0, until=0, topic_id="id", born=0) for p in places]
-    start(store, clock, "s", "first", tuple(births))
+    births = [Change(partition=p, epoch=0, frontier=0, until=0, topic_id="id", initial_frontier=0) for p in places]
+    start_ledger(store, clock, "s", "first", tuple(births))
     head = read_head(store, "s")
     assert head is not None
     changes = []
     for place in places:
-        work = Work(partition=place, start=0, end=each, epoch=0, topic_id="id", attempt="bench")
-        result = read_result(run_task(work, stretches(made(place.number, each, sessions // partitions)), kit))
-        changes.append(change_of(place, head.ledger.partitions[str(place)], result, each))
+        work = PartitionWork(partition=place, start=0, end=each, epoch=0, topic_id="id", attempt="bench")
+        result = read_result(run_task(work, message_batches(made(place.number, each, sessions // partitions)), kit))
+        changes.append(change_from_result(place, head.ledger.partitions[str(place)], result, each))
     commit(store, clock, head, Entry(kind="slice", attempt="bench", changes=tuple(changes), machine="table"))
 
 
@@ -102,11 +102,11 @@ def made(seed: int, count: int, sessions: int) -> Iterator[pa.RecordBatch]:
 
 def judge(folder: Path) -> None:
     """Check what was folded, and say what it took."""
-    from seriatim.cli.check import means
-    from seriatim.steps.check import check
+    from seriatim.cli.check import check_context
+    from seriatim.steps.check import check_stream
 
-    began, file = time.monotonic(), streams.load("s", folder / "streams")
-    done = check(means(file))
+    began, file = time.monotonic(), streams.load_stream("s", folder / "streams")
+    done = check_stream(check_context(file))
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(
         json.dumps(

@@ -26,11 +26,11 @@ from bench.data import MESSAGE_BYTES, PARTITIONS, TOPIC, WARM_TOPIC
 from bench.java_peers import CannotRunError
 from bench.meter import Meter
 from seriatim import config, streams, wiring
-from seriatim.adapters.producer import make_topics
-from seriatim.adapters.spark import COLUMNS, SparkReader
+from seriatim.adapters.producer import create_topics
+from seriatim.adapters.spark import MESSAGE_COLUMNS, SparkReader
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.ports import Wish
-from seriatim.steps.fold import Folding
+from seriatim.ports import ReadOptions
+from seriatim.steps.fold import FoldRun
 
 TABLE = """
 topics = "TOPIC"
@@ -77,13 +77,13 @@ class Ready(Struct):
 
 def floor(run: Run) -> Ready:
     """Spark reads the same ranges with the same fetch settings and writes them to Parquet untouched."""
-    settings = config.load()
+    settings = config.load_settings()
     spark = wiring.spark_session("floor", settings, silent)
     out = run.folder / "out"
 
     def copy(topic: str, to: Path) -> None:
         reader, ends = _reader(spark, settings, topic)
-        frame = reader.exactly(ends, Wish(message_bytes=MESSAGE_BYTES)).frame.select(*COLUMNS)
+        frame = reader.read_ranges(ends, ReadOptions(average_message_bytes=MESSAGE_BYTES)).frame.select(*MESSAGE_COLUMNS)
         frame.write.option("compression", "zstd").parquet(str(to))
 
     copy(WARM_TOPIC, run.folder / "warm")
@@ -94,16 +94,16 @@ def floor(run: Run) -> Ready:
 def ours(run: Run, text: str, names: dict[str, str]) -> Ready:
     """Seriatim, all integrity checks on, from discovery to the commit."""
     (run.folder / "streams").mkdir(exist_ok=True)
-    out, settings = run.folder / "out", config.load({**config.environment(), "SERIATIM_STREAMS": str(run.folder)})
+    out, settings = run.folder / "out", config.load_settings({**config.child_environment(), "SERIATIM_STREAMS": str(run.folder)})
     spark: list[Any] = [None]
 
     def fold(topic: str, to: Path) -> None:
         (run.folder / f"{to.name}.toml").write_text(text.replace("TOPIC", topic).replace("OUT", str(to)))
-        file = streams.load(to.name, settings.streams)
+        file = streams.load_stream(to.name, settings.streams)
         reader = wiring.LazySpark(file, settings, silent)
         reader.spark = spark[0]
-        world = wiring.world(file, settings, reader)
-        outcome = Folding(file.stream, streams.runner(file), world).run(file.stream.slice.messages_max)
+        world = wiring.fold_context(file, settings, reader)
+        outcome = FoldRun(file.stream, streams.load_runner(file), world).run(file.stream.slice.messages_max)
         spark[0] = reader.spark
         if outcome.findings:
             raise SystemExit(f"the data is not in order, so the figures mean nothing: {outcome.findings[0]}")
@@ -128,8 +128,8 @@ def quix(run: Run) -> Ready:
     """Quix Streams: a process per core, in one group."""
     from bench.quix import QUIET_SECONDS
 
-    python, servers = quix_python(), wiring.kafka_client(config.load())["bootstrap.servers"]
-    make_topics({"bootstrap.servers": servers}, {run.output: PARTITIONS, f"{run.output}-warm": PARTITIONS})
+    python, servers = quix_python(), wiring.kafka_client(config.load_settings())["bootstrap.servers"]
+    create_topics({"bootstrap.servers": servers}, {run.output: PARTITIONS, f"{run.output}-warm": PARTITIONS})
 
     def fold(topic: str, output: str, processes: int) -> dict[str, float]:
         log = (run.folder / "log").open("w")
@@ -148,8 +148,8 @@ def quix(run: Run) -> Ready:
 
 def kafka_streams(run: Run) -> Ready:
     """Kafka Streams: state store → topic."""
-    servers = wiring.kafka_client(config.load())["bootstrap.servers"]
-    make_topics({"bootstrap.servers": servers}, {run.output: PARTITIONS, f"{run.output}-warm": PARTITIONS})
+    servers = wiring.kafka_client(config.load_settings())["bootstrap.servers"]
+    create_topics({"bootstrap.servers": servers}, {run.output: PARTITIONS, f"{run.output}-warm": PARTITIONS})
     return _of_topic(run, java_peers.streams(run.folder, run.messages, run.output), servers)
 
 
@@ -171,7 +171,7 @@ CONTENDERS: dict[str, Callable[[Run], Ready]] = {
 
 def quix_python() -> str:
     """Quix's own environment under the home, made from its lock when there is none."""
-    home = config.load().home / "bench" / "quix"
+    home = config.load_settings().home / "bench" / "quix"
     python = home / "bin" / "python"
     if not (home / ".ready").exists():
         uv = str(Path(sys.executable).with_name("uv"))

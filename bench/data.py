@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from confluent_kafka import Producer
 
-from seriatim.adapters.producer import make_topics
+from seriatim.adapters.producer import create_topics
 
 TOPIC = "bench-a"
 PARTITIONS = 8
@@ -27,7 +27,7 @@ PADDING = "x" * 90
 def produce(servers: str, count: int, topic: str = TOPIC) -> None:
     """Put `count` messages on the broker, the same ones every time."""
     client = {"bootstrap.servers": servers}
-    make_topics(client, {topic: PARTITIONS})
+    create_topics(client, {topic: PARTITIONS})
     tuned = {"linger.ms": 50, "compression.type": "lz4", "batch.num.messages": 10_000, "enable.idempotence": True}
     producer = Producer({**client, **tuned})  # without idempotence a retry swaps batches, and strict finds them
     chance = random.Random(1)

@@ -29,13 +29,13 @@ from msgspec.structs import replace
 from bench.picture import lines
 from bench.run import RESULTS
 from seriatim import streams, wiring
-from seriatim.adapters.arrow import stretches
+from seriatim.adapters.arrow import message_batches
 from seriatim.adapters.clock import WallClock
 from seriatim.core.ledger import Change, Entry, File
 from seriatim.core.offsets import Partition
-from seriatim.steps.changes import change_of
-from seriatim.steps.commit import commit, read_head, start
-from seriatim.steps.task import Result, Work, read_result, run_task
+from seriatim.steps.changes import change_from_result
+from seriatim.steps.commit import commit, read_head, start_ledger
+from seriatim.steps.task import PartitionWork, TaskResult, read_result, run_task
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 STREAM = """
@@ -55,7 +55,7 @@ def opened(folder: Path, machine: str = "table") -> streams.StreamFile:
     text = STREAM.replace("MACHINE", machine) + (TABLE if machine == "table" else "")
     (folder / "streams").mkdir(exist_ok=True)
     (folder / "streams" / "s.toml").write_text(text)
-    return streams.load("s", folder / "streams")
+    return streams.load_stream("s", folder / "streams")
 
 
 def batches(begin: int, messages: Iterable[Message]) -> list[pa.RecordBatch]:
@@ -75,10 +75,10 @@ def batches(begin: int, messages: Iterable[Message]) -> list[pa.RecordBatch]:
     return found
 
 
-def folded(file: streams.StreamFile, given: Sequence[pa.RecordBatch], state: tuple[File, ...] = ()) -> Result:
+def folded(file: streams.StreamFile, given: Sequence[pa.RecordBatch], state: tuple[File, ...] = ()) -> TaskResult:
     """One task over these messages."""
     begin, count = given[0].column("offset")[0].as_py(), sum(batch.num_rows for batch in given)
-    work = Work(
+    work = PartitionWork(
         partition=PLACE,
         start=begin,
         end=begin + count,
@@ -87,8 +87,8 @@ def folded(file: streams.StreamFile, given: Sequence[pa.RecordBatch], state: tup
         state=state,
         attempt=wiring.new_attempt(),
     )
-    result = read_result(run_task(work, stretches(given), wiring.kit(file, {}, count)))
-    if result.findings or result.raised:
+    result = read_result(run_task(work, message_batches(given), wiring.task_context(file, {}, count)))
+    if result.findings or result.raised_sessions:
         raise SystemExit(f"the data is not in order, so the figures mean nothing: {result}")
     return result
 
@@ -108,7 +108,7 @@ def measured(file: streams.StreamFile, given: Sequence[pa.RecordBatch], state: t
         "cpu_seconds": round(best[0], 3),
         "wall_seconds": round(best[1], 3),
         "cpu_us_per_message": round(best[0] / count * 1e6, 2),
-        "written_bytes": sum(file.bytes for file in files),
+        "written_bytes": sum(file.size_bytes for file in files),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "load": round(os.getloadavg()[0], 1),
     }
@@ -134,7 +134,7 @@ def touched(folder: Path, sessions: int) -> dict[str, Any]:
     step = sessions // few
     given = [(f"session-{n * step:07}", update(2 + turn, turn % 3)) for turn in range(10) for n in range(few)]
     found = measured(file, batches(sessions, given), state)
-    return {**found, "state_files": len(state), "state_bytes": sum(file.bytes for file in state)}
+    return {**found, "state_files": len(state), "state_bytes": sum(file.size_bytes for file in state)}
 
 
 def spread(folder: Path, sessions: int) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def hot(folder: Path, rows: int) -> dict[str, Any]:
     state = first.state or ()
     seq = rows + 2
     found = measured(file, batches(seq - 1, (("hot", update(seq + n, n * 7 % rows)) for n in range(100_000))), state)
-    return {**found, "growing_cpu_seconds": round(grown, 1), "state_bytes": sum(file.bytes for file in state)}
+    return {**found, "growing_cpu_seconds": round(grown, 1), "state_bytes": sum(file.size_bytes for file in state)}
 
 
 def partitions(folder: Path, count: int) -> dict[str, Any]:
@@ -171,8 +171,8 @@ def partitions(folder: Path, count: int) -> dict[str, Any]:
     file = opened(folder)
     store, clock = wiring.ledger(file, with_schema=True), WallClock()
     places = [Partition("bench", number) for number in range(count)]
-    births = [Change(partition=p, epoch=0, frontier=0, until=0, topic_id="id", born=0) for p in places]
-    start(store, clock, "s", "first", tuple(births))
+    births = [Change(partition=p, epoch=0, frontier=0, until=0, topic_id="id", initial_frontier=0) for p in places]
+    start_ledger(store, clock, "s", "first", tuple(births))
     took, spent, sizes = [], [], []
     for turn in range(3):
         head = read_head(store, "s")
@@ -181,7 +181,7 @@ def partitions(folder: Path, count: int) -> dict[str, Any]:
         first = head.ledger.partitions[str(places[0])]
         result = folded(file, batches(low, [("s", snapshot(low + 1, 1)), ("s", update(low + 2, 0))]), first.state)
         changes = [
-            change_of(place, head.ledger.partitions[str(place)], _copied(file, result, place), low + 2)
+            change_from_result(place, head.ledger.partitions[str(place)], _copied(file, result, place), low + 2)
             for place in places
         ]
         began, cpu = time.monotonic(), time.process_time()
@@ -203,7 +203,7 @@ def partitions(folder: Path, count: int) -> dict[str, Any]:
     }
 
 
-def _copied(file: streams.StreamFile, result: Result, place: Partition) -> Result:
+def _copied(file: streams.StreamFile, result: TaskResult, place: Partition) -> TaskResult:
     """What a task of another partition would have made: the same, under names of its own."""
     root = Path(file.stream.output.path)
 
@@ -215,7 +215,7 @@ def _copied(file: streams.StreamFile, result: Result, place: Partition) -> Resul
         return replace(one, path=path)
 
     assert result.certificate
-    return Result(
+    return TaskResult(
         certificate=replace(result.certificate, partition=place),
         records=tuple(map(copy, result.records)),
         state=tuple(map(copy, result.state or ())),

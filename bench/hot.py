@@ -25,9 +25,9 @@ import pyarrow as pa
 from bench.data import SESSIONS, _next
 from bench.growth import AT_ONCE, PLACE, batches
 from seriatim import streams, wiring
-from seriatim.adapters.arrow import stretches
-from seriatim.spread.fold import spread
-from seriatim.steps.task import Work, read_result, run_task
+from seriatim.adapters.arrow import message_batches
+from seriatim.spread.fold import with_helpers
+from seriatim.steps.task import PartitionWork, read_result, run_task
 
 STREAM = """
 topics = "bench"
@@ -48,10 +48,10 @@ def made(count: int) -> list[pa.RecordBatch]:
 def timed(file: streams.StreamFile, given: list[pa.RecordBatch], parts: int) -> dict[str, Any]:
     """One task."""
     count = sum(batch.num_rows for batch in given)
-    work = Work(partition=PLACE, start=0, end=count, epoch=0, topic_id="id", attempt=wiring.new_attempt())
+    work = PartitionWork(partition=PLACE, start=0, end=count, epoch=0, topic_id="id", attempt=wiring.new_attempt())
     began, cpu = time.monotonic(), os.times()
-    with spread(file, work, wiring.kit(file, {}, count), parts) as kit:
-        result = read_result(run_task(work, stretches(given), kit))
+    with with_helpers(file, work, wiring.task_context(file, {}, count), parts) as kit:
+        result = read_result(run_task(work, message_batches(given), kit))
     wall, after = time.monotonic() - began, os.times()
     if result.certificate is None:
         raise SystemExit("the data is not in order, so the figures mean nothing")
@@ -86,7 +86,7 @@ def main() -> None:
                 with tempfile.TemporaryDirectory() as folder:
                     (Path(folder) / "streams").mkdir()
                     (Path(folder) / "streams" / "s.toml").write_text(STREAM)
-                    taken.append(timed(streams.load("s", Path(folder) / "streams"), found, parts))
+                    taken.append(timed(streams.load_stream("s", Path(folder) / "streams"), found, parts))
         best = {parts: min(taken, key=lambda one: one["wall_seconds"]) for parts, taken in runs.items()}
         ratio = best[1]["wall_seconds"] / best[given.parts]["wall_seconds"]
         line = {"apply_us": work, "one": best[1], f"{given.parts} helpers": best[given.parts]}

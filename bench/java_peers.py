@@ -44,7 +44,7 @@ class CannotRunError(Exception):
 
 def flink(folder: Path, kind: str) -> Callable[[], Any]:
     """Flink with state in the heap (`hashmap`) or in RocksDB, in one JVM with as many slots as cores."""
-    settings = config.load()
+    settings = config.load_settings()
     path = [*_jars("bench", settings), *_from_spark()]
     classes = compiled(["Rows.java", "FlinkPeer.java"], path)
     opens = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in FLINK_OPENS]
@@ -54,7 +54,7 @@ def flink(folder: Path, kind: str) -> Callable[[], Any]:
 
 def streams(folder: Path, messages: int, output: str) -> Callable[[], Any]:
     """Kafka Streams, as many threads as cores, from topic to topic."""
-    settings = config.load()
+    settings = config.load_settings()
     path = _jars("bench-streams", settings)
     classes = compiled(["Rows.java", "StreamsPeer.java"], path)
     command = [_java(), f"-Xmx{MEMORY}", "-cp", _joined([classes, *path]), "StreamsPeer", str(os.cpu_count())]
@@ -64,10 +64,10 @@ def streams(folder: Path, messages: int, output: str) -> Callable[[], Any]:
 
 def scala(folder: Path) -> Callable[[], Any]:
     """Spark's flatMapGroupsWithState, in Scala, by spark-submit."""
-    settings = config.load()
+    settings = config.load_settings()
     path = sorted((SPARK / "jars").glob("*.jar"))
     packed = _packed(compiled(["Rows.java", "SparkPeer.scala"], path))
-    own = ",".join(map(str, jars.ensure("spark", settings, print_aside)))
+    own = ",".join(map(str, jars.ensure_jars("spark", settings, print_aside)))
     log = Path(wiring.__file__).with_name("log4j2.properties").as_uri()
     given = {
         "spark.master": settings.spark_master,
@@ -86,7 +86,7 @@ def scala(folder: Path) -> Callable[[], Any]:
 def compiled(names: list[str], path: Iterable[Path]) -> Path:
     """A folder with the classes; made once for one content."""
     content = b"".join((SOURCES / name).read_bytes() for name in names)
-    place = config.load().home / "bench" / hashlib.sha256(content).hexdigest()[:16]
+    place = config.load_settings().home / "bench" / hashlib.sha256(content).hexdigest()[:16]
     if place.is_dir():
         return place
     scratch = place.with_suffix(f".{os.getpid()}")
@@ -133,7 +133,7 @@ def _started(command: list[str], folder: Path) -> Callable[[], Any]:
 
 def _jars(group: str, settings: config.Settings) -> list[Path]:
     try:
-        return jars.ensure(group, settings, print_aside)
+        return jars.ensure_jars(group, settings, print_aside)
     except SeriatimError as error:
         raise CannotRunError(f"its JARs could not be fetched: {error.message}") from None
 
@@ -152,7 +152,7 @@ def _packed(classes: Path) -> Path:
 
 
 def _java() -> str:
-    return str(java.find(config.environment()))
+    return str(java.find_java(config.child_environment()))
 
 
 def _javac() -> str:

@@ -26,7 +26,7 @@ class Meter:
         """What watching itself has cost."""
         self.seen: dict[int, float] = {}
         """CPU seconds of each process when last looked at: of those, too, that nobody waited for."""
-        self._over = threading.Event()
+        self._retired_partition = threading.Event()
 
     def cpu_seconds(self) -> float:
         """All that was spent so far, by the dead, too."""
@@ -48,7 +48,7 @@ class Meter:
 
     def watch(self) -> None:
         """Look at memory until told to stop."""
-        while not self._over.wait(WATCH_EVERY_SECONDS):
+        while not self._retired_partition.wait(WATCH_EVERY_SECONDS):
             family = self.family()
             self.peak = max(self.peak, sum(pss_bytes(process.pid) for process in family))
             self.seen |= {process.pid: own_cpu_seconds(process) for process in family}
@@ -64,7 +64,7 @@ class Meter:
             wall = time.monotonic() - began
             spent = self.cpu_seconds() - cpu
         finally:
-            self._over.set()
+            self._retired_partition.set()
             watcher.join()
         return {
             "cpu_seconds": spent - self.own_seconds,

@@ -93,13 +93,13 @@ def _broker_with_data(count: int) -> Iterator[tuple[Path, str]]:
     """The bench's own broker with all messages on it: its folder and its address."""
     home = Path(tempfile.mkdtemp(prefix="seriatim-bench-"))
     try:
-        info = broker.start(home, program=broker.program_of(config.load(), say), say=say)
+        info = broker.start_broker(home, program=broker.find_kafka_program(config.load_settings(), say), print_notice=say)
         say(f"making {count:,} messages")
         produce(info.bootstrap_servers, count)
         produce(info.bootstrap_servers, WARM_MESSAGES, WARM_TOPIC)
         yield home, info.bootstrap_servers
     finally:
-        broker.stop(home, say)
+        broker.stop_broker(home, say)
         shutil.rmtree(home, ignore_errors=True)
 
 

@@ -92,7 +92,7 @@ class Transforming(StatefulProcessor):
 
 def peer(folder: Path, way: str) -> Callable[[], Any]:
     """One of the two, warmed up."""
-    settings = config.load()
+    settings = config.load_settings()
     more = {**SETTINGS, **(ROCKSDB if way == "transform" else {})}
     spark = wiring.spark_session(f"spark-{way}", settings, lambda _: None, more)
     servers = wiring.kafka_client(settings)["bootstrap.servers"]

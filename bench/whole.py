@@ -33,7 +33,7 @@ from bench.growth import snapshot, update
 from bench.meter import Meter
 from bench.run import RESULTS, say
 from seriatim import config
-from seriatim.adapters.producer import make_topics
+from seriatim.adapters.producer import create_topics
 from seriatim.embedded import broker
 
 
@@ -42,10 +42,10 @@ def place() -> Iterator[tuple[Path, str]]:
     """A folder with a broker."""
     home = Path(tempfile.mkdtemp(prefix="seriatim-bench-"))
     try:
-        info = broker.start(home, program=broker.program_of(config.load(), say), say=say)
+        info = broker.start_broker(home, program=broker.find_kafka_program(config.load_settings(), say), print_notice=say)
         yield home, info.bootstrap_servers
     finally:
-        broker.stop(home, say)
+        broker.stop_broker(home, say)
         shutil.rmtree(home, ignore_errors=True)
 
 
@@ -95,7 +95,7 @@ def sessions(given: argparse.Namespace) -> dict[str, Any]:
     found = {}
     for many in given.messages:
         with place() as (home, servers):
-            make_topics({"bootstrap.servers": servers}, {TOPIC: 1})
+            create_topics({"bootstrap.servers": servers}, {TOPIC: 1})
             _send(servers, ((f"session-{n:07}", snapshot(1, 3)) for n in range(many)))
             first = run(home, servers, given)
             step = many // 1000

@@ -13,27 +13,27 @@ from pathlib import Path
 from airflow.sdk import DAG
 
 from seriatim import config, streams
-from seriatim.airflow.alert import Alert
-from seriatim.airflow.command import Command, common, every
+from seriatim.airflow.alert import FailureCallback
+from seriatim.airflow.command import CommandOperator, common_task_arguments, schedule_arguments
 
 FOLDER = Path(__file__).resolve().parent.parent
-NAMES = [file.stream.name for file in streams.readable(config.load(folder=FOLDER).streams)[0]]
+STREAM_NAMES = [file.stream.name for file in streams.load_all_streams(config.load_settings(folder=FOLDER).streams)[0]]
 
 with DAG(
     dag_id="seriatim_compact",
     description="small files become few",
     doc_md=__doc__,
     tags=["seriatim"],
-    **every("30 2 * * *"),
+    **schedule_arguments("30 2 * * *"),
     max_active_tasks=1,
-    on_failure_callback=Alert(NAMES, str(FOLDER)),
+    on_failure_callback=FailureCallback(STREAM_NAMES, str(FOLDER)),
 ) as dag:
-    for _name in NAMES:
-        Command(
+    for _name in STREAM_NAMES:
+        CommandOperator(
             task_id=_name,
-            words=["compact", _name],
+            arguments=["compact", _name],
             stream=_name,
-            after_run=True,
+            requires_ledger=True,
             execution_timeout=timedelta(hours=6),
-            **common(FOLDER),
+            **common_task_arguments(FOLDER),
         )

@@ -13,13 +13,13 @@ from pathlib import Path
 from airflow.sdk import DAG, Param
 
 from seriatim import config, streams
-from seriatim.airflow.alert import Alert
-from seriatim.airflow.command import common
-from seriatim.airflow.mend import Approve, RepairApply, RepairPlan
-from seriatim.airflow.params import edge, place
+from seriatim.airflow.alert import FailureCallback
+from seriatim.airflow.command import common_task_arguments
+from seriatim.airflow.mend import ApproveOperator, RepairApplyOperator, RepairPlanOperator
+from seriatim.airflow.params import offset_param, partition_param
 
 FOLDER = Path(__file__).resolve().parent.parent
-NAMES = streams.names(config.load(folder=FOLDER).streams)
+STREAM_NAMES = streams.list_streams(config.load_settings(folder=FOLDER).streams)
 
 with DAG(
     dag_id="seriatim_repair",
@@ -29,21 +29,21 @@ with DAG(
     schedule=None,
     catchup=False,
     params={
-        "stream": Param(NAMES[0] if len(NAMES) == 1 else None, "Which stream.", type="string", enum=NAMES or [""]),
-        "partition": place("Only this partition, like prefix-a/3. Empty: all that is hurt."),
+        "stream": Param(STREAM_NAMES[0] if len(STREAM_NAMES) == 1 else None, "Which stream.", type="string", enum=STREAM_NAMES or [""]),
+        "partition": partition_param("Only this partition, like prefix-a/3. Empty: all that is hurt."),
         "session": Param(None, "Only this session.", type=["string", "null"], maxLength=1000),
-        "from": edge("Fold again from this offset on; needs the partition. Empty: from where it hurts."),
+        "from": offset_param("Fold again from this offset on; needs the partition. Empty: from where it hurts."),
         "forward": Param(False, "Go on without messages that are gone; the gap is published.", type="boolean"),
     },
-    on_failure_callback=Alert((), str(FOLDER)),
+    on_failure_callback=FailureCallback((), str(FOLDER)),
 ) as dag:
-    plan = RepairPlan(task_id="plan", execution_timeout=timedelta(hours=1), **common(FOLDER))
-    approve = Approve(
+    plan = RepairPlanOperator(task_id="plan", execution_timeout=timedelta(hours=1), **common_task_arguments(FOLDER))
+    approve = ApproveOperator(
         task_id="approve",
         subject="Repair {{ params.stream }}?",
         body="{{ ti.xcom_pull(task_ids='plan')['text'] }}",
         response_timeout=timedelta(days=3),
         owner="seriatim",
     )
-    apply = RepairApply(task_id="apply", plan="plan", max_active_tis_per_dag=1, **common(FOLDER))
+    apply = RepairApplyOperator(task_id="apply", plan_task_id="plan", max_active_tis_per_dag=1, **common_task_arguments(FOLDER))
     plan >> approve >> apply

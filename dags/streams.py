@@ -16,45 +16,45 @@ from airflow.sdk import DAG
 from airflow.sdk.definitions.param import ParamsDict
 
 from seriatim import config, streams
-from seriatim.airflow.alert import Alert
-from seriatim.airflow.command import common, every
-from seriatim.airflow.fold import Fold
-from seriatim.airflow.params import params
-from seriatim.airflow.tasks import Check, Plan, Publish
+from seriatim.airflow.alert import FailureCallback
+from seriatim.airflow.command import common_task_arguments, schedule_arguments
+from seriatim.airflow.fold import FoldOperator
+from seriatim.airflow.params import stream_params
+from seriatim.airflow.tasks import CheckOperator, PlanOperator, PublishOperator
 from seriatim.core.errors import ConfigError
 from seriatim.streams import StreamFile
 
 FOLDER = Path(__file__).resolve().parent.parent
-FORM = ParamsDict(params())
+FORM_PARAMS = ParamsDict(stream_params())
 """One for all: given to each DAG in the usual way it is validated and copied again and again, most of the parsing."""
 
 
 def stream_dag(file: StreamFile) -> DAG:
     """The DAG of one stream."""
     stream = file.stream
-    ours = {"stream": stream.name, **common(FOLDER)}
+    ours = {"stream": stream.name, **common_task_arguments(FOLDER)}
     with DAG(
         dag_id=stream.name,
         description=f"{stream.topics} → {stream.machine} → {stream.output.path}",
-        doc_md=streams.describe(file),
+        doc_md=streams.describe_stream(file),
         tags=["seriatim", f"tier {stream.tier}"],
-        **every(stream.schedule.cron),
-        on_failure_callback=Alert([stream.name], str(FOLDER)),
-        on_success_callback=Alert([stream.name], str(FOLDER), good=True),
+        **schedule_arguments(stream.schedule.cron),
+        on_failure_callback=FailureCallback([stream.name], str(FOLDER)),
+        on_success_callback=FailureCallback([stream.name], str(FOLDER), run_succeeded=True),
         auto_register=False,  # of broken_streams.py, which makes them, too, they would be as well
     ) as dag:
-        plan = Plan(task_id="plan", **ours, execution_timeout=timedelta(hours=1))
-        fold = Fold(task_id="fold", **ours, max_active_tis_per_dag=1, execution_timeout=timedelta(days=1))
-        check = Check(task_id="check", **ours, trigger_rule="all_done", execution_timeout=timedelta(hours=6))
-        publish = Publish(task_id="publish", **ours, trigger_rule="all_done", execution_timeout=timedelta(hours=6))
+        plan = PlanOperator(task_id="plan", **ours, execution_timeout=timedelta(hours=1))
+        fold = FoldOperator(task_id="fold", **ours, max_active_tis_per_dag=1, execution_timeout=timedelta(days=1))
+        check = CheckOperator(task_id="check", **ours, trigger_rule="all_done", execution_timeout=timedelta(hours=6))
+        publish = PublishOperator(task_id="publish", **ours, trigger_rule="all_done", execution_timeout=timedelta(hours=6))
         done = EmptyOperator(task_id="done", owner=ours["owner"])
         plan >> fold >> check >> publish
         [fold, check, publish] >> done
-    vars(dag)["params"] = FORM
+    vars(dag)["params"] = FORM_PARAMS
     return dag
 
 
-_files, REFUSED = streams.readable(config.load(folder=FOLDER).streams)
+_files, REFUSED = streams.load_all_streams(config.load_settings(folder=FOLDER).streams)
 for _file in _files:
     _name = _file.stream.name
     try:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from airflow.sdk import DAG
 
-from seriatim.airflow.command import common, every
+from seriatim.airflow.command import common_task_arguments, schedule_arguments
 from seriatim.airflow.watch import Watch
 from seriatim.core.errors import IntegrityError
 
 FOLDER = Path(__file__).resolve().parent.parent
-SOON = timedelta(seconds=20)
+RETRY_DELAY = timedelta(seconds=20)
 """At a start Airflow fails tasks before its API server is up: the next try is not worth waiting long for."""
 
 with DAG(
@@ -25,12 +25,12 @@ with DAG(
     description="looks at all streams and tells whom it concerns",
     doc_md=__doc__,
     tags=["seriatim"],
-    **every("*/5 * * * *"),
+    **schedule_arguments("*/5 * * * *"),
 ) as dag:
     watch = Watch(
         task_id="watch",
-        words=["watch", "--once"],
-        fine=(0, IntegrityError.exit_code),
+        arguments=["watch", "--once"],
+        accepted_exit_codes=(0, IntegrityError.exit_code),
         execution_timeout=timedelta(minutes=10),
-        **{**common(FOLDER), "retry_delay": SOON},
+        **{**common_task_arguments(FOLDER), "retry_delay": RETRY_DELAY},
     )

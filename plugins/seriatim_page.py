@@ -21,10 +21,10 @@ from airflow.plugins_manager import AirflowPlugin
 from seriatim.page.address import MOUNT
 
 FOLDER = Path(__file__).resolve().parent.parent
-AT = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/") + MOUNT
+MOUNT_PATH = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/") + MOUNT
 
 
-class Page:
+class LazyPageApp:
     """The app, made when it is first asked for."""
 
     app: Any = None
@@ -32,12 +32,12 @@ class Page:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request."""
         if self.app is None:
-            self.app = make()
+            self.app = create_page_app()
             Thread(target=import_module, args=("pyarrow",), daemon=True).start()  # so that no page waits for it
         await self.app(scope, receive, send)
 
 
-def make() -> Any:
+def create_page_app() -> Any:
     """The pages, behind Airflow's login and DAG permissions."""
     from airflow.api_fastapi.app import get_auth_manager
     from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
@@ -49,8 +49,8 @@ def make() -> Any:
     from sqlalchemy import select
 
     from seriatim import config
-    from seriatim.page.app import Span, create
-    from seriatim.page.read import Reader
+    from seriatim.page.app import RunSpan, create_app
+    from seriatim.page.read import PageReader
 
     class User:
         """Somebody who is logged in."""
@@ -73,7 +73,7 @@ def make() -> Any:
     def gate(user: Any = here) -> User:
         return User(user)
 
-    def span(dag_id: str, run_id: str) -> Span | None:
+    def span(dag_id: str, run_id: str) -> RunSpan | None:
         wanted = select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)
         with create_session() as session:
             run = session.scalar(wanted)
@@ -81,37 +81,37 @@ def make() -> Any:
                 return None
             began = run.start_date or run.queued_at
             ended = run.end_date.timestamp() if run.end_date else time.time()
-            return Span(began.timestamp() if began else time.time(), ended, str(run.state))
+            return RunSpan(began.timestamp() if began else time.time(), ended, str(run.state))
 
-    return create(Reader(config.load(folder=FOLDER).streams, time.time), gate, span)
+    return create_app(PageReader(config.load_settings(folder=FOLDER).streams, time.time), gate, span)
 
 
 class SeriatimPage(AirflowPlugin):  # type: ignore[misc]  # Airflow is Any to us
     """What Airflow shows of it."""
 
     name = "seriatim"
-    fastapi_apps = [{"app": Page(), "url_prefix": MOUNT, "name": "Seriatim"}]  # noqa: RUF012  # Airflow's own shape
+    fastapi_apps = [{"app": LazyPageApp(), "url_prefix": MOUNT, "name": "Seriatim"}]  # noqa: RUF012  # Airflow's own shape
     external_views = [  # noqa: RUF012
         {
             "name": "Seriatim",
-            "href": f"{AT}/",
+            "href": f"{MOUNT_PATH}/",
             "destination": "nav",
             "url_route": "seriatim",
-            "icon": f"{AT}/static/mark.svg",
+            "icon": f"{MOUNT_PATH}/static/mark.svg",
             "nav_top_level": True,
         },
         {
             "name": "Seriatim",
-            "href": f"{AT}/dag/{{DAG_ID}}",
+            "href": f"{MOUNT_PATH}/dag/{{DAG_ID}}",
             "destination": "dag",
             "url_route": "seriatim-stream",
-            "icon": f"{AT}/static/mark.svg",
+            "icon": f"{MOUNT_PATH}/static/mark.svg",
         },
         {
             "name": "Seriatim",
-            "href": f"{AT}/dag/{{DAG_ID}}/run?run_id={{RUN_ID}}",
+            "href": f"{MOUNT_PATH}/dag/{{DAG_ID}}/run?run_id={{RUN_ID}}",
             "destination": "dag_run",
             "url_route": "seriatim-run",
-            "icon": f"{AT}/static/mark.svg",
+            "icon": f"{MOUNT_PATH}/static/mark.svg",
         },
     ]

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from seriatim.core.errors import ConfigError
 
-ALLOWED = (
+ALLOWED_SETTINGS = (
     "security.protocol",
     "sasl.mechanism",
     "sasl.username",
@@ -45,12 +45,12 @@ LOGIN_MODULES = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
-KEY = re.compile(r"[A-Za-z0-9_.-]+")
-SECRETS = ("sasl.password", "ssl.key.password")
+SETTING_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+SECRET_SETTINGS = ("sasl.password", "ssl.key.password")
 T = TypeVar("T")
 
 
-def read(path: Path | None) -> dict[str, str]:
+def read_client_settings(path: Path | None) -> dict[str, str]:
     """The user's client settings, checked; none if there is no file."""
     if path is None:
         return {}
@@ -65,21 +65,21 @@ def read(path: Path | None) -> dict[str, str]:
         text = line.strip()
         if text and not text.startswith("#"):
             key, equals, value = (part.strip() for part in text.partition("="))
-            if not equals or key not in ALLOWED:
-                raise _refused(path, number, key if equals else "")
+            if not equals or key not in ALLOWED_SETTINGS:
+                raise _refused_line_error(path, number, key if equals else "")
             settings[key] = value
     return settings
 
 
-def made(kind: Callable[[dict[str, Any]], T], settings: Mapping[str, Any]) -> T:
+def create_client(client_class: Callable[[dict[str, Any]], T], settings: Mapping[str, Any]) -> T:
     """One of librdkafka's clients. It looks at its settings when it is made, and what it refuses a person must fix."""
     from confluent_kafka import KafkaException
 
     try:
-        return kind(dict(settings))
+        return client_class(dict(settings))
     except KafkaException as error:
         why = re.sub(r"^Failed to create [a-z ]+: ", "", error.args[0].str())
-        for secret in filter(None, map(settings.get, SECRETS)):
+        for secret in filter(None, map(settings.get, SECRET_SETTINGS)):
             why = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "…", why)
         raise ConfigError(
             f"kafka_config: {why}",
@@ -87,22 +87,22 @@ def made(kind: Callable[[dict[str, Any]], T], settings: Mapping[str, Any]) -> T:
         ) from None
 
 
-def for_java(settings: Mapping[str, str]) -> dict[str, str]:
+def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
     """The same settings as Java clients name them."""
     same = ("bootstrap.servers", "security.protocol", "sasl.mechanism", "client.id", "isolation.level")
     java = {key: settings[key] for key in (*same, "ssl.endpoint.identification.algorithm") if key in settings}
     if "sasl.username" in settings:
-        java["sasl.jaas.config"] = _login(settings)
+        java["sasl.jaas.config"] = _jaas_login(settings)
     if "ssl.ca.location" in settings:
         java |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": settings["ssl.ca.location"]}
     if "ssl.certificate.location" in settings:
         java["ssl.keystore.type"] = "PEM"
-        java["ssl.keystore.certificate.chain"] = _content(settings, "ssl.certificate.location")
-        java["ssl.keystore.key"] = _opened(_content(settings, "ssl.key.location"), settings.get("ssl.key.password"))
+        java["ssl.keystore.certificate.chain"] = _read_pem(settings, "ssl.certificate.location")
+        java["ssl.keystore.key"] = _decrypt_key(_read_pem(settings, "ssl.key.location"), settings.get("ssl.key.password"))
     return java
 
 
-def for_python(settings: Mapping[str, str]) -> dict[str, Any]:
+def python_settings(settings: Mapping[str, str]) -> dict[str, Any]:
     """The same settings as kafka-python names them."""
     python: dict[str, Any] = {name: settings[key] for key, name in PYTHON_NAMES.items() if key in settings}
     if "security.protocol" in settings:
@@ -114,15 +114,15 @@ def for_python(settings: Mapping[str, str]) -> dict[str, Any]:
     return python
 
 
-def _login(settings: Mapping[str, str]) -> str:
+def _jaas_login(settings: Mapping[str, str]) -> str:
     mechanism = settings.get("sasl.mechanism", "PLAIN")
     if mechanism not in LOGIN_MODULES:
         raise ConfigError(f"sasl.mechanism {mechanism!r} is not supported", allowed=", ".join(LOGIN_MODULES))
-    user, password = (_quoted(settings.get(key, "")) for key in ("sasl.username", "sasl.password"))
+    user, password = (_quote_java(settings.get(key, "")) for key in ("sasl.username", "sasl.password"))
     return f"{LOGIN_MODULES[mechanism]} required username={user} password={password};"
 
 
-def _content(settings: Mapping[str, str], key: str) -> str:
+def _read_pem(settings: Mapping[str, str], key: str) -> str:
     try:
         return Path(settings[key]).read_text()
     except KeyError:
@@ -137,7 +137,7 @@ def _content(settings: Mapping[str, str], key: str) -> str:
         ) from None
 
 
-def _opened(key: str, password: str | None) -> str:
+def _decrypt_key(key: str, password: str | None) -> str:
     """A private key without its password: Kafka's Java client cannot open what OpenSSL writes today (PBES2)."""
     if "ENCRYPTED" not in key:
         return key
@@ -158,18 +158,18 @@ def _opened(key: str, password: str | None) -> str:
     return opened.private_bytes(keys.Encoding.PEM, keys.PrivateFormat.PKCS8, keys.NoEncryption()).decode()
 
 
-def _quoted(text: str) -> str:
+def _quote_java(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
-def _refused(path: Path, number: int, key: str) -> ConfigError:
+def _refused_line_error(path: Path, number: int, key: str) -> ConfigError:
     """What is wrong with a line. Only what looks like a key is shown: anything else may be a password."""
-    close = difflib.get_close_matches(key, ALLOWED, n=1)
+    close = difflib.get_close_matches(key, ALLOWED_SETTINGS, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
-    named = f"{key} is not a setting we take{hint}" if KEY.fullmatch(key) else "this line is not KEY=VALUE"
+    named = f"{key} is not a setting we take{hint}" if SETTING_NAME.fullmatch(key) else "this line is not KEY=VALUE"
     return ConfigError(
         f"{path.name}:{number}: {named}",
-        allowed=", ".join(ALLOWED),
+        allowed=", ".join(ALLOWED_SETTINGS),
         next=f"fix {path}",
     )

@@ -17,8 +17,8 @@ import msgspec
 from seriatim.core import crash
 from seriatim.core.errors import ConfigError
 
-PREFIX = "SERIATIM_"
-OUTCOME = f"{PREFIX}OUTCOME"
+ENVIRONMENT_PREFIX = "SERIATIM_"
+OUTCOME = f"{ENVIRONMENT_PREFIX}OUTCOME"
 """Names the file in which a command leaves how it ended, for the process that started it. No setting of a person's."""
 
 
@@ -60,48 +60,48 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
-def load(environ: dict[str, str] | None = None, folder: Path | None = None) -> Settings:
+def load_settings(environ: dict[str, str] | None = None, folder: Path | None = None) -> Settings:
     """Settings from the environment over seriatim.toml (in the working folder) over defaults."""
     environ = dict(os.environ) if environ is None else environ
-    given = _from_file((folder or Path.cwd()) / "seriatim.toml")
+    given = _read_settings_file((folder or Path.cwd()) / "seriatim.toml")
     fields = set(Settings.__struct_fields__)
-    given |= {field: environ[f"{PREFIX}{field.upper()}"] for field in fields if environ.get(f"{PREFIX}{field.upper()}")}
+    given |= {field: environ[f"{ENVIRONMENT_PREFIX}{field.upper()}"] for field in fields if environ.get(f"{ENVIRONMENT_PREFIX}{field.upper()}")}
     given.setdefault("home", _default_home(environ))
     given.setdefault("streams", "streams")
     given.setdefault("outbox", f"{given['home']}/outbox")
-    if "smtp_password" in given and not environ.get(f"{PREFIX}SMTP_PASSWORD"):
+    if "smtp_password" in given and not environ.get(f"{ENVIRONMENT_PREFIX}SMTP_PASSWORD"):
         raise ConfigError(
             "seriatim.toml: smtp_password: a secret in a file that others may read",
             next="put it into a file of its own (mode 600) and name that as smtp_password_file",
         )
     try:
-        settings = msgspec.convert(given, Settings, dec_hook=_path)
+        settings = msgspec.convert(given, Settings, dec_hook=_decode_path)
     except msgspec.ValidationError as error:
         raise ConfigError(f"settings: {error}", next="fix the SERIATIM_* variable or seriatim.toml") from None
     root = (folder or Path.cwd()).absolute()
     return msgspec.structs.replace(
         settings,
         **{
-            name: root / expanded(getattr(settings, name), f"settings: {name}", f"fix {PREFIX}{name.upper()}")
+            name: root / expand_user(getattr(settings, name), f"settings: {name}", f"fix {ENVIRONMENT_PREFIX}{name.upper()}")
             for name in ("home", "streams", "outbox")
         },
     )
 
 
-def expanded(path: Path, said: str, next_step: str) -> Path:
+def expand_user(path: Path, source: str, next_step: str) -> Path:
     """A path with `~` as the home that it is; where nobody has one, an error that names who said it."""
     try:
         return path.expanduser()
     except RuntimeError:
-        raise ConfigError(f"{said}: {path}: there is no such home", next=next_step) from None
+        raise ConfigError(f"{source}: {path}: there is no such home", next=next_step) from None
 
 
-def is_submitted() -> bool:
+def is_spark_submitted() -> bool:
     """Whether spark-submit started this process: then Spark's settings are those it was submitted with."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """The environment for a child process, as a copy."""
     return dict(os.environ)
 
@@ -120,7 +120,7 @@ def use_this_python() -> None:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
 
-def _from_file(path: Path) -> dict[str, Any]:
+def _read_settings_file(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
@@ -134,7 +134,7 @@ def _from_file(path: Path) -> dict[str, Any]:
     return given
 
 
-def _path(kind: type, value: Any) -> Any:
+def _decode_path(kind: type, value: Any) -> Any:
     if kind is Path and isinstance(value, str):
         return Path(value)
     raise NotImplementedError(kind)
@@ -145,11 +145,11 @@ def _default_home(environ: dict[str, str]) -> str:
     return f"{cache}/seriatim"
 
 
-def arm_crash_point(wanted: str, *victims: int) -> None:
+def arm_crash_point(crash_point: str, *victims: int) -> None:
     """For tests: kill `victims` and this process at a named crash point, given as NAME or NAME:HIT."""
-    if not wanted:
+    if not crash_point:
         return
-    name, _, hit = wanted.partition(":")
+    name, _, hit = crash_point.partition(":")
     left = [int(hit or 1)]
 
     def pass_by(point: str) -> None:

@@ -30,16 +30,16 @@ from seriatim.core.ledger import File
 from seriatim.core.offsets import Partition
 
 ROWS_PER_GROUP = 131_072
-WAITING_BYTES_MAX = 64 << 20
+BUFFERED_BYTES_MAX = 64 << 20
 """Rows wait in memory for a row group of a good size; large ones do not wait for many."""
-RISING = ("offset", "source_offset", "timestamp", "sequence")
+RISING_COLUMNS = ("offset", "source_offset", "timestamp", "sequence")
 """Columns whose numbers mostly rise by small steps."""
 BLOCK_BYTES = 1 << 20
-DRAFTS_MAX = 5
+DRAFT_TRIES_MAX = 5
 COMMIT = re.compile(r"\d{20}\.json")
 UNSYNCED_COMMITS_MAX = 16
 """So many processes in a row are never killed between a commit and its sync, each before it wrote a witness."""
-DRAFT = re.compile(r"\..+\.(json|zst)\.[0-9a-f]{8}")
+DRAFT_NAME = re.compile(r"\..+\.(json|zst)\.[0-9a-f]{8}")
 
 
 def damaged_record_file(stream: str, file: File, why: str) -> DamagedFileError:
@@ -103,7 +103,7 @@ def sync_log(table: Path, version: int | None = None) -> None:
 
 def write_file(path: Path, content: bytes) -> None:
     """Put a whole file in place at once: readers see the old one or the new one, never half."""
-    for left in reversed(range(DRAFTS_MAX)):
+    for left in reversed(range(DRAFT_TRIES_MAX)):
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
         try:
@@ -121,7 +121,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 def sweep_drafts(folder: Path) -> list[str]:
     """Delete what `write_file` left half done; whoever is writing now begins again."""
-    drafts = [name for name in file_names(folder) if DRAFT.fullmatch(name)]
+    drafts = [name for name in file_names(folder) if DRAFT_NAME.fullmatch(name)]
     for name in drafts:
         (folder / name).unlink(missing_ok=True)
     return drafts
@@ -145,9 +145,9 @@ def file_names(folder: Path) -> list[str]:
 
 
 @contextmanager
-def scratch_folder(use: str) -> Iterator[Path]:
+def scratch_folder(purpose: str) -> Iterator[Path]:
     """A folder for a while. Those that processes of this machine left when they were killed go, too."""
-    mine = f"seriatim-{use}-{socket.gethostname()}-"
+    mine = f"seriatim-{purpose}-{socket.gethostname()}-"
     for name in file_names(Path(tempfile.gettempdir())):
         found = re.fullmatch(rf"{re.escape(mine)}(\d+)-\w+", name)
         if found and not psutil.pid_exists(int(found[1])):
@@ -159,7 +159,7 @@ def scratch_folder(use: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class Notes:
+class SweepNotes:
     """What sweeping goes by, beside the ledger: intents, and the oldest entry whose files are all there."""
 
     root: Path
@@ -168,21 +168,21 @@ class Notes:
         """The intents of a partition. One that cannot be read stands for anything, and so protects it."""
         folder = self.root / "intents" / str(partition)
         names = [name for name in file_names(folder) if name.endswith(".json") and not name.startswith(".")]
-        return [_intent(partition, folder / name) for name in names]
+        return [_read_intent(partition, folder / name) for name in names]
 
     def put_intent(self, intent: Intent) -> None:
         """Write an intent, before anything is written under it."""
-        write_file(self._path(intent), msgspec.json.encode(intent))
+        write_file(self._intent_path(intent), msgspec.json.encode(intent))
 
     def drop_intent(self, intent: Intent) -> None:
         """Delete an intent, and half ones of before."""
-        self._path(intent).unlink(missing_ok=True)
-        sweep_drafts(self._path(intent).parent)
+        self._intent_path(intent).unlink(missing_ok=True)
+        sweep_drafts(self._intent_path(intent).parent)
 
-    def _path(self, intent: Intent) -> Path:
+    def _intent_path(self, intent: Intent) -> Path:
         return self.root / "intents" / str(intent.partition) / f"{intent.attempt}.json"
 
-    def swept(self) -> tuple[int, str]:
+    def oldest_complete_entry(self) -> tuple[int, str]:
         """The oldest entry whose files are all there. Losing the note means looking at all entries again."""
         try:
             seen = json.loads((self.root / "swept.json").read_bytes())
@@ -190,25 +190,25 @@ class Notes:
         except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return -1, ""
 
-    def put_swept(self, sequence: int, sha256: str) -> None:
+    def put_oldest_complete_entry(self, sequence: int, sha256: str) -> None:
         """Note how far was swept."""
         write_file(self.root / "swept.json", json.dumps({"sequence": sequence, "sha256": sha256}).encode())
 
 
-def _intent(partition: Partition, path: Path) -> Intent:
+def _read_intent(partition: Partition, path: Path) -> Intent:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Intent)
     except (OSError, ValueError):  # msgspec's own errors are of the latter kind
         return Intent(partition=partition, attempt=path.name.removesuffix(".json"))
 
 
-def encodings(schema: pa.Schema) -> dict[str, Any]:
+def column_encodings(schema: pa.Schema) -> dict[str, Any]:
     """Rising numbers as differences, the rest by dictionary: two fifths smaller and faster than the defaults."""
-    rising = [name for name in RISING if name in schema.names]
+    rising = [name for name in RISING_COLUMNS if name in schema.names]
     return {
         "use_dictionary": [name for name in schema.names if name not in rising],
         "column_encoding": dict.fromkeys(rising, "DELTA_BINARY_PACKED"),
-        "write_statistics": [name for name in (*RISING, "session") if name in schema.names],
+        "write_statistics": [name for name in (*RISING_COLUMNS, "session") if name in schema.names],
     }
 
 
@@ -221,17 +221,17 @@ class ParquetFileWriter:
     def __init__(self, root: Path, path: str, schema: pa.Schema, compression: str) -> None:
         self.root, self.path, self.schema = root, path, schema
         self.compression = "NONE" if compression == "none" else compression
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_rows = self._waiting_bytes = 0
+        self._buffered_batches: list[pa.RecordBatch] = []
+        self._buffered_rows = self._buffered_bytes = 0
         self._writer: pq.ParquetWriter | None = None
         self.rows = 0
 
     def add(self, batch: pa.RecordBatch, rows_per_group: int = ROWS_PER_GROUP) -> None:
-        self._waiting.append(batch)
-        self._waiting_rows += batch.num_rows
-        self._waiting_bytes += batch.nbytes
+        self._buffered_batches.append(batch)
+        self._buffered_rows += batch.num_rows
+        self._buffered_bytes += batch.nbytes
         self.rows += batch.num_rows
-        if self._waiting_rows >= rows_per_group or self._waiting_bytes > WAITING_BYTES_MAX:
+        if self._buffered_rows >= rows_per_group or self._buffered_bytes > BUFFERED_BYTES_MAX:
             self._flush()
 
     def _flush(self) -> None:
@@ -240,19 +240,19 @@ class ParquetFileWriter:
             ensure(not full.exists(), "the file is there already", path=self.path)
             full.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(
-                full, self.schema, compression=self.compression, write_page_checksum=True, **encodings(self.schema)
+                full, self.schema, compression=self.compression, write_page_checksum=True, **column_encodings(self.schema)
             )
             crash_point("record-file-open")
-        self._writer.write_table(pa.Table.from_batches(self._waiting, self.schema))
+        self._writer.write_table(pa.Table.from_batches(self._buffered_batches, self.schema))
         crash_point("record-file-half")
-        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+        self._buffered_batches, self._buffered_rows, self._buffered_bytes = [], 0, 0
 
     def finish(self) -> File | None:
-        if self._waiting_rows:
+        if self._buffered_rows:
             self._flush()
         if self._writer is None:
             return None
         self._writer.close()
         full = self.root / self.path
         sync(full)
-        return File(path=self.path, bytes=full.stat().st_size, rows=self.rows, digest=file_digest(full))
+        return File(path=self.path, size_bytes=full.stat().st_size, rows=self.rows, digest=file_digest(full))

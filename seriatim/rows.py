@@ -18,119 +18,119 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from seriatim.core.current import Catch, Keyed
+from seriatim.core.current import PartitionCatchUp, RowKeySpec
 from seriatim.core.errors import DamagedFileError, ensure
 from seriatim.core.ledger import File
 from seriatim.core.offsets import Partition
 
-OWN = ("topic", "topic_id", "partition", "session", "offset", "sequence", "timestamp")
+RECORD_COLUMNS = ("topic", "topic_id", "partition", "session", "offset", "sequence", "timestamp")
 """What each row has beside the machine's columns: the record that last touched it."""
-GATHERED_MAX = 2_000_000
+BUFFERED_ROWS_MAX = 2_000_000
 """Rows that wait to be reduced together."""
-BROKEN = (OSError, pa.ArrowException, KeyError)
+READ_ERRORS = (OSError, pa.ArrowException, KeyError)
 
 
-class Merging:
+class RowMerger:
     """Reads the records of one stream, and knows which of two is the later word about a row."""
 
-    def __init__(self, root: Path, stream: str, records: pa.Schema, keyed: Keyed) -> None:
+    def __init__(self, root: Path, stream: str, records: pa.Schema, keyed: RowKeySpec) -> None:
         self.root, self.stream, self.keyed = root, stream, keyed
-        self.schema = pa.schema([records.field(name) for name in (*OWN, *keyed.columns)])
-        self.names = ["topic_id", "session", "offset", "index", "sequence", "timestamp", *keyed.columns]
-        self.empty = pa.schema([*(records.field(name) for name in self.names), pa.field("_gone", pa.bool_())])
+        self.schema = pa.schema([records.field(name) for name in (*RECORD_COLUMNS, *keyed.columns)])
+        self.column_names = ["topic_id", "session", "offset", "index", "sequence", "timestamp", *keyed.columns]
+        self.change_schema = pa.schema([*(records.field(name) for name in self.column_names), pa.field("_gone", pa.bool_())])
 
-    def changes(self, catch: Catch) -> pa.Table:
+    def read_changes(self, catch_up_derived: PartitionCatchUp) -> pa.Table:
         """The last word of a partition's records about each row, also that it is gone."""
-        gathered, rows = [self.empty.empty_table()], 0
-        for file in catch.files:
-            for table in self._read(file, catch):
+        gathered, rows = [self.change_schema.empty_table()], 0
+        for file in catch_up_derived.files:
+            for table in self._read_file(file, catch_up_derived):
                 gathered.append(table)
                 rows += table.num_rows
-                if rows > GATHERED_MAX:
-                    gathered = [self._in_turn(gathered, catch)]
+                if rows > BUFFERED_ROWS_MAX:
+                    gathered = [self._last_in_order(gathered, catch_up_derived)]
                     rows = gathered[0].num_rows // 2
-        return self._in_turn(gathered, catch)
+        return self._last_in_order(gathered, catch_up_derived)
 
-    def merged(self, before: pa.Table | None, changes: pa.Table, partition: Partition) -> pa.Table:
+    def merge(self, previous_rows: pa.Table | None, changes: pa.Table, partition: Partition) -> pa.Table:
         """Changed rows over those of before, as the table has them: sorted by session and key."""
         count = changes.num_rows
         own = {
             "topic": pa.repeat(partition.topic, count),
             "partition": pa.repeat(pa.scalar(partition.number, pa.int32()), count),
         }
-        columns = [own.get(name, changes.column(name) if name in changes.column_names else None) for name in OWN]
+        columns = [own.get(name, changes.column(name) if name in changes.column_names else None) for name in RECORD_COLUMNS]
         columns += [changes.column(name) for name in self.keyed.columns]
         new = pa.Table.from_arrays(columns, schema=self.schema)
         gone = changes.column("_gone").combine_chunks()
-        if before is not None:
-            old = before.select(self.schema.names).cast(self.schema)
+        if previous_rows is not None:
+            old = previous_rows.select(self.schema.names).cast(self.schema)
             both = pa.concat_tables([old, new]).append_column(
-                "_gone", pa.concat_tables([_no(old), _yes(gone)])["_gone"]
+                "_gone", pa.concat_tables([_not_deleted_table(old), _deleted_table(gone)])["_gone"]
             )
-            last = self._last(both)
+            last = self._last_by_key(both)
             new, gone = last.select(self.schema.names), last.column("_gone").combine_chunks()
         kept = new.filter(pc.invert(gone))
         return kept.sort_by([(name, "ascending") for name in ("session", *self.keyed.key)])
 
-    def _in_turn(self, tables: list[pa.Table], catch: Catch) -> pa.Table:
+    def _last_in_order(self, tables: list[pa.Table], catch_up_derived: PartitionCatchUp) -> pa.Table:
         """The last word, whatever the order of the files: by life of the topic, offset and index."""
         whole = pa.concat_tables(tables)
-        if len(catch.lives) == 1 and all(_is_of(file, catch.partition) for file in catch.files):
-            return self._last(whole)  # files of ours come by offset, and so do their row groups
-        life = pc.index_in(whole.column("topic_id"), pa.array(catch.lives))
+        if len(catch_up_derived.lives) == 1 and all(_is_only_of(file, catch_up_derived.partition) for file in catch_up_derived.files):
+            return self._last_by_key(whole)  # files of ours come by offset, and so do their row groups
+        life = pc.index_in(whole.column("topic_id"), pa.array(catch_up_derived.lives))
         order = [("_life", "ascending"), ("offset", "ascending"), ("index", "ascending")]
-        return self._last(whole.append_column("_life", life).sort_by(order).drop_columns("_life"))
+        return self._last_by_key(whole.append_column("_life", life).sort_by(order).drop_columns("_life"))
 
-    def _last(self, table: pa.Table) -> pa.Table:
+    def _last_by_key(self, table: pa.Table) -> pa.Table:
         """The last of each row, by position."""
         names = ["session", *self.keyed.key]
-        numbered = pa.table({name: _one_zero(table.column(name)) for name in names})
+        numbered = pa.table({name: _normalize_zero(table.column(name)) for name in names})
         numbered = numbered.append_column("_row", pa.array(np.arange(table.num_rows)))
         last = numbered.group_by(names, use_threads=False).aggregate([("_row", "max")])
         return table.take(last.column("_row_max"))
 
-    def _read(self, file: File, catch: Catch) -> Iterator[pa.Table]:
+    def _read_file(self, file: File, catch_up_derived: PartitionCatchUp) -> Iterator[pa.Table]:
         """A file's last words, row group by row group."""
-        ours = _is_of(file, catch.partition)
-        wanted = [*self.names, *(name for name in self.keyed.gone if name not in self.names)]
+        ours = _is_only_of(file, catch_up_derived.partition)
+        wanted = [*self.column_names, *(name for name in self.keyed.deleted_when if name not in self.column_names)]
         try:
             with pq.ParquetFile(self.root / file.path, page_checksum_verification=True) as parquet:
                 for group in range(parquet.num_row_groups):
-                    if _highest(parquet, group) < catch.since:
+                    if _highest_offset(parquet, group) < catch_up_derived.first_new_offset:
                         continue
                     table = parquet.read_row_group(group, wanted if ours else [*wanted, "topic", "partition"])
-                    yield self._reduced(table, catch, file, ours=ours)
-        except BROKEN as error:
-            raise _unreadable(self.stream, file, error) from error
+                    yield self._reduce(table, catch_up_derived, file, is_own_file=ours)
+        except READ_ERRORS as error:
+            raise _unreadable_error(self.stream, file, error) from error
 
-    def _reduced(self, table: pa.Table, catch: Catch, file: File, *, ours: bool) -> pa.Table:
-        mine = pc.is_in(table.column("topic_id"), pa.array(catch.lives))
-        if catch.whole:
-            all_known = pc.all(mine).as_py() or not ours or not table.num_rows
-            ensure(all_known, "every life of a topic is in the ledger", file=file.path, lives=list(catch.lives))
+    def _reduce(self, table: pa.Table, catch_up_derived: PartitionCatchUp, file: File, *, is_own_file: bool) -> pa.Table:
+        mine = pc.is_in(table.column("topic_id"), pa.array(catch_up_derived.lives))
+        if catch_up_derived.is_full_rebuild:
+            all_known = pc.all(mine).as_py() or not is_own_file or not table.num_rows
+            ensure(all_known, "every life of a topic is in the ledger", file=file.path, lives=list(catch_up_derived.lives))
         else:
-            mine = pc.and_(mine, pc.greater_equal(table.column("offset"), catch.since))
-        if not ours:
-            place = pc.equal(table.column("topic"), catch.partition.topic)
-            mine = pc.and_(mine, pc.and_(place, pc.equal(table.column("partition"), catch.partition.number)))
+            mine = pc.and_(mine, pc.greater_equal(table.column("offset"), catch_up_derived.first_new_offset))
+        if not is_own_file:
+            place = pc.equal(table.column("topic"), catch_up_derived.partition.topic)
+            mine = pc.and_(mine, pc.and_(place, pc.equal(table.column("partition"), catch_up_derived.partition.number)))
         table = table.filter(mine)
-        gone = self._gone(table)
-        table = table.select(self.names).append_column("_gone", gone).cast(self.empty)
-        return self._last(table) if ours else table
+        gone = self._deleted_mask(table)
+        table = table.select(self.column_names).append_column("_gone", gone).cast(self.change_schema)
+        return self._last_by_key(table) if is_own_file else table
 
-    def _gone(self, table: pa.Table) -> Any:
+    def _deleted_mask(self, table: pa.Table) -> Any:
         """Which records take their row away."""
-        if not self.keyed.gone:
+        if not self.keyed.deleted_when:
             return pa.repeat(False, table.num_rows)
         gone = pa.repeat(True, table.num_rows)
-        for name, value in self.keyed.gone.items():
+        for name, value in self.keyed.deleted_when.items():
             column = table.column(name)
             same = pc.is_null(column) if value is None else pc.equal(column, pa.scalar(value, column.type))
             gone = pc.and_(gone, pc.fill_null(same, False))
         return gone
 
 
-def hashes(sessions: pa.ChunkedArray) -> Any:
+def session_hashes(sessions: pa.ChunkedArray) -> Any:
     """A number for each session, always the same."""
     coded = sessions.combine_chunks().dictionary_encode()
     names = coded.dictionary.to_pylist()
@@ -138,25 +138,25 @@ def hashes(sessions: pa.ChunkedArray) -> Any:
     return known[coded.indices.to_numpy(zero_copy_only=False)]
 
 
-def _one_zero(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _normalize_zero(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Values by which rows are told apart: to a machine -0.0 is 0.0, to Arrow it is another key."""
     return pc.add(column, 0.0) if pa.types.is_floating(column.type) else column
 
 
-def _is_of(file: File, partition: Partition) -> bool:
+def _is_only_of(file: File, partition: Partition) -> bool:
     """Whether a file is of this partition alone, as all of ours are."""
     return file.path.startswith(f"records/{partition}/")
 
 
-def _no(table: pa.Table) -> pa.Table:
+def _not_deleted_table(table: pa.Table) -> pa.Table:
     return pa.table({"_gone": pa.repeat(False, table.num_rows)})
 
 
-def _yes(gone: pa.Array) -> pa.Table:
-    return pa.table({"_gone": gone})
+def _deleted_table(is_deleted: pa.Array) -> pa.Table:
+    return pa.table({"_gone": is_deleted})
 
 
-def _highest(parquet: pq.ParquetFile, group: int) -> int:
+def _highest_offset(parquet: pq.ParquetFile, group: int) -> int:
     """The highest offset of a row group; a file that does not say may have any."""
     columns = parquet.metadata.row_group(group)
     for number in range(columns.num_columns):
@@ -166,7 +166,7 @@ def _highest(parquet: pq.ParquetFile, group: int) -> int:
     return 2**63
 
 
-def _unreadable(stream: str, file: File, error: Exception) -> DamagedFileError:
+def _unreadable_error(stream: str, file: File, error: Exception) -> DamagedFileError:
     missing = isinstance(error, FileNotFoundError)
     return DamagedFileError(
         f"{file.path} {'is missing' if missing else 'cannot be read'}",

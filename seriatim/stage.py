@@ -25,68 +25,68 @@ from seriatim import config, wiring
 from seriatim.catcher import MailCatcher
 from seriatim.config import Settings
 from seriatim.core.errors import ConfigError, SeriatimError
-from seriatim.demo import CollectionPoints, Sent
+from seriatim.demo import CollectionPoints, DemoMessage
 
 ROOT = Path(__file__).resolve().parent.parent
 TOPICS = ("demo-a", "demo-b", "demo-c")
-ASKS = "asks-of-demo"
+REQUESTS_TOPIC = "asks-of-demo"
 PARTITIONS, SESSIONS, RATE = 4, 60, 40.0
 AIRFLOW_PORT, MAIL_PORT, PAGE_PORT = 8080, 8025, 8026
-STREAM_MORE = f"""
-snapshot_requests = "{ASKS}"
+STREAM_EXTRA_SETTINGS = f"""
+snapshot_requests = "{REQUESTS_TOPIC}"
 schedule = {{ cron = "* * * * *" }}
 alerts = {{ to = ["on-call@localhost"] }}
 """
-BREAK, SETTINGS, LOCK = "break", "env.sh", "lock"
-KEPT = ("SERIATIM_HOME", "SERIATIM_IVY_SETTINGS")
+BREAK_FILE, SETTINGS_FILE, LOCK_FILE = "break", "env.sh", "lock"
+KEPT_SETTINGS = ("SERIATIM_HOME", "SERIATIM_IVY_SETTINGS")
 """Of settings of yours these count here as well; all others are about your own brokers, mail servers and Airflow."""
 
 
-class Curtain:
+class DemoState:
     """Whether the play goes on, for the producer's thread."""
 
-    open = True
+    is_running = True
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """`up`: raise the curtain. `break`: hurt the messages on their way in."""
-    folder = config.load().home / "demo"
-    if words == ["break"]:
-        return ask_to_break(folder)
-    if words not in ([], ["up"]):
-        raise ConfigError(f"{words} is no part of the demo", next="make demo, or make demo-break")
-    return up(folder, config.load())
+    folder = config.load_settings().home / "demo"
+    if arguments == ["break"]:
+        return request_break(folder)
+    if arguments not in ([], ["up"]):
+        raise ConfigError(f"{arguments} is no part of the demo", next="make demo, or make demo-break")
+    return run_demo(folder, config.load_settings())
 
 
-def ask_to_break(folder: Path) -> int:
+def request_break(folder: Path) -> int:
     """Tell the producer of a running demo; it is heard with its next messages."""
-    if not is_up(folder):
+    if not is_demo_running(folder):
         sys.stdout.write("no demo runs here: `make demo` in another terminal first\n")
         return 2
-    (folder / BREAK).touch()
+    (folder / BREAK_FILE).touch()
     sys.stdout.write(
         "One message will be dropped and two swapped. Within two minutes the DAG `demo` is red and a mail is there:\n"
         f"  http://127.0.0.1:{PAGE_PORT}\n"
         "The two sessions are set aside, everything else goes on. Producers are asked for snapshots, so a later mail\n"
         "says that it is over. To type what the mails say, or to look:\n"
-        f"  source {folder / SETTINGS}\n"
+        f"  source {folder / SETTINGS_FILE}\n"
         "  seriatim status demo; seriatim gaps demo --open; seriatim repair demo\n"
     )
     return 0
 
 
 @contextmanager
-def curtain_up(folder: Path) -> Iterator[None]:
+def demo_lock(folder: Path) -> Iterator[None]:
     """For as long as the demo runs: a lock that the system itself releases, however it ends."""
-    with (folder / LOCK).open("a") as file:
+    with (folder / LOCK_FILE).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 
-def is_up(folder: Path) -> bool:
+def is_demo_running(folder: Path) -> bool:
     """Whether a demo runs there."""
     try:
-        with (folder / LOCK).open() as file:
+        with (folder / LOCK_FILE).open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -95,42 +95,42 @@ def is_up(folder: Path) -> bool:
     return False
 
 
-def _interrupt(_number: int, _frame: object) -> None:
+def _raise_interrupt(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def up(folder: Path, settings: Settings) -> int:
+def run_demo(folder: Path, settings: Settings) -> int:
     """Start all, say where to look, wait for Ctrl-C, end all."""
     from seriatim.embedded import broker
 
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with Ctrl-C ignored
-        signal.signal(number, _interrupt)
+        signal.signal(number, _raise_interrupt)
     refuse_taken_ports()
-    prepare(folder)
-    say("the broker …")
-    found = broker.start(settings.home, program=broker.program_of(settings, say), say=say)
+    write_stream_file(folder)
+    print_line("the broker …")
+    found = broker.start_broker(settings.home, program=broker.find_kafka_program(settings, print_line), print_notice=print_line)
     mails = MailCatcher(MAIL_PORT, PAGE_PORT)
-    environ = environment(folder, settings, found.bootstrap_servers)
-    leave_settings(folder, environ)
-    curtain, airflow = Curtain(), None
+    environ = airflow_environment(folder, settings, found.bootstrap_servers)
+    write_settings_file(folder, environ)
+    curtain, airflow = DemoState(), None
     try:
-        with curtain_up(folder):
+        with demo_lock(folder):
             mails.start()
-            producer = (folder, config.load(environ, folder), curtain)
-            threading.Thread(target=produce, args=producer, daemon=True).start()
-            say("Airflow, which takes a minute …")
+            producer = (folder, config.load_settings(environ, folder), curtain)
+            threading.Thread(target=produce_messages, args=producer, daemon=True).start()
+            print_line("Airflow, which takes a minute …")
             airflow = start_airflow(folder, environ)
-            say_where(folder)
-            return wait_for(airflow)
+            print_addresses(folder)
+            return wait_for_airflow(airflow)
     except KeyboardInterrupt:
-        say("ending everything …")
+        print_line("ending everything …")
         return 0
     finally:
-        curtain.open = False
+        curtain.is_running = False
         if airflow is not None:
-            end(airflow)
+            stop_airflow(airflow)
         mails.stop()
-        broker.stop(settings.home, say)
+        broker.stop_broker(settings.home, print_line)
 
 
 def refuse_taken_ports() -> None:
@@ -146,26 +146,26 @@ def refuse_taken_ports() -> None:
                 ) from None
 
 
-def prepare(folder: Path) -> None:
+def write_stream_file(folder: Path) -> None:
     """The demo's own stream file: the one of the repository, every minute, with somebody to tell."""
     streams = folder / "streams"
     streams.mkdir(parents=True, exist_ok=True)
     stock = (ROOT / "streams" / "demo.toml").read_text()
     first, table, rest = stock.partition("[table]")
-    (streams / "demo.toml").write_text(f"{first.rstrip()}\n{STREAM_MORE}\n{table}{rest}")
-    (folder / BREAK).unlink(missing_ok=True)
+    (streams / "demo.toml").write_text(f"{first.rstrip()}\n{STREAM_EXTRA_SETTINGS}\n{table}{rest}")
+    (folder / BREAK_FILE).unlink(missing_ok=True)
 
 
-def environment(folder: Path, settings: Settings, servers: str) -> dict[str, str]:
+def airflow_environment(folder: Path, settings: Settings, servers: str) -> dict[str, str]:
     """What Airflow and its tasks are started with. Everybody is an admin: it listens on 127.0.0.1 alone."""
     yours = {
         name: value
-        for name, value in config.environment().items()
-        if name in KEPT or not name.startswith(("AIRFLOW", config.PREFIX))
+        for name, value in config.child_environment().items()
+        if name in KEPT_SETTINGS or not name.startswith(("AIRFLOW", config.ENVIRONMENT_PREFIX))
     }
     return {
         **yours,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{config.environment().get('PATH', '')}",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{config.child_environment().get('PATH', '')}",
         "AIRFLOW_HOME": str(folder / "airflow"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
@@ -189,12 +189,12 @@ def environment(folder: Path, settings: Settings, servers: str) -> dict[str, str
     }
 
 
-def leave_settings(folder: Path, environ: dict[str, str]) -> None:
+def write_settings_file(folder: Path, environ: dict[str, str]) -> None:
     """A file to be sourced: in that shell `seriatim` means this demo, and has what mails say to type."""
-    ours = {name: value for name, value in environ.items() if name.startswith(config.PREFIX)}
-    known = {f"{config.PREFIX}{field.upper()}" for field in Settings.__struct_fields__}
+    ours = {name: value for name, value in environ.items() if name.startswith(config.ENVIRONMENT_PREFIX)}
+    known = {f"{config.ENVIRONMENT_PREFIX}{field.upper()}" for field in Settings.__struct_fields__}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in {**ours, "PATH": environ["PATH"]}.items()]
-    file = folder / SETTINGS
+    file = folder / SETTINGS_FILE
     file.touch(mode=0o600)
     file.chmod(0o600)  # one of an earlier demo, too
     file.write_text("\n".join([f"unset {' '.join(sorted(known - set(ours)))}", *lines]) + "\n")
@@ -215,7 +215,7 @@ def start_airflow(folder: Path, environ: dict[str, str]) -> subprocess.Popen[byt
         )
 
 
-def end(airflow: subprocess.Popen[bytes]) -> None:
+def stop_airflow(airflow: subprocess.Popen[bytes]) -> None:
     """The whole group, kindly at first."""
     for number, seconds in ((signal.SIGINT, 20), (signal.SIGKILL, 10)):
         try:
@@ -227,28 +227,28 @@ def end(airflow: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def wait_for(airflow: subprocess.Popen[bytes]) -> int:
+def wait_for_airflow(airflow: subprocess.Popen[bytes]) -> int:
     """Until Ctrl-C; Airflow that ends by itself ends the demo."""
     code = airflow.wait()
-    say(f"Airflow ended by itself with code {code}: its log says why")
+    print_line(f"Airflow ended by itself with code {code}: its log says why")
     return 4
 
 
-def produce(folder: Path, settings: Settings, curtain: Curtain) -> None:
+def produce_messages(folder: Path, settings: Settings, demo_state: DemoState) -> None:
     """Keep writing, answer who asks for snapshots, and break something when told to."""
-    from seriatim.adapters.producer import Asked, make_topics, send
+    from seriatim.adapters.producer import SnapshotRequestListener, create_topics, send_messages
 
     client = wiring.kafka_client(settings)
-    make_topics(client, {ASKS: 1})
-    asked = Asked(client, ASKS)
+    create_topics(client, {REQUESTS_TOPIC: 1})
+    asked = SnapshotRequestListener(client, REQUESTS_TOPIC)
     points = CollectionPoints(list(TOPICS), SESSIONS, seed=int(time.time()))
-    messages = breakable(points.messages(asked), lambda: _taken(folder / BREAK))
-    live = iter(lambda: next(messages) if curtain.open else None, None)
-    send(client, dict.fromkeys(TOPICS, PARTITIONS), live, RATE, None, lambda _: None)
+    messages = break_messages_on_request(points.messages(asked), lambda: _remove_flag(folder / BREAK_FILE))
+    live = iter(lambda: next(messages) if demo_state.is_running else None, None)
+    send_messages(client, dict.fromkeys(TOPICS, PARTITIONS), live, RATE, None, lambda _: None)
     asked.close()
 
 
-def _taken(flag: Path) -> bool:
+def _remove_flag(flag: Path) -> bool:
     try:
         flag.unlink()
     except FileNotFoundError:
@@ -256,11 +256,11 @@ def _taken(flag: Path) -> bool:
     return True
 
 
-def breakable(messages: Iterator[Sent], told: Callable[[], bool]) -> Iterator[Sent]:
+def break_messages_on_request(messages: Iterator[DemoMessage], is_break_requested: Callable[[], bool]) -> Iterator[DemoMessage]:
     """The same messages; when told, the next one is dropped, and two neighbours of another session are swapped."""
-    dropped, held = "", list[Sent]()
+    dropped, held = "", list[DemoMessage]()
     for message in messages:
-        if not dropped and told():
+        if not dropped and is_break_requested():
             dropped = message.key
         elif dropped and not held and message.key != dropped and b'"snapshot"' not in message.value:
             held.append(message)
@@ -271,16 +271,16 @@ def breakable(messages: Iterator[Sent], told: Callable[[], bool]) -> Iterator[Se
                 dropped = ""
 
 
-def say_where(folder: Path) -> None:
+def print_addresses(folder: Path) -> None:
     """What there is to look at."""
-    say(
+    print_line(
         f"""
   Airflow   http://127.0.0.1:{AIRFLOW_PORT}   the DAG `demo` runs every minute; no password
   streams   http://127.0.0.1:{AIRFLOW_PORT}/plugin/seriatim   how every stream is; the same in a terminal: seriatim top
   mails     http://127.0.0.1:{PAGE_PORT}
   output    {folder / "lake" / "demo"}   Delta tables: records, current, gaps, quarantine
   log       {folder / "airflow.log"}
-  commands  source {folder / SETTINGS}   then `seriatim status demo`, and what mails say to type
+  commands  source {folder / SETTINGS_FILE}   then `seriatim status demo`, and what mails say to type
 
   make demo-break, in another terminal: messages are hurt on their way in
   Ctrl-C ends everything; the next `make demo` goes on from here
@@ -288,7 +288,7 @@ def say_where(folder: Path) -> None:
     )
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """To whoever watches."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
@@ -298,5 +298,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except SeriatimError as error:
-        say(error.render())
+        print_line(error.render())
         sys.exit(error.exit_code)

@@ -25,10 +25,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.config import expanded
+from seriatim.config import expand_user
 from seriatim.core.errors import ConfigError
 from seriatim.core.machine import Machine, Runner, UserMachine
-from seriatim.core.stream import OWN_COLUMNS, Stream, parse
+from seriatim.core.stream import RECORD_COLUMNS, Stream, parse_stream
 
 READ_AS_URL = re.compile(r"[#?\\]|%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f]")
 """What Delta's library takes for the parts of a URL, however it is quoted: it would look for the table elsewhere.
@@ -56,30 +56,30 @@ class StreamFile(Struct, frozen=True):
     folder: str
 
 
-def names(folder: Path) -> list[str]:
+def list_streams(folder: Path) -> list[str]:
     """The streams of a folder."""
     return sorted(path.stem for path in folder.glob("*.toml"))
 
 
-def readable(folder: Path) -> tuple[list[StreamFile], list[ConfigError]]:
+def load_all_streams(folder: Path) -> tuple[list[StreamFile], list[ConfigError]]:
     """The streams of a folder whose files can be read, and what is wrong with the others."""
     good, bad = list[StreamFile](), list[ConfigError]()
-    for name in names(folder):
+    for name in list_streams(folder):
         try:
-            good.append(load(name, folder))
+            good.append(load_stream(name, folder))
         except ConfigError as error:
             bad.append(error)
     return good, bad
 
 
-def load(stream: str, folder: Path) -> StreamFile:
+def load_stream(stream: str, folder: Path) -> StreamFile:
     """A stream by name in `folder`, or by path to its TOML file."""
     path = Path(stream) if stream.endswith(".toml") else folder / f"{stream}.toml"
-    path = expanded(path, f"no stream {stream!r}", "give a name or a path").absolute()
+    path = expand_user(path, f"no stream {stream!r}", "give a name or a path").absolute()
     if not path.is_file():
-        raise _unknown(stream, path, folder)
+        raise _unknown_stream_error(stream, path, folder)
     try:
-        return _read(path, folder)
+        return _read_stream_file(path, folder)
     except ConfigError:
         raise
     except (
@@ -93,22 +93,22 @@ def load(stream: str, folder: Path) -> StreamFile:
         raise ConfigError(f"{path.name}: cannot be read: {why}", next=f"fix {path}") from None
 
 
-def _read(path: Path, folder: Path) -> StreamFile:
+def _read_stream_file(path: Path, folder: Path) -> StreamFile:
     try:
         given = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path.name}: not TOML: {error}", next=f"fix {path}") from None
-    checked = parse(path.stem, given, path.name)
+    checked = parse_stream(path.stem, given, path.name)
     fix = f"fix output.path in {path.name}"
-    output = expanded(Path(checked.output.path.removeprefix("file://")), f"{path.name}: output.path", fix)
+    output = expand_user(Path(checked.output.path.removeprefix("file://")), f"{path.name}: output.path", fix)
     base = path.parent.parent if path.parent in (folder, path.parent.with_name("streams")) else path.parent
     root = str(base / output)
-    if trouble := _is_file(base / output) or url_trouble(base / output):
+    if trouble := _describe_file_in_path(base / output) or describe_url_problem(base / output):
         raise ConfigError(f"{path.name}: output.path: {trouble}", allowed="a folder", next=fix)
     return StreamFile(replace(checked, output=replace(checked.output, path=root)), str(path.parent))
 
 
-def describe(file: StreamFile) -> str:
+def describe_stream(file: StreamFile) -> str:
     """What a stream is, for people: its file's first comment, its machine's docstring, its file. Imports no machine."""
     stream = file.stream
     path = Path(file.folder) / f"{stream.name}.toml"
@@ -136,7 +136,7 @@ def _machine_doc(stream: Stream, folder: str) -> str:
     return "\n\n".join(doc for doc in docs if doc)
 
 
-def _is_file(root: Path) -> str:
+def _describe_file_in_path(root: Path) -> str:
     """What is a file where the output path needs a folder; nothing where it is one, or can become one."""
     there = next(path for path in (root, *root.parents) if path.exists())
     return "" if there.is_dir() else f"{there} is a file"
@@ -175,7 +175,7 @@ def _user_name() -> str:
         return str(os.getuid())
 
 
-def url_trouble(folder: Path) -> str:
+def describe_url_problem(folder: Path) -> str:
     """What no Delta table can have in its path, links followed."""
     whole = str(folder.resolve())
     found = READ_AS_URL.search(whole)
@@ -185,7 +185,7 @@ def url_trouble(folder: Path) -> str:
     return f"{whole} has {found[0]!r} in it, which Delta's library {why}"
 
 
-def runner(file: StreamFile) -> Runner:
+def load_runner(file: StreamFile) -> Runner:
     """The stream's machine, ready to be folded."""
     stream = file.stream
     if stream.machine == "table":
@@ -200,8 +200,8 @@ def runner(file: StreamFile) -> Runner:
             f"{stream.name}: machine {stream.machine!r} cannot be made: {type(error).__name__}: {error}",
             next=f"fix {kind.__name__}: its __init__ takes nothing, its types are what msgspec can hold",
         ) from error
-    named = {*machine.columns, *(column for columns in machine.others.values() for column in columns)}
-    taken = sorted(column for column in named if column.casefold() in OWN_COLUMNS)
+    named = {*machine.columns, *(column for columns in machine.other_columns.values() for column in columns)}
+    taken = sorted(column for column in named if column.casefold() in RECORD_COLUMNS)
     if taken:
         raise ConfigError(
             f"machine {stream.machine}: the record's field {taken[0]!r} is taken by the record's own column",
@@ -240,8 +240,8 @@ def _machine_class(stream: Stream, folder: str) -> type[Machine[Any, Any, Any]]:
     return kind
 
 
-def _unknown(stream: str, path: Path, folder: Path) -> ConfigError:
-    known = names(folder)
+def _unknown_stream_error(stream: str, path: Path, folder: Path) -> ConfigError:
+    known = list_streams(folder)
     close = difflib.get_close_matches(stream, known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     listed = ", ".join(known) if known else "none"

@@ -10,28 +10,28 @@ from pathlib import Path
 
 from seriatim.core.errors import ConfigError
 from seriatim.core.stream import Stream
-from seriatim.core.suite import Expectation, Suites, parse, suites
+from seriatim.core.suite import Expectation, Suites, join_suites, parse_suite
 
-STOCK = ("records", "ledger", "state")
+STOCK_SUITES = ("records", "ledger", "state")
 
 
-def load(stream: Stream, streams: Path) -> Suites:
+def load_suites(stream: Stream, streams_folder: Path) -> Suites:
     """The stock suites, or your own of that name, and `expectations/NAME.json`. `streams`: the folder of its file."""
-    folder = streams.parent / "expectations"
-    stock = {name: _read(folder, name) for name in STOCK}
-    own = _parsed(path) if (path := folder / f"{stream.name}.json").is_file() and stream.name not in STOCK else []
-    return suites(stock, own, stream.machine)
+    folder = streams_folder.parent / "expectations"
+    stock = {name: _read_stock_suite(folder, name) for name in STOCK_SUITES}
+    own = _parse_suite_file(path) if (path := folder / f"{stream.name}.json").is_file() and stream.name not in STOCK_SUITES else []
+    return join_suites(stock, own, stream.machine)
 
 
-def _read(folder: Path, name: str) -> list[Expectation]:
+def _read_stock_suite(folder: Path, name: str) -> list[Expectation]:
     own, shipped = folder / f"{name}.json", Path(str(files("seriatim") / "expectations" / f"{name}.json"))
     path = own if own.is_file() else shipped
     if not path.is_file():
         raise ConfigError(
             f"expectations/{name}.json is missing", next=f"take it from Seriatim's repository, and put it at {own}"
         )
-    return _parsed(path)
+    return _parse_suite_file(path)
 
 
-def _parsed(path: Path) -> list[Expectation]:
-    return parse(path.read_bytes(), f"expectations/{path.name}")
+def _parse_suite_file(path: Path) -> list[Expectation]:
+    return parse_suite(path.read_bytes(), f"expectations/{path.name}")

@@ -17,41 +17,41 @@ if TYPE_CHECKING:
     from seriatim.adapters.derived import DeltaDerived
 
 
-def derived(file: StreamFile) -> DeltaDerived:
+def derived_tables(file: StreamFile) -> DeltaDerived:
     """The stream's tables gaps and quarantine, and those of further kinds of records."""
     from seriatim.adapters.derived import DeltaDerived
     from seriatim.adapters.outputs import DeltaOutputs
     from seriatim.adapters.parquet import record_schema
 
-    output, others = file.stream.output, streams.runner(file).others
+    output, others = file.stream.output, streams.load_runner(file).other_columns
     root, schemas = Path(output.path), {table: record_schema(columns) for table, columns in others.items()}
     beside = DeltaOutputs(root, schemas, output.partition_by) if schemas else None
     return DeltaDerived(root, output.compression, beside)
 
 
-def refuse_other_columns(follow: DeltaDerived) -> None:
+def refuse_other_columns(derived: DeltaDerived) -> None:
     """Refuse a machine whose further records have other columns than their tables: before anything is written."""
-    for table in follow.beside.tables if follow.beside else ():
-        follow.beside.reached(table)  # type: ignore[union-attr]  # there are tables
+    for table in derived.output_store.tables if derived.output_store else ():
+        derived.output_store.applied_version(table)  # type: ignore[union-attr]  # there are tables
 
 
-def reach(file: StreamFile) -> dict[str, Any]:
+def table_sequences(file: StreamFile) -> dict[str, Any]:
     """As of which entry the tables that people read are, without asking the machine."""
     from seriatim.adapters.audit import FileAudit
-    from seriatim.adapters.current import published
+    from seriatim.adapters.current import published_sequence
 
     root = Path(file.stream.output.path)
-    others = {table: sequence for table, (sequence, _) in FileAudit(root).others().items()}
-    return {"published": published(root), "outputs": others}
+    others = {table: sequence for table, (sequence, _) in FileAudit(root).other_tables().items()}
+    return {"published": published_sequence(root), "outputs": others}
 
 
-def current(file: StreamFile) -> DeltaCurrent:
+def current_table(file: StreamFile) -> DeltaCurrent:
     """The stream's table `current`, for machines whose records name a key."""
     from seriatim.adapters.current import DeltaCurrent
     from seriatim.adapters.parquet import record_schema
 
-    stream, runner = file.stream, streams.runner(file)
-    if runner.keyed is None:
+    stream, runner = file.stream, streams.load_runner(file)
+    if runner.row_key_spec is None:
         raise ConfigError(
             f"{stream.name}: the records of {runner.name} name no key, so there is no table `current`",
             next='say in the record\'s Struct what names a row: row_key: ClassVar = ("side", "price")',
@@ -61,7 +61,7 @@ def current(file: StreamFile) -> DeltaCurrent:
         Path(output.path),
         stream.name,
         record_schema(runner.columns),
-        runner.keyed,
+        runner.row_key_spec,
         output.compression,
         output.keep_versions_days,
     )

@@ -46,11 +46,11 @@ from seriatim.core.ledger import Account
 from seriatim.core.machine import Machine, Runner, UserMachine
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Session
-from seriatim.core.stream import Output, Stream
-from seriatim.core.stream import parse as parse_stream
+from seriatim.core.stream import OutputSettings, Stream
+from seriatim.core.stream import parse_stream as parse_stream
 from seriatim.ports import Task
-from seriatim.steps.fold import Folding, Outcome, Until, World
-from seriatim.steps.task import Kit, Work, run_task
+from seriatim.steps.fold import FoldContext, FoldRun, RunOutcome, StopOffsets
+from seriatim.steps.task import PartitionWork, TaskContext, run_task
 
 __all__ = [
     "CRASH",
@@ -126,25 +126,25 @@ def fold(
         tier=tier,
         sequence=sequence,
         on_poison=on_poison,
-        output=Output(path="memory"),
+        output=OutputSettings(path="memory"),
     )
     runner = UserMachine(stream.machine, machine, sequence)
     world = MemoryStream(stream, lambda: UserMachine(stream.machine, machine, sequence))
-    findings, headless = _feed(world, messages)
+    findings, headless = _produce_and_run(world, messages)
     rows = world.rows()
-    every = [(row, runner.record) for row in rows]
-    every += [(row, kind) for kind, made in runner.beside.items() for row in world.other_rows(made.table)]
+    every = [(row, runner.record_type) for row in rows]
+    every += [(row, kind) for kind, made in runner.other_record_types.items() for row in world.other_rows(made.table)]
     every.sort(key=lambda one: (one[0]["offset"], one[0]["index"]))
     return Folded(
-        records=[_record(kind, row) for row, kind in every],
+        records=[_record_from_row(kind, row) for row, kind in every],
         rows=rows,
-        states={name: runner.load(*saved) for name, saved in _saved(world).items()},
+        states={name: runner.load(*saved) for name, saved in _saved_states(world).items()},
         findings=findings,
         headless=headless,
     )
 
 
-def _record(kind: type[Any], row: Mapping[str, Any]) -> Any:
+def _record_from_row(kind: type[Any], row: Mapping[str, Any]) -> Any:
     """A row of a table as the Struct that it was."""
     return kind(**{one.name: row[one.encode_name] for one in msgspec.structs.fields(kind)})
 
@@ -174,12 +174,12 @@ def fold_table(
         "fold_table",
     )
     world, runner = MemoryStream(stream, stream.table_machine), stream.table_machine()
-    findings, headless = _feed(world, messages)
+    findings, headless = _produce_and_run(world, messages)
     rows = world.rows()
     return Folded(
         records=[{name: row[name] for name in runner.columns} for row in rows],
         rows=rows,
-        states={name: runner.show(runner.load(*saved)) for name, saved in _saved(world).items()},
+        states={name: runner.to_plain(runner.load(*saved)) for name, saved in _saved_states(world).items()},
         findings=findings,
         headless=headless,
     )
@@ -193,7 +193,7 @@ class MemoryStream:
         self.kafka = MemoryKafka()
         self.reader = MemoryReader(self.kafka, stream.isolation)
         self.explain = MemoryBatches(self.kafka, stream.isolation)
-        others = machine().others
+        others = machine().other_columns
         self.files = MemoryFiles(machine().columns, others)
         self.ledger = MemoryLedger(self.files.read)
         self.derived = MemoryDerived(lambda file: self.files.read(file).rows, list(others))
@@ -201,36 +201,36 @@ class MemoryStream:
         self.requests = MemoryRequests()
         self._attempts = count()
 
-    def folding(self, runner: Runner | None = None) -> Folding:
+    def folding(self, runner: Runner | None = None) -> FoldRun:
         """One run, as a process of its own would make it: with a machine of its own."""
         runner = runner or self.machine()
-        world = World(
+        world = FoldContext(
             log=self.kafka,
             reader=self.reader,
             explain=self.explain,
             ledger=self.ledger,
             records=self.files,
-            state=lambda: self.files,
+            open_state=lambda: self.files,
             derived=self.derived,
             joiner=self.files,
             clock=self.clock,
-            task=lambda works: self._task(works, runner),
-            requests=self.requests if self.stream.snapshot_requests else None,
+            make_task=lambda works: self._make_task(works, runner),
+            snapshot_requester=self.requests if self.stream.snapshot_requests else None,
             new_attempt=lambda: f"a{next(self._attempts)}",
         )
-        return Folding(self.stream, runner, world)
+        return FoldRun(self.stream, runner, world)
 
-    def run(self, messages_max: int = 1_000_000, until: Until | None = None) -> Outcome:
+    def run(self, messages_max: int = 1_000_000, until: StopOffsets | None = None) -> RunOutcome:
         """Fold until caught up."""
         return self.folding().run(messages_max, until)
 
-    def _task(self, works: dict[Partition, Work], runner: Runner) -> Task:
-        kit = Kit(
+    def _make_task(self, works: dict[Partition, PartitionWork], runner: Runner) -> Task:
+        kit = TaskContext(
             runner=runner,
             tier=self.stream.tier,
             on_poison=self.stream.on_poison,
             limits=self.stream.limits,
-            session_field=self.stream.session_field is not None,
+            has_session_field=self.stream.session_field is not None,
             records=self.files,
             state=self.files,
             explain=self.explain,
@@ -241,7 +241,7 @@ class MemoryStream:
 
     def rows(self, partition: Partition | None = None) -> list[dict[str, Any]]:
         """The committed records, in the order in which they were committed."""
-        rows = [row for file in self.ledger.active() for row in self.files.read(file).rows]
+        rows = [row for file in self.ledger.files_now() for row in self.files.read(file).rows]
         place = partition and (partition.topic, partition.number)
         return [row for row in rows if place in (None, (row["topic"], row["partition"]))]
 
@@ -256,25 +256,25 @@ class MemoryStream:
 
     def sessions(self, partition: Partition) -> dict[str, Session]:
         """The committed sessions of a partition, their state still as bytes."""
-        return self.files.everything(self.accounts()[partition].state)
+        return self.files.load_all(self.accounts()[partition].state)
 
 
-def _feed(world: MemoryStream, messages: Iterable[Any]) -> tuple[list[Finding], int]:
+def _produce_and_run(world: MemoryStream, messages: Iterable[Any]) -> tuple[list[Finding], int]:
     """Produce what comes before each crash and run; the findings, and how many were headless."""
     world.kafka.create(TOPIC)
     findings: list[Finding] = []
     headless = 0
-    for part in _parts(messages):
+    for part in _split_at_crashes(messages):
         for message in part:
             session, value = message if isinstance(message, tuple) else (SESSION, message)
-            world.kafka.produce(TOPIC, session, _bytes(value))
+            world.kafka.produce(TOPIC, session, _encode_message(value))
         outcome = world.run()
         findings += outcome.findings
         headless += outcome.headless
     return findings, headless
 
 
-def _parts(messages: Iterable[Any]) -> list[list[Any]]:
+def _split_at_crashes(messages: Iterable[Any]) -> list[list[Any]]:
     parts: list[list[Any]] = [[]]
     for message in messages:
         if message is CRASH:
@@ -284,13 +284,13 @@ def _parts(messages: Iterable[Any]) -> list[list[Any]]:
     return parts
 
 
-def _bytes(message: Any) -> bytes | None:
+def _encode_message(message: Any) -> bytes | None:
     return message if message is None or isinstance(message, bytes) else msgspec.json.encode(message)
 
 
-def _saved(world: MemoryStream) -> dict[str, tuple[bytes, int]]:
+def _saved_states(world: MemoryStream) -> dict[str, tuple[bytes, int]]:
     return {
-        name: (session.saved, session.version)
+        name: (session.state_bytes, session.state_version)
         for name, session in world.sessions(Partition(TOPIC, 0)).items()
-        if session.saved is not None
+        if session.state_bytes is not None
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from seriatim.bulk.kinds import can_fold
+from seriatim.bulk.kinds import can_fold_in_bulk
 from seriatim.core.stream import Stream
 
 
@@ -22,8 +22,8 @@ def java_options(stream: Stream | None = None) -> str:
     return f"{usual} -XX:TieredStopAtLevel=1" if stream and stream.slice.read == "task" else usual
 
 
-def on_this_machine(stream: Stream | None = None) -> dict[str, str]:
+def local_spark_settings(stream: Stream | None = None) -> dict[str, str]:
     """Settings of a Spark that is here alone: no open port, and workers that need load nothing."""
     settings = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    compiled = stream is not None and (stream.slice.read == "task" or can_fold(stream))
+    compiled = stream is not None and (stream.slice.read == "task" or can_fold_in_bulk(stream))
     return settings | ({"spark.python.daemon.module": "seriatim.workers"} if compiled else {})

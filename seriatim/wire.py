@@ -25,114 +25,114 @@ from msgspec import Struct
 from seriatim.core.offsets import Partition
 
 EARLIEST, LATEST = -2, -1
-HEADER = DefaultRecordBatch.HEADER_STRUCT
+BATCH_HEADER = DefaultRecordBatch.HEADER_STRUCT
 LENGTH_END = DefaultRecordBatch.AFTER_LEN_OFFSET
-ABORT = b"\x00\x00\x00\x00"
+ABORT_KEY = b"\x00\x00\x00\x00"
 """A control record's key begins with its version and its type, two bytes each; type 0 is an abort."""
 CODECS = {1: "gzip", 3: "lz4", 4: "zstd"}
 SNAPPY, SNAPPY_FRAMED, SNAPPY_FRAME_HEADER = 2, b"\x82SNAPPY\x00", 16
-WAIT_MS = 500
-MAGIC = 2
+FETCH_WAIT_MS = 500
+MAGIC_V2 = 2
 """Record batches as Kafka 0.11 and later write them."""
 
 
 class RawBatch(Struct, frozen=True):
     """One record batch as it lies in the log: its header's fields, and where its bytes are."""
 
-    whole: memoryview
+    content: memoryview
     """All of it, header included."""
-    base: int
-    last: int
+    base_offset: int
+    last_offset: int
     magic: int
     crc: int
     attributes: int
-    count: int
-    first_ms: int
-    newest_ms: int
-    producer: int
+    record_count: int
+    first_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int
 
     @property
     def is_control(self) -> bool:
         """Whether it holds a transaction marker."""
-        return self.magic >= MAGIC and bool(self.attributes & DefaultRecordBatch.CONTROL_MASK)
+        return self.magic >= MAGIC_V2 and bool(self.attributes & DefaultRecordBatch.CONTROL_MASK)
 
     @property
     def is_transactional(self) -> bool:
         """Whether a transaction wrote it."""
-        return self.magic >= MAGIC and bool(self.attributes & DefaultRecordBatch.TRANSACTIONAL_MASK)
+        return self.magic >= MAGIC_V2 and bool(self.attributes & DefaultRecordBatch.TRANSACTIONAL_MASK)
 
     @property
     def is_abort(self) -> bool:
         """Whether its marker, never compressed, ends an aborted transaction."""
-        if not self.is_control or not self.count:
+        if not self.is_control or not self.record_count:
             return False
-        body = self.whole[HEADER.size :]
+        body = self.content[BATCH_HEADER.size :]
         _, at = decode_varint(body, 0)
         _, at = decode_varint(body, at + 1)
         _, at = decode_varint(body, at)
         _, at = decode_varint(body, at)
-        return bytes(body[at : at + len(ABORT)]) == ABORT
+        return bytes(body[at : at + len(ABORT_KEY)]) == ABORT_KEY
 
     @property
-    def stamped_ms(self) -> int | None:
+    def append_time_ms(self) -> int | None:
         """The time of all its records, where the broker gave it; None: each has its own."""
-        return self.newest_ms if self.attributes & DefaultRecordBatch.TIMESTAMP_TYPE_MASK else None
+        return self.max_timestamp_ms if self.attributes & DefaultRecordBatch.TIMESTAMP_TYPE_MASK else None
 
-    def records(self) -> memoryview:
+    def decompressed_records(self) -> memoryview:
         """Its records, uncompressed."""
-        return inflated(self.whole[HEADER.size :], self.attributes & DefaultRecordBatch.CODEC_MASK)
+        return decompress(self.content[BATCH_HEADER.size :], self.attributes & DefaultRecordBatch.CODEC_MASK)
 
 
 @contextmanager
-def connected(settings: Mapping[str, Any], patience_seconds: float) -> Iterator[KafkaConnectionManager]:
-    """Connections to the cluster, driven by this thread alone. Settings as `client.for_python` gives them."""
+def open_connections(settings: Mapping[str, Any], timeout_seconds: float) -> Iterator[KafkaConnectionManager]:
+    """Connections to the cluster, driven by this thread alone. Settings as `client.python_settings` gives them."""
     logging.getLogger("kafka").setLevel(logging.CRITICAL)  # what matters comes back as an error
     net = NetworkSelector()
     manager = KafkaConnectionManager(net, **settings, receive_message_max_bytes=2**31 - 1)
     try:
-        manager.bootstrap(patience_seconds * 1000)
+        manager.bootstrap(timeout_seconds * 1000)
         yield manager
     finally:
         manager.close()
         net.close()
 
 
-class Leader:
+class PartitionLeader:
     """The broker that has a partition, asked about it."""
 
     def __init__(self, manager: KafkaConnectionManager, partition: Partition, isolation: str) -> None:
         self.manager, self.partition = manager, partition
-        self.isolation = int(isolation == "read_committed")
-        self.broker = self._found()
+        self.isolation_level = int(isolation == "read_committed")
+        self.broker_id = self._find_broker_id()
 
-    def asked(self, request: Any) -> Any:
+    def send_request(self, request: Any) -> Any:
         """Its answer."""
-        return self.manager.run(self.manager.send, request, self.broker)
+        return self.manager.run(self.manager.send, request, self.broker_id)
 
-    def _found(self) -> int:
+    def _find_broker_id(self) -> int:
         wanted = MetadataRequest.MetadataRequestTopic(name=self.partition.topic)
         request = MetadataRequest(topics=[wanted], allow_auto_topic_creation=False, max_version=9)
         (topic,) = self.manager.run(self.manager.send, request).topics
-        refuse(topic.error_code)
+        raise_for_code(topic.error_code)
         for part in topic.partitions:
             if part.partition_index == self.partition.number:
-                refuse(part.error_code)
+                raise_for_code(part.error_code)
                 return int(part.leader_id)
         raise kafka_errors.UnknownTopicOrPartitionError(str(self.partition))
 
-    def bound(self, which: int) -> int:
+    def list_offset(self, timestamp: int) -> int:
         """The earliest offset, or the end that readers of this isolation get to."""
         topic = ListOffsetsRequest.ListOffsetsTopic
-        part = topic.ListOffsetsPartition(partition_index=self.partition.number, timestamp=which)
+        part = topic.ListOffsetsPartition(partition_index=self.partition.number, timestamp=timestamp)
         request = ListOffsetsRequest(
             replica_id=-1,
-            isolation_level=self.isolation,
+            isolation_level=self.isolation_level,
             topics=[topic(name=self.partition.topic, partitions=[part])],
             min_version=2,
             max_version=6,
         )
-        answer = self.asked(request).topics[0].partitions[0]
-        refuse(answer.error_code)
+        answer = self.send_request(request).topics[0].partitions[0]
+        raise_for_code(answer.error_code)
         return int(answer.offset)
 
     def fetch(self, offset: int, bytes_max: int) -> Any:
@@ -140,45 +140,45 @@ class Leader:
         topic = FetchRequest.FetchTopic
         part = topic.FetchPartition(partition=self.partition.number, fetch_offset=offset, partition_max_bytes=bytes_max)
         request = FetchRequest(
-            max_wait_ms=WAIT_MS,
+            max_wait_ms=FETCH_WAIT_MS,
             min_bytes=1,
             max_bytes=bytes_max,
-            isolation_level=self.isolation,
+            isolation_level=self.isolation_level,
             topics=[topic(topic=self.partition.topic, partitions=[part])],
             min_version=5,
             max_version=12,  # the last that takes topics by name
         )
-        answer = self.asked(request)
-        refuse(answer.error_code)
+        answer = self.send_request(request)
+        raise_for_code(answer.error_code)
         if not answer.responses:  # a throttled client is sent away with nothing
             raise kafka_errors.ThrottlingQuotaExceededError
         found = answer.responses[0].partitions[0]
-        refuse(found.error_code)
+        raise_for_code(found.error_code)
         return found
 
 
-def refuse(code: int) -> None:
+def raise_for_code(code: int) -> None:
     """Raise what an answer's code means, unless it is 0."""
     if code:
         raise kafka_errors.for_code(code)
 
 
-def raw_batches(content: memoryview) -> Iterator[RawBatch]:
+def parse_raw_batches(content: memoryview) -> Iterator[RawBatch]:
     """A fetch's batches; the last one may be cut off, and does not count then. Older ones have no span of their own."""
     at = 0
-    while len(content) - at >= HEADER.size:
+    while len(content) - at >= BATCH_HEADER.size:
         (base, length, _, magic, crc, attributes, delta, first_ms, newest_ms, producer, _, _, count) = (
-            HEADER.unpack_from(content, at)
+            BATCH_HEADER.unpack_from(content, at)
         )
         end = at + LENGTH_END + length
         if end > len(content):
             return
-        last = base + delta if magic >= MAGIC else base
+        last = base + delta if magic >= MAGIC_V2 else base
         yield RawBatch(content[at:end], base, last, magic, crc, attributes, count, first_ms, newest_ms, producer)
         at = end
 
 
-def inflated(body: memoryview, codec: int) -> memoryview:
+def decompress(body: memoryview, codec: int) -> memoryview:
     """Records uncompressed, by Arrow: it has every codec of Kafka's wherever we run."""
     if codec == 0:
         return body

@@ -28,17 +28,17 @@ from seriatim.config import Settings
 from seriatim.core.errors import ConfigError
 from seriatim.core.offsets import Partition
 from seriatim.embedded.java_noise import quiet_java
-from seriatim.ports import NO_WISH, Wish
+from seriatim.ports import DEFAULT_READ_OPTIONS, ReadOptions
 from seriatim.streams import StreamFile
 
-Say = Callable[[str], None]
-current, derived = tables.current, tables.derived
+PrintLine = Callable[[str], None]
+current_table, derived_tables = tables.current_table, tables.derived_tables
 """The tables that follow the ledger; they have a room of their own."""
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from seriatim.adapters.ask import KafkaRequests
+    from seriatim.adapters.ask import KafkaSnapshotRequester
     from seriatim.adapters.delta import DeltaLedger
     from seriatim.adapters.join import ParquetJoiner
     from seriatim.adapters.kafka import KafkaLog
@@ -47,18 +47,18 @@ if TYPE_CHECKING:
     from seriatim.adapters.parquet import ParquetRecords
     from seriatim.adapters.spark import SparkReader, TaskReader
     from seriatim.adapters.state import ParquetState
-    from seriatim.core.holes import Piece
+    from seriatim.core.holes import ExplainedRange
     from seriatim.core.ledger import Ledger
     from seriatim.core.offsets import OffsetRange
     from seriatim.core.slice import Ranges
     from seriatim.core.stream import Stream
     from seriatim.ports import Explain, OnSlice, Source
-    from seriatim.steps.accept import Means
-    from seriatim.steps.fold import World
-    from seriatim.steps.task import Kit, Work
+    from seriatim.steps.accept import DecisionContext
+    from seriatim.steps.fold import FoldContext
+    from seriatim.steps.task import PartitionWork, TaskContext
 
 
-class FoldTask(Struct):
+class SparkFoldTask(Struct):
     """Step 4 where the messages are: pickled to the worker, where it loads the machine."""
 
     file: StreamFile
@@ -66,9 +66,9 @@ class FoldTask(Struct):
     kafka: dict[str, str] = {}
     """Client settings, for what the fold itself asks Kafka: why offsets are missing."""
     crash_point: str = ""
-    driver: int = 0
+    driver_pid: int = 0
     """The driver's process, which a crash point takes along."""
-    trace: tuple[str, ...] = ()
+    traced_sessions: tuple[str, ...] = ()
     """Sessions that are traced beside the fold."""
 
     def __call__(self, partition: Partition, batches: Iterable[pa.RecordBatch]) -> bytes:
@@ -77,82 +77,82 @@ class FoldTask(Struct):
 
         from pyspark import TaskContext
 
-        from seriatim.adapters.arrow import stretches
-        from seriatim.spread.fold import spread
+        from seriatim.adapters.arrow import message_batches
+        from seriatim.spread.fold import with_helpers
         from seriatim.steps.task import run_task
 
-        config.arm_crash_point(self.crash_point, self.driver)
+        config.arm_crash_point(self.crash_point, self.driver_pid)
         context = TaskContext.get()
         number = context.taskAttemptId() if context else 0
-        work: Work = self.works[partition]
+        work: PartitionWork = self.works[partition]
         work = replace(work, attempt=f"{work.attempt}-{number}")
         gc.disable()
         try:
-            made = kit(self.file, self.kafka, work.end - work.start)
-            with spread(self.file, work, made) as ready:
-                if self.trace:
-                    return self._traced(work, stretches(batches), ready)
-                return run_task(work, stretches(batches), ready)
+            made = task_context(self.file, self.kafka, work.end - work.start)
+            with with_helpers(self.file, work, made) as ready:
+                if self.traced_sessions:
+                    return self._fold_with_trace(work, message_batches(batches), ready)
+                return run_task(work, message_batches(batches), ready)
         finally:
             gc.enable()
 
-    def _traced(self, work: Work, given: Iterable[Any], ready: Kit) -> bytes:
+    def _fold_with_trace(self, work: PartitionWork, batches: Iterable[Any], context: TaskContext) -> bytes:
         """The same, with named sessions looked at on the way; what was seen is left under `traces/`."""
         from seriatim.adapters import traces
-        from seriatim.steps.shadow import Shadow
+        from seriatim.steps.shadow import ShadowTrace
         from seriatim.steps.task import run_task
 
-        shadow = Shadow(self.file.stream, streams.runner(self.file), work, state(self.file), self.trace)
-        content = run_task(work, shadow.through(given), ready)
+        shadow = ShadowTrace(self.file.stream, streams.load_runner(self.file), work, state(self.file), self.traced_sessions)
+        content = run_task(work, shadow.pass_through(batches), context)
         root, stem = Path(self.file.stream.output.path), f"{work.epoch}-{work.start}"
-        shadow.leave(content, lambda rows: traces.put(root, work.partition, stem, rows))
+        shadow.write_counting_rows(content, lambda rows: traces.write_trace_rows(root, work.partition, stem, rows))
         if shadow.trouble:
             sys.stderr.write(f"{shadow.trouble}\n")
         return content
 
 
-def kit(file: StreamFile, kafka: dict[str, str], messages: int = 0) -> Kit:
+def task_context(file: StreamFile, kafka: dict[str, str], messages: int = 0) -> TaskContext:
     """What a task works with, for one stream and this many messages."""
     from seriatim.adapters.arrow import ArrowDigests
     from seriatim.adapters.parquet import ParquetRecords
     from seriatim.adapters.state import ParquetState
-    from seriatim.bulk.choose import machine
-    from seriatim.steps.task import Kit
+    from seriatim.bulk.choose import choose_machine
+    from seriatim.steps.task import TaskContext
 
-    stream, (runner, fold) = file.stream, machine(file.stream, lambda: streams.runner(file), messages)
+    stream, (runner, fold) = file.stream, choose_machine(file.stream, lambda: streams.load_runner(file), messages)
     root = Path(stream.output.path)
-    return Kit(
+    return TaskContext(
         runner=runner,
-        fold=fold,
+        make_fold=fold,
         tier=stream.tier,
         on_poison=stream.on_poison,
         limits=stream.limits,
-        session_field=stream.session_field is not None,
+        has_session_field=stream.session_field is not None,
         records=ParquetRecords(
             root,
             runner.columns,
             stream.output.compression,
             stream.output.partition_by,
-            checked=not runner.may_half_change,
-            others=runner.others,
+            values_are_checked=not runner.may_half_change,
+            other_tables=runner.other_columns,
         ),
         state=ParquetState(root, stream.name, stream.output.compression),
-        explain=explain(file, kafka),
+        explain=hole_explainer(file, kafka),
         digests=ArrowDigests,
         peak_memory_bytes=_peak_memory_bytes,
     )
 
 
-def explain(file: StreamFile, kafka: dict[str, str]) -> Explain:
+def hole_explainer(file: StreamFile, kafka: dict[str, str]) -> Explain:
     """Why offsets are missing. What it takes is loaded with the first hole: without one it costs nothing."""
 
     @cache
     def batches() -> Explain:
-        from seriatim.adapters.batches import KafkaBatches
+        from seriatim.adapters.batches import KafkaHoleExplainer
 
-        return KafkaBatches(kafka, file.stream.isolation)
+        return KafkaHoleExplainer(kafka, file.stream.isolation)
 
-    def explained(partition: Partition, hole: OffsetRange) -> list[Piece]:
+    def explained(partition: Partition, hole: OffsetRange) -> list[ExplainedRange]:
         return batches()(partition, hole)
 
     return explained
@@ -161,33 +161,33 @@ def explain(file: StreamFile, kafka: dict[str, str]) -> Explain:
 class LazySpark:
     """Kafka through Spark, started when there is something to read: an idle run costs no Spark."""
 
-    def __init__(self, file: StreamFile, settings: Settings, say: Say) -> None:
-        self.file, self.settings, self.say = file, settings, say
+    def __init__(self, file: StreamFile, settings: Settings, print_line: PrintLine) -> None:
+        self.file, self.settings, self.print_line = file, settings, print_line
         self.spark: Any = None
-        self.trace: tuple[str, ...] = ()
-        self.compiling: subprocess.Popen[bytes] | None = None
+        self.traced_sessions: tuple[str, ...] = ()
+        self.compiler_process: subprocess.Popen[bytes] | None = None
 
     def _reader(self) -> SparkReader | TaskReader:
-        from seriatim.adapters.fetch import KafkaRanges
+        from seriatim.adapters.fetch import KafkaRangeReader
         from seriatim.adapters.spark import SparkReader, TaskReader
 
         stream, kafka = self.file.stream, kafka_client(self.settings)
         if self.spark is None:
-            self.spark = spark_session(stream.name, self.settings, self.say, stream=stream)
+            self.spark = spark_session(stream.name, self.settings, self.print_line, stream=stream)
         if stream.slice.read == "task":
-            ranges = KafkaRanges(kafka, stream.isolation)
+            ranges = KafkaRangeReader(kafka, stream.isolation)
             return TaskReader(self.spark, ranges, lambda: log(self.file, self.settings).bounds(stream.topics))
-        return SparkReader(self.spark, client.for_java({**kafka, "isolation.level": stream.isolation}))
+        return SparkReader(self.spark, client.java_settings({**kafka, "isolation.level": stream.isolation}))
 
-    def follow(
-        self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, wish: Wish = NO_WISH
+    def read_slices(
+        self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, options: ReadOptions = DEFAULT_READ_OPTIONS
     ) -> None:
         """From `starts` to the log ends of now."""
-        self._reader().follow(starts, messages_max, on_slice, wish)
+        self._reader().read_slices(starts, messages_max, on_slice, options)
 
-    def exactly(self, ranges: Ranges, wish: Wish = NO_WISH) -> Source:
+    def read_ranges(self, ranges: Ranges, options: ReadOptions = DEFAULT_READ_OPTIONS) -> Source:
         """These ranges and no others."""
-        return self._reader().exactly(ranges, wish)
+        return self._reader().read_ranges(ranges, options)
 
     def kill(self) -> None:
         """End Spark at once and without a word. A JVM still on its way up ends by itself, with us."""
@@ -196,54 +196,54 @@ class LazySpark:
 
     def stop(self) -> None:
         """End Spark, if it was started."""
-        if self.compiling is not None:
-            self.compiling.terminate()
-            self.compiling.wait()
+        if self.compiler_process is not None:
+            self.compiler_process.terminate()
+            self.compiler_process.wait()
         if self.spark is not None:
-            from seriatim.adapters.spark import stop
+            from seriatim.adapters.spark import stop_spark_session
 
-            stop(self.spark)
+            stop_spark_session(self.spark)
 
-    def task(self, works: dict[Partition, Any], kafka: dict[str, str]) -> FoldTask:
+    def make_task(self, works: dict[Partition, Any], kafka: dict[str, str]) -> SparkFoldTask:
         """Step 4 of a slice. What would make it faster, and is not compiled yet, is compiled aside, for the next."""
-        from seriatim.bulk.choose import for_later
+        from seriatim.bulk.choose import compile_for_later_tasks
 
-        if self.compiling is None:
-            self.compiling = for_later(self.file.stream, [work.end - work.start for work in works.values()])
-        return FoldTask(self.file, works, kafka, self.settings.crash_point, os.getpid(), self.trace)
+        if self.compiler_process is None:
+            self.compiler_process = compile_for_later_tasks(self.file.stream, [work.end - work.start for work in works.values()])
+        return SparkFoldTask(self.file, works, kafka, self.settings.crash_point, os.getpid(), self.traced_sessions)
 
 
-def world(file: StreamFile, settings: Settings, reader: LazySpark) -> World:
+def fold_context(file: StreamFile, settings: Settings, reader: LazySpark) -> FoldContext:
     """Everything outside that a fold touches, for real."""
     from seriatim.adapters.clock import WallClock
     from seriatim.adapters.parquet import ParquetRecords
-    from seriatim.steps.fold import World
+    from seriatim.steps.fold import FoldContext
 
-    stream, runner = file.stream, streams.runner(file)
+    stream, runner = file.stream, streams.load_runner(file)
     root, kafka = Path(stream.output.path), kafka_client(settings)
-    tables.refuse_other_columns(derived(file))
-    return World(
+    tables.refuse_other_columns(derived_tables(file))
+    return FoldContext(
         log=log(file, settings),
         reader=reader,
-        explain=explain(file, kafka),
+        explain=hole_explainer(file, kafka),
         ledger=ledger(file, with_schema=True),
         records=ParquetRecords(root, runner.columns, stream.output.compression, stream.output.partition_by),
-        state=lambda: state(file),
-        derived=derived(file),
+        open_state=lambda: state(file),
+        derived=derived_tables(file),
         joiner=joiner(file),
         clock=WallClock(),
-        task=lambda works: reader.task(works, kafka),
-        requests=requests(file, settings),
+        make_task=lambda works: reader.make_task(works, kafka),
+        snapshot_requester=snapshot_requester(file, settings),
         new_attempt=new_attempt,
     )
 
 
-def requests(file: StreamFile, settings: Settings) -> KafkaRequests | None:
+def snapshot_requester(file: StreamFile, settings: Settings) -> KafkaSnapshotRequester | None:
     """Where the stream's producers are asked for snapshots, if it wants that."""
-    from seriatim.adapters.ask import KafkaRequests
+    from seriatim.adapters.ask import KafkaSnapshotRequester
 
     topic = file.stream.snapshot_requests
-    return KafkaRequests(kafka_client(settings), topic, Path(file.stream.output.path)) if topic else None
+    return KafkaSnapshotRequester(kafka_client(settings), topic, Path(file.stream.output.path)) if topic else None
 
 
 def new_attempt() -> str:
@@ -251,20 +251,20 @@ def new_attempt() -> str:
     return uuid.uuid4().hex[:12]
 
 
-def means(file: StreamFile, settings: Settings) -> Means:
+def decision_context(file: StreamFile, settings: Settings) -> DecisionContext:
     """What a person's decision is made with, for real."""
     from seriatim.adapters.clock import WallClock
     from seriatim.adapters.parquet import ParquetRecords
-    from seriatim.steps.accept import Means
+    from seriatim.steps.accept import DecisionContext
 
-    stream, runner = file.stream, streams.runner(file)
+    stream, runner = file.stream, streams.load_runner(file)
     root, output = Path(stream.output.path), stream.output
-    return Means(
+    return DecisionContext(
         stream=stream,
         runner=runner,
         log=log(file, settings),
         ledger=ledger(file, with_schema=True),
-        records=ParquetRecords(root, runner.columns, output.compression, output.partition_by, others=runner.others),
+        records=ParquetRecords(root, runner.columns, output.compression, output.partition_by, other_tables=runner.other_columns),
         state=state(file),
         clock=WallClock(),
         new_attempt=new_attempt,
@@ -284,11 +284,11 @@ def ledger(file: StreamFile, *, with_schema: bool = False) -> DeltaLedger:
     from seriatim.adapters.parquet import record_schema
 
     stream = file.stream
-    schema = record_schema(streams.runner(file).columns) if with_schema else None
+    schema = record_schema(streams.load_runner(file).columns) if with_schema else None
     return DeltaLedger(Path(stream.output.path), schema, stream.output.partition_by)
 
 
-def files(file: StreamFile) -> ParquetRecords:
+def record_files(file: StreamFile) -> ParquetRecords:
     """The stream's files, to be listed and swept. Without the machine's columns nothing can be written."""
     from seriatim.adapters.parquet import ParquetRecords
 
@@ -315,19 +315,19 @@ def outbox(stream: str, settings: Settings) -> DiskOutbox:
     """Where a stream's incidents and mails are, by its name in `streams/` or the path of its file."""
     from seriatim.adapters.outbox import DiskOutbox
 
-    path = config.expanded(Path(stream), stream, "give a name or a path").absolute()
+    path = config.expand_user(Path(stream), stream, "give a name or a path").absolute()
     folder = path.parent if stream.endswith(".toml") else settings.streams
     return DiskOutbox(settings.outbox, path.stem if stream.endswith(".toml") else stream, folder)
 
 
 def notifier(settings: Settings) -> SmtpNotifier | None:
     """Whoever carries mails, if a server is named."""
-    from seriatim.adapters.mail import SmtpNotifier, server
+    from seriatim.adapters.mail import SmtpNotifier, mail_server
 
     if not settings.smtp:
         return None
     return SmtpNotifier(
-        server(
+        mail_server(
             settings.smtp,
             user=settings.smtp_user,
             password=settings.smtp_password,
@@ -338,35 +338,35 @@ def notifier(settings: Settings) -> SmtpNotifier | None:
     )
 
 
-def refuse_code(file: StreamFile, ledger: Ledger) -> None:
+def refuse_machine_for_ledger(file: StreamFile, ledger: Ledger) -> None:
     """Refuse a machine that would misread this ledger's state."""
-    from seriatim.core.code import refuse_code
+    from seriatim.core.code import refuse_incompatible_machine
 
-    runner = streams.runner(file)
-    refuse_code(ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape)
+    runner = streams.load_runner(file)
+    refuse_incompatible_machine(ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape)
 
 
 def spark_session(
-    name: str, settings: Settings, say: Say, more: Mapping[str, str] | None = None, *, stream: Stream | None = None
+    name: str, settings: Settings, print_line: PrintLine, extra_settings: Mapping[str, str] | None = None, *, stream: Stream | None = None
 ) -> Any:
     """A Spark session with our JARs, after a look at the traps; the one of spark-submit, if that started us."""
     from seriatim import tuned
-    from seriatim.adapters.spark import session, submitted_session
+    from seriatim.adapters.spark import create_spark_session, create_submitted_session
     from seriatim.embedded import jars, traps
 
-    traps.refuse(config.environment())
-    if config.is_submitted():
-        return submitted_session(name)
+    traps.refuse_broken_environment(config.child_environment())
+    if config.is_spark_submitted():
+        return create_submitted_session(name)
     config.use_this_python()
-    found, master = jars.ensure("spark", settings, say), settings.spark_master
-    usual = tuned.on_this_machine(stream) if master.startswith("local") else {}
-    with _signals_kept(), quiet_java():
+    found, master = jars.ensure_jars("spark", settings, print_line), settings.spark_master
+    usual = tuned.local_spark_settings(stream) if master.startswith("local") else {}
+    with _restore_sigint(), quiet_java():
         options = tuned.java_options(stream)
-        return session(name, master, settings.spark_driver_memory, found, options, {**usual, **(more or {})})
+        return create_spark_session(name, master, settings.spark_driver_memory, found, options, {**usual, **(extra_settings or {})})
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
+def _restore_sigint() -> Iterator[None]:
     """Spark takes SIGINT for itself; it goes back to whom it belonged."""
     before = signal.getsignal(signal.SIGINT)
     try:
@@ -379,13 +379,13 @@ def _signals_kept() -> Iterator[None]:
 def kafka_client(settings: Settings) -> dict[str, str]:
     """Client settings: the servers given, or the embedded broker of this home."""
     servers = settings.kafka_bootstrap_servers or _embedded_servers(settings)
-    return {**client.read(settings.kafka_config), "bootstrap.servers": servers}
+    return {**client.read_client_settings(settings.kafka_config), "bootstrap.servers": servers}
 
 
 def _embedded_servers(settings: Settings) -> str:
     from seriatim.embedded import broker
 
-    found = broker.status(settings.home)
+    found = broker.broker_status(settings.home)
     if found is None:
         raise ConfigError(
             "no Kafka broker is named, and the embedded one does not run",

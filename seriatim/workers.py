@@ -9,7 +9,7 @@ Next room: tuned.py says which streams have it; wiring.py has the task.
 from __future__ import annotations
 
 
-def load() -> None:
+def preload() -> None:
     """Import what tasks import, and load the compiled fold, if it was compiled."""
     from seriatim import wiring  # noqa: F401  # importing it is the point, here and below
     from seriatim.adapters import arrow, fetch, parquet, state  # noqa: F401
@@ -26,5 +26,5 @@ def load() -> None:
 if __name__ == "__main__":
     from pyspark.daemon import manager
 
-    load()
+    preload()
     manager()

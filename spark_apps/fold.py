@@ -16,12 +16,12 @@ from seriatim.core.errors import ConfigError
 VERBS = ("run", "backfill", "repair", "replay")
 
 
-def main(words: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Do what the words say, if it is a verb that folds."""
-    if not words or words[0] not in VERBS:
-        error = ConfigError(f"{words[:1]} does not fold", next=f"submit one of {', '.join(VERBS)}")
+    if not arguments or arguments[0] not in VERBS:
+        error = ConfigError(f"{arguments[:1]} does not fold", next=f"submit one of {', '.join(VERBS)}")
         cli.fail(error, config.take_outcome_path())
-    cli.main(words)
+    cli.main(arguments)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         home = Path(os.environ.pop(BROKER_HOME))
         with Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stderr.fileno())
-        embedded.stop(home, _silent)
+        embedded.stop_broker(home, _silent)
         shutil.rmtree(home)
 
 
@@ -111,15 +111,15 @@ def seeds(request: pytest.FixtureRequest, full: bool) -> range:
 
 
 @pytest.fixture(scope="session")
-def broker_program() -> embedded.Program:
+def broker_program() -> embedded.KafkaProgram:
     """Java and Kafka, from the real cache of JARs."""
-    return embedded.program_of(config.load(), _silent)
+    return embedded.find_kafka_program(config.load_settings(), _silent)
 
 
 @pytest.fixture(scope="session")
-def broker(broker_program: embedded.Program) -> BrokerInfo:
+def broker(broker_program: embedded.KafkaProgram) -> BrokerInfo:
     """The broker of this test run."""
-    return embedded.start(Path(os.environ[BROKER_HOME]), program=broker_program, say=_silent)
+    return embedded.start_broker(Path(os.environ[BROKER_HOME]), program=broker_program, print_notice=_silent)
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def spark() -> Iterator[Callable[[], Any]]:
 
     def get() -> Any:
         if not started:
-            settings = config.load()
+            settings = config.load_settings()
             more = {"spark.master": "local[2]", "spark.shuffle.spill.numElementsForceSpillThreshold": "20000"}
             started.append(wiring.spark_session("tests", settings, _silent, more))
         return started[0]

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
 from seriatim import client
-from seriatim.adapters.ask import KafkaRequests
-from seriatim.adapters.consumer import KafkaReread
+from seriatim.adapters.ask import KafkaSnapshotRequester
+from seriatim.adapters.consumer import KafkaPastMessageReader
 from seriatim.adapters.kafka import KafkaLog
-from seriatim.adapters.producer import Asked, _Sending, make_topics
+from seriatim.adapters.producer import SnapshotRequestListener, _MessageSender, create_topics
 from seriatim.core.errors import ConfigError
 from seriatim.embedded.broker import cluster_id
 
@@ -29,20 +29,20 @@ def file(tmp_path: Path) -> Path:
 
 def test_without_a_file_there_are_no_settings() -> None:
     """The servers alone come from elsewhere."""
-    assert client.read(None) == {}
+    assert client.read_client_settings(None) == {}
 
 
 def test_settings_are_lines_of_key_and_value(file: Path) -> None:
     """Comments and empty lines are passed over, blanks trimmed, and a value may contain =."""
     file.write_text("# ours\n\nsecurity.protocol = SASL_SSL\n  sasl.password=a=b =\n")
-    assert client.read(file) == {"security.protocol": "SASL_SSL", "sasl.password": "a=b ="}
+    assert client.read_client_settings(file) == {"security.protocol": "SASL_SSL", "sasl.password": "a=b ="}
 
 
-@pytest.mark.parametrize("key", client.ALLOWED)
+@pytest.mark.parametrize("key", client.ALLOWED_SETTINGS)
 def test_every_allowed_key_is_taken(file: Path, key: str) -> None:
     """The list that an error shows is the list that is taken."""
     file.write_text(f"{key}=x")
-    assert client.read(file) == {key: "x"}
+    assert client.read_client_settings(file) == {key: "x"}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_anything_else_is_refused_by_line(file: Path, line: str, told: str) -> N
     """Nothing that loads a class, runs a command or fetches an address comes in; the line is named."""
     file.write_text(f"client.id=me\n{line}\n")
     with pytest.raises(ConfigError) as caught:
-        client.read(file)
+        client.read_client_settings(file)
     assert caught.value.message.startswith("client.properties:2: ")
     assert told in caught.value.message
     assert str(file) in caught.value.next
@@ -72,14 +72,14 @@ def test_a_value_is_never_shown(file: Path) -> None:
     """A refused line may hold a secret: only its key is told."""
     file.write_text("sasl.pasword=hunter2")
     with pytest.raises(ConfigError) as caught:
-        client.read(file)
+        client.read_client_settings(file)
     assert "hunter2" not in caught.value.render()
 
 
 def test_a_missing_file_is_a_configuration_error(file: Path) -> None:
     """The variable that names it is what to fix."""
     with pytest.raises(ConfigError, match="No such file") as caught:
-        client.read(file)
+        client.read_client_settings(file)
     assert "SERIATIM_KAFKA_CONFIG" in caught.value.next
 
 
@@ -92,8 +92,8 @@ def test_java_takes_what_it_names_alike_as_it_is() -> None:
         "isolation.level": "read_committed",
         "ssl.endpoint.identification.algorithm": "https",
     }
-    assert client.for_java(same) == same
-    assert client.for_java({**same, "log_level": "0"}) == same
+    assert client.java_settings(same) == same
+    assert client.java_settings({**same, "log_level": "0"}) == same
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_java_takes_what_it_names_alike_as_it_is() -> None:
 )
 def test_a_login_becomes_a_java_login_module(mechanism: str, module: str) -> None:
     """User and password are quoted, so that neither can end the text they stand in."""
-    java = client.for_java({"sasl.mechanism": mechanism, "sasl.username": "me", "sasl.password": 'a"; evil\\'})
+    java = client.java_settings({"sasl.mechanism": mechanism, "sasl.username": "me", "sasl.password": 'a"; evil\\'})
     assert java == {
         "sasl.mechanism": mechanism,
         "sasl.jaas.config": f"org.apache.kafka.common.security.{module} required "
@@ -117,7 +117,7 @@ def test_a_login_becomes_a_java_login_module(mechanism: str, module: str) -> Non
 def test_another_login_is_refused() -> None:
     """Which ones there are is told."""
     with pytest.raises(ConfigError, match="GSSAPI") as caught:
-        client.for_java({"sasl.mechanism": "GSSAPI", "sasl.username": "me"})
+        client.java_settings({"sasl.mechanism": "GSSAPI", "sasl.username": "me"})
     assert caught.value.fields["allowed"] == "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"
 
 
@@ -130,7 +130,7 @@ def test_certificates_become_java_stores_of_pem(tmp_path: Path) -> None:
         "ssl.certificate.location": str(tmp_path / "cert.pem"),
         "ssl.key.location": str(tmp_path / "key.pem"),
     }
-    assert client.for_java(settings) == {
+    assert client.java_settings(settings) == {
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": "/etc/ca.pem",
         "ssl.keystore.type": "PEM",
@@ -149,12 +149,12 @@ def test_a_key_under_a_password_is_opened_for_java(tmp_path: Path) -> None:
         "ssl.certificate.location": str(tmp_path / "cert.pem"),
         "ssl.key.location": str(tmp_path / "key.pem"),
     }
-    java = client.for_java({**places, "ssl.key.password": "open"})
+    java = client.java_settings({**places, "ssl.key.password": "open"})
     assert java["ssl.keystore.key"].startswith("-----BEGIN PRIVATE KEY-----")
     assert "ssl.key.password" not in java
     for wrong in ({"ssl.key.password": "hunter2"}, {}):
         with pytest.raises(ConfigError, match=r"ssl\.key\.password does not open") as caught:
-            client.for_java({**places, **wrong})
+            client.java_settings({**places, **wrong})
         assert "hunter2" not in caught.value.render()
 
 
@@ -163,15 +163,15 @@ def test_a_certificate_without_its_key_is_a_configuration_error(tmp_path: Path, 
     """The setting is named, whether it is left out or names no file."""
     (tmp_path / "cert.pem").write_text("CERT")
     with pytest.raises(ConfigError, match=r"ssl\.key\.location"):
-        client.for_java({"ssl.certificate.location": str(tmp_path / "cert.pem"), **given})
+        client.java_settings({"ssl.certificate.location": str(tmp_path / "cert.pem"), **given})
 
 
 def test_kafka_python_takes_the_same_settings_under_its_names() -> None:
     """Each that is allowed arrives, and the library knows every name it is given."""
     from kafka.net import KafkaConnectionManager
 
-    given = {key: key for key in (*client.ALLOWED, "bootstrap.servers")} | {"security.protocol": "sasl_ssl"}
-    assert client.for_python(given) == {
+    given = {key: key for key in (*client.ALLOWED_SETTINGS, "bootstrap.servers")} | {"security.protocol": "sasl_ssl"}
+    assert client.python_settings(given) == {
         "bootstrap_servers": "bootstrap.servers",
         "client_id": "client.id",
         "security_protocol": "SASL_SSL",
@@ -184,9 +184,9 @@ def test_kafka_python_takes_the_same_settings_under_its_names() -> None:
         "ssl_password": "ssl.key.password",
         "ssl_check_hostname": True,
     }
-    assert set(client.for_python(given)) <= set(KafkaConnectionManager.DEFAULT_CONFIG)
-    assert client.for_python({"ssl.endpoint.identification.algorithm": "none"}) == {"ssl_check_hostname": False}
-    assert client.for_python({"sasl.username": "me"})["sasl_mechanism"] == "PLAIN"
+    assert set(client.python_settings(given)) <= set(KafkaConnectionManager.DEFAULT_CONFIG)
+    assert client.python_settings({"ssl.endpoint.identification.algorithm": "none"}) == {"ssl_check_hostname": False}
+    assert client.python_settings({"sasl.username": "me"})["sasl_mechanism"] == "PLAIN"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_slip_in_a_line_shows_nothing_of_a_secret(file: Path, line: str) -> No
     """A colon for the equals sign, a password alone: the error goes into logs and mails."""
     file.write_text(f"{line}\n")
     with pytest.raises(ConfigError, match=r"client\.properties:1") as caught:
-        client.read(file)
+        client.read_client_settings(file)
     assert "canary" not in caught.value.render()
 
 
@@ -212,7 +212,7 @@ def test_a_file_that_is_no_text_is_a_configuration_error(file: Path) -> None:
     """Said by its name, with nothing of what is in it."""
     file.write_bytes(b"sasl.password=canary\xff\n")
     with pytest.raises(ConfigError, match="not UTF-8") as caught:
-        client.read(file)
+        client.read_client_settings(file)
     assert "canary" not in caught.value.render()
 
 
@@ -228,11 +228,11 @@ REFUSED = [
 NOBODY = {"bootstrap.servers": "127.0.0.1:9"}
 USERS: dict[str, Callable[[dict[str, str], Path], Any]] = {
     "log": lambda settings, _: KafkaLog(settings),
-    "reread": lambda settings, _: KafkaReread(settings),
-    "requests": lambda settings, root: KafkaRequests(settings, "asks", root).send([]),
-    "answers": lambda settings, _: Asked(settings, "asks"),
-    "topics": lambda settings, _: make_topics(settings, {}),
-    "send": lambda settings, _: _Sending(settings),
+    "reread": lambda settings, _: KafkaPastMessageReader(settings),
+    "requests": lambda settings, root: KafkaSnapshotRequester(settings, "asks", root).send([]),
+    "answers": lambda settings, _: SnapshotRequestListener(settings, "asks"),
+    "topics": lambda settings, _: create_topics(settings, {}),
+    "send": lambda settings, _: _MessageSender(settings),
     "doctor": lambda settings, _: cluster_id("127.0.0.1:9", 0.1, settings),
 }
 
@@ -252,7 +252,7 @@ def test_settings_that_the_client_refuses_are_a_configuration_error(
 def test_a_refusal_shows_no_password(kind: Callable[[dict[str, Any]], Any]) -> None:
     """Not even where somebody gave it to the wrong key."""
     with pytest.raises(ConfigError) as caught:
-        client.made(kind, {**NOBODY, "group.id": "g", "security.protocol": "hunter2", "sasl.password": "hunter2"})
+        client.create_client(kind, {**NOBODY, "group.id": "g", "security.protocol": "hunter2", "sasl.password": "hunter2"})
     assert "hunter2" not in caught.value.render()
     assert "security.protocol" in caught.value.message
 
@@ -261,4 +261,4 @@ def test_a_certificate_that_is_no_text_is_a_configuration_error(tmp_path: Path) 
     """Java wants PEM; a DER file is named."""
     (tmp_path / "c.der").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not PEM"):
-        client.for_java({"ssl.certificate.location": str(tmp_path / "c.der")})
+        client.java_settings({"ssl.certificate.location": str(tmp_path / "c.der")})

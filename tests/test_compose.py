@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from seriatim.config import PREFIX, Settings
+from seriatim.config import ENVIRONMENT_PREFIX, Settings
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docker-compose.yaml").read_text()
@@ -76,9 +76,9 @@ def test_every_volume_is_used() -> None:
 @pytest.mark.parametrize("name", sorted(SERVICES))
 def test_settings_have_names_that_somebody_reads(name: str, airflow_settings: set[str]) -> None:
     """A setting with a typo would be ignored without a word."""
-    ours = {f"{PREFIX}{field.upper()}" for field in Settings.__struct_fields__}
+    ours = {f"{ENVIRONMENT_PREFIX}{field.upper()}" for field in Settings.__struct_fields__}
     for key in SERVICES[name].get("environment", {}):
-        assert not key.startswith(PREFIX) or key in ours
+        assert not key.startswith(ENVIRONMENT_PREFIX) or key in ours
         assert not key.startswith("AIRFLOW__") or key in airflow_settings
 
 

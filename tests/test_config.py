@@ -13,7 +13,7 @@ from seriatim.core.errors import ConfigError
 def test_folders_are_taken_from_the_project(tmp_path: Path) -> None:
     """Airflow's processes have another working folder: what they are told counts."""
     (tmp_path / "seriatim.toml").write_text('streams = "ours"\nsmtp = "mail:25"\n')
-    made = config.load({"SERIATIM_HOME": str(tmp_path / "home")}, tmp_path)
+    made = config.load_settings({"SERIATIM_HOME": str(tmp_path / "home")}, tmp_path)
     assert (made.streams, made.smtp) == (tmp_path / "ours", "mail:25")
     assert made.outbox == tmp_path / "home" / "outbox"
 
@@ -21,7 +21,7 @@ def test_folders_are_taken_from_the_project(tmp_path: Path) -> None:
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     """One setting, two places."""
     (tmp_path / "seriatim.toml").write_text('smtp = "mail:25"\noutbox = "box"\n')
-    made = config.load({"SERIATIM_SMTP": "other:26", "SERIATIM_STREAMS": "/elsewhere"}, tmp_path)
+    made = config.load_settings({"SERIATIM_SMTP": "other:26", "SERIATIM_STREAMS": "/elsewhere"}, tmp_path)
     assert (made.smtp, made.streams, made.outbox) == ("other:26", Path("/elsewhere"), tmp_path / "box")
 
 
@@ -29,22 +29,22 @@ def test_a_password_in_the_file_is_refused(tmp_path: Path) -> None:
     """It is in nobody's error text; the environment and a file of its own may have it."""
     (tmp_path / "seriatim.toml").write_text('smtp_password = "canary"\n')
     with pytest.raises(ConfigError) as refused:
-        config.load({}, tmp_path)
+        config.load_settings({}, tmp_path)
     assert "canary" not in refused.value.render()
     assert "smtp_password_file" in refused.value.next
     (tmp_path / "seriatim.toml").write_text('smtp_password_file = "secret"\n')
-    assert config.load({"SERIATIM_SMTP_PASSWORD": "canary"}, tmp_path).smtp_password == "canary"
+    assert config.load_settings({"SERIATIM_SMTP_PASSWORD": "canary"}, tmp_path).smtp_password == "canary"
 
 
 def test_a_wrong_choice_is_refused(tmp_path: Path) -> None:
     """With the setting named."""
     with pytest.raises(ConfigError, match="smtp_tls"):
-        config.load({"SERIATIM_SMTP_TLS": "maybe"}, tmp_path)
+        config.load_settings({"SERIATIM_SMTP_TLS": "maybe"}, tmp_path)
 
 
 def test_a_password_is_in_no_text_of_settings() -> None:
     """Whoever prints them, in a log or an error, prints no secret."""
-    settings = config.load({"SERIATIM_SMTP_PASSWORD": "canary-77", "SERIATIM_SMTP": "mail:25"})
+    settings = config.load_settings({"SERIATIM_SMTP_PASSWORD": "canary-77", "SERIATIM_SMTP": "mail:25"})
     assert settings.smtp_password == "canary-77"
     assert "canary" not in f"{settings} {settings!r}"
     assert "mail:25" in repr(settings)
@@ -54,5 +54,5 @@ def test_a_password_is_in_no_text_of_settings() -> None:
 def test_the_home_of_nobody_is_refused(name: str, tmp_path: Path) -> None:
     """The setting is named; nobody reads of a RuntimeError."""
     with pytest.raises(ConfigError, match=f"settings: {name.lower()}: ~nobody-here/x") as refused:
-        config.load({f"SERIATIM_{name}": "~nobody-here/x"}, tmp_path)
+        config.load_settings({f"SERIATIM_{name}": "~nobody-here/x"}, tmp_path)
     assert f"SERIATIM_{name}" in refused.value.next

@@ -6,10 +6,10 @@ import json
 from itertools import islice
 from typing import Any
 
-from seriatim.demo import CollectionPoints, Sent
+from seriatim.demo import CollectionPoints, DemoMessage
 
 
-def body(message: Sent) -> dict[str, Any]:
+def body(message: DemoMessage) -> dict[str, Any]:
     """What a message says."""
     return json.loads(message.value)  # type: ignore[no-any-return]
 

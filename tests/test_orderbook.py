@@ -9,7 +9,7 @@ sys.path.append(str(Path(__file__).parent.parent / "streams"))
 
 from orderbook import Book, OrderBook
 
-from seriatim.core.current import Keyed
+from seriatim.core.current import RowKeySpec
 from seriatim.core.machine import UserMachine
 from seriatim.testing import CRASH, fold
 
@@ -35,7 +35,7 @@ def test_the_book_stays_bounded() -> None:
 def test_the_book_as_it_is_now_is_the_fold_of_its_records() -> None:
     """Each level by side and price; size 0 takes it away, and the end of a book all of them."""
     machine = UserMachine("orderbook:OrderBook", OrderBook)
-    assert machine.keyed == Keyed(key=("side", "price"), columns=("side", "price", "size"), gone={"size": 0})
+    assert machine.row_key_spec == RowKeySpec(key=("side", "price"), columns=("side", "price", "size"), deleted_when={"size": 0})
     quotes = [
         {"type": "quote", "seq": i + 2, "side": "bid", "price": float(i % 13), "size": i * 7 % 3} for i in range(60)
     ]

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from seriatim.core.alert import PATIENCE_SECONDS, Alert
+from seriatim.core.alert import MAIL_DELAY_SECONDS, Alert
 from seriatim.core.errors import ConfigError, FencedError, IntegrityError, PlatformError, SeriatimError
-from seriatim.core.integrity import TITLES, Finding
-from seriatim.core.mail import Place, compose
+from seriatim.core.integrity import FINDING_TITLES, Finding
+from seriatim.core.mail import MailContext, compose_mail
 from tests.test_readme import _unknown_options
 
 PAGES = {name: (Path(__file__).parent.parent / "docs" / name).read_text() for name in ("RUNBOOK.md", "ALERTS.md")}
 CONCERNS = ("halted", "quarantine", "circuit", "late", "time left", "held", "buffer", "blind", "trouble", "run")
 
 
-@pytest.mark.parametrize("finding", sorted(TITLES))
+@pytest.mark.parametrize("finding", sorted(FINDING_TITLES))
 def test_every_finding_is_there(finding: str) -> None:
     """By what the subject of its mail says, with its own name beside it."""
-    assert f"\n| `{TITLES[finding]}` | `{finding}` |" in PAGES["RUNBOOK.md"]
-    mail = compose(Alert(findings=[Finding(finding=finding, topic="a", partition=0)]), Place(stream="s", to=()), 0.0)
-    assert mail.subject.startswith(f"[seriatim] s: {TITLES[finding]} in ")
+    assert f"\n| `{FINDING_TITLES[finding]}` | `{finding}` |" in PAGES["RUNBOOK.md"]
+    mail = compose_mail(Alert(findings=[Finding(finding=finding, topic="a", partition=0)]), MailContext(stream="s", to=()), 0.0)
+    assert mail.subject.startswith(f"[seriatim] s: {FINDING_TITLES[finding]} in ")
 
 
 @pytest.mark.parametrize("concern", CONCERNS)
@@ -30,7 +30,7 @@ def test_every_alert_is_there(concern: str) -> None:
     """On both pages."""
     assert re.search(rf"^\| `{concern}", PAGES["RUNBOOK.md"], re.MULTILINE)
     assert f"`{concern}`" in PAGES["ALERTS.md"]
-    assert set(PATIENCE_SECONDS) <= set(CONCERNS)
+    assert set(MAIL_DELAY_SECONDS) <= set(CONCERNS)
 
 
 @pytest.mark.parametrize("error", [SeriatimError, ConfigError, IntegrityError, PlatformError, FencedError])

@@ -115,7 +115,7 @@ def test_every_exception_is_needed() -> None:
         "f\"--{error.message.replace('_', '-')}\"",
         "HEADLINE.match(error.render())",
         '"--forward" in finding.next',
-        "OF_FINDINGS.search(failed.text)",
+        "FINDINGS_FAILURE_PATTERN.search(failed.text)",
     ],
 )
 def test_a_parsed_sentence_is_seen(code: str) -> None:

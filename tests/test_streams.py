@@ -13,7 +13,7 @@ from seriatim.adapters.memory import MemoryClock
 from seriatim.adapters.parquet import record_schema
 from seriatim.core.alert import REPAIR_DAG
 from seriatim.core.errors import ConfigError
-from seriatim.steps.commit import read_head, start
+from seriatim.steps.commit import read_head, start_ledger
 
 DAGS = Path(__file__).parent.parent / "dags"
 GOOD = """topics = "t"
@@ -42,7 +42,7 @@ def test_a_file_that_cannot_be_read_is_named_and_hides_no_other(what: str, tmp_p
     (tmp_path / "lake" / "circle").symlink_to("circle")
     (folder / "good.toml").write_text(GOOD)
     (folder / "bad.toml").write_text(WRONG[what])
-    good, (refused,) = streams.readable(folder)
+    good, (refused,) = streams.load_all_streams(folder)
     assert [file.stream.name for file in good] == ["good"]
     assert "bad.toml" in refused.message
     assert "bad.toml" in refused.next
@@ -57,7 +57,7 @@ def test_a_file_that_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest
 
     (tmp_path / "bad.toml").write_text(GOOD)
     monkeypatch.setattr(Path, "read_text", refuse)
-    _, (refused,) = streams.readable(tmp_path)
+    _, (refused,) = streams.load_all_streams(tmp_path)
     assert "bad.toml: cannot be read: Permission denied" in refused.message
 
 
@@ -68,7 +68,7 @@ def test_a_stream_does_not_take_the_name_of_a_dag_of_ours(tmp_path: Path) -> Non
     assert REPAIR_DAG in ours  # by this name a repair that failed is told from a run
     for name in ours:
         (tmp_path / f"{name}.toml").write_text(GOOD)
-    good, refused = streams.readable(tmp_path)
+    good, refused = streams.load_all_streams(tmp_path)
     assert (good, len(refused)) == ([], 3)
 
 
@@ -88,14 +88,14 @@ def test_other_odd_paths_are_taken(name: str, tmp_path: Path) -> None:
     """And their ledger can be written and read."""
     root = Path(made(tmp_path, "good", GOOD.replace("good", name)).stream.output.path)
     schema = record_schema({"op": "string"})
-    start(DeltaLedger(root, schema), MemoryClock(), "good", "a1", ())
+    start_ledger(DeltaLedger(root, schema), MemoryClock(), "good", "a1", ())
     assert read_head(DeltaLedger(root, schema), "good") is not None
 
 
 def test_a_stream_in_the_home_of_nobody_is_refused(tmp_path: Path) -> None:
     """As any stream that is not there."""
     with pytest.raises(ConfigError, match="no such home"):
-        streams.load("~nobody-here/x.toml", tmp_path)
+        streams.load_stream("~nobody-here/x.toml", tmp_path)
 
 
 HOSTILE = {
@@ -120,7 +120,7 @@ def test_a_machine_that_leaves_ends_no_command(what: str, tmp_path: Path) -> Non
     file = made(tmp_path, "good", GOOD.replace("m:M", f"{module}:M"))
     (tmp_path / "streams" / f"{module}.py").write_text(HOSTILE[what])
     with pytest.raises(ConfigError, match="SystemExit"):
-        streams.runner(file)
+        streams.load_runner(file)
 
 
 @pytest.mark.parametrize("column", ["Topic", "OFFSET", "offset"])
@@ -131,7 +131,7 @@ def test_a_field_that_is_ours_whatever_its_case_is_refused(column: str, tmp_path
     source = f"from msgspec import Struct\nfrom seriatim import Machine\nclass S(Struct):\n    {column}: int = 0\n"
     (tmp_path / "streams" / f"{module}.py").write_text(f"{source}class M(Machine[S, S, S]):\n    pass\n")
     with pytest.raises(ConfigError, match=f"{column!r} is taken"):
-        streams.runner(file)
+        streams.load_runner(file)
 
 
 @pytest.mark.parametrize("source", ["a\0b", f"x = {'(' * 5000}", f"x = {'-' * 100_000}1", "x = (", f"x = {'9' * 5000}"])
@@ -139,11 +139,11 @@ def test_a_machine_that_no_parser_takes_hides_no_stream(source: str, tmp_path: P
     """Its docstring is missing in Airflow, and its run says what is wrong."""
     file = made(tmp_path, "good", "# All that is good.\n" + GOOD)
     (tmp_path / "streams" / "m.py").write_text(source)
-    assert streams.describe(file).startswith("All that is good.")
+    assert streams.describe_stream(file).startswith("All that is good.")
 
 
 def made(root: Path, name: str, content: str) -> streams.StreamFile:
     """A stream of a project."""
     (root / "streams").mkdir(exist_ok=True)
     (root / "streams" / f"{name}.toml").write_text(content)
-    return streams.load(name, root / "streams")
+    return streams.load_stream(name, root / "streams")

@@ -13,7 +13,7 @@ from msgspec import Struct
 from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.core.machine import Machine, UserMachine
 from seriatim.core.offsets import Partition
-from seriatim.core.stream import Output, Stream
+from seriatim.core.stream import OutputSettings, Stream
 from seriatim.testing import CRASH, MemoryStream, fold, fold_table
 
 
@@ -278,7 +278,7 @@ def upgrade(_self: Any, old: bytes, version: int) -> NewState:
 
 def stream_of(kind: type[Machine[Any, Any, Any]]) -> MemoryStream:
     """A stream in memory with this machine."""
-    stream = Stream(name="v", topics="in", machine="m:Versioned", output=Output(path="memory"))
+    stream = Stream(name="v", topics="in", machine="m:Versioned", output=OutputSettings(path="memory"))
     return MemoryStream(stream, lambda: UserMachine("m:Versioned", kind))
 
 
@@ -301,13 +301,13 @@ def test_older_state_is_upgraded_when_it_is_touched() -> None:
     outcome = world.run()
     assert [(f.finding, f.session, f.cause) for f in outcome.findings] == [("raised", "unlucky", "ValueError: unlucky")]
     sessions = world.sessions(Partition("in", 0))
-    assert {name: session.version for name, session in sessions.items()} == {
+    assert {name: session.state_version for name, session in sessions.items()} == {
         "s": 2,
         "unlucky": 1,
         "silent": 1,
     }
-    assert world.machine().load(sessions["s"].saved or b"", 2) == NewState(11, doubled=True)
-    assert sessions["unlucky"].saved == msgspec.msgpack.encode(OldState(13))
+    assert world.machine().load(sessions["s"].state_bytes or b"", 2) == NewState(11, doubled=True)
+    assert sessions["unlucky"].state_bytes == msgspec.msgpack.encode(OldState(13))
 
 
 def test_newer_code_without_an_upgrade_is_refused() -> None:

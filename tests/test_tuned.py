@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from seriatim import tuned
-from seriatim.core.stream import parse
+from seriatim.core.stream import parse_stream
 from tests.core.test_stream import given
 
 FORKED = """
@@ -48,6 +48,6 @@ def test_a_forked_worker_needs_nothing_more() -> None:
 )
 def test_who_needs_what(read: str, columns: dict[str, str], *, quick: bool, forked: bool) -> None:
     """A JVM that no message passes through compiles less; workers load compiled code where tasks will use it."""
-    stream = parse("s", given(slice={"read": read}, table={"key": ["id"], "columns": columns}), "s.toml")
+    stream = parse_stream("s", given(slice={"read": read}, table={"key": ["id"], "columns": columns}), "s.toml")
     assert ("TieredStopAtLevel=1" in tuned.java_options(stream)) is quick
-    assert ("spark.python.daemon.module" in tuned.on_this_machine(stream)) is forked
+    assert ("spark.python.daemon.module" in tuned.local_spark_settings(stream)) is forked

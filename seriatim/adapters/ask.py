@@ -12,24 +12,24 @@ from pathlib import Path
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from seriatim.client import made
+from seriatim.client import create_client
 from seriatim.core.ask import SnapshotRequest
 from seriatim.core.errors import PlatformError
 from seriatim.disk import write_file
 
-READY_SECONDS = 20
+SEND_TIMEOUT_SECONDS = 20
 
 
-class KafkaRequests:
+class KafkaSnapshotRequester:
     """Snapshot requests of one stream."""
 
     def __init__(
-        self, client: Mapping[str, str], topic: str, root: Path, timeout_seconds: float = READY_SECONDS
+        self, client_settings: Mapping[str, str], topic: str, root: Path, timeout_seconds: float = SEND_TIMEOUT_SECONDS
     ) -> None:
-        self.client, self.topic, self.root, self.timeout_seconds = client, topic, root, timeout_seconds
-        self._trouble = ""
+        self.client_settings, self.topic, self.root, self.timeout_seconds = client_settings, topic, root, timeout_seconds
+        self._delivery_error = ""
 
-    def asked(self) -> tuple[int, str]:
+    def last_requested_entry(self) -> tuple[int, str]:
         """The entry up to which producers were asked. Losing the file means asking again, never silence."""
         try:
             seen = json.loads((self.root / "asked.json").read_bytes())
@@ -37,45 +37,45 @@ class KafkaRequests:
         except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return -1, ""
 
-    def put_asked(self, sequence: int, sha256: str) -> None:
+    def put_last_requested_entry(self, sequence: int, sha256: str) -> None:
         """Note that producers were asked up to this entry."""
         write_file(self.root / "asked.json", json.dumps({"sequence": sequence, "sha256": sha256}).encode())
 
     def send(self, requests: Sequence[SnapshotRequest]) -> None:
         """Send them all, and know that they arrived."""
-        self._trouble, until = "", time.monotonic() + self.timeout_seconds
+        self._delivery_error, until = "", time.monotonic() + self.timeout_seconds
         timeout_ms = int(1000 * self.timeout_seconds)
-        producer = made(Producer, {**self.client, "message.timeout.ms": timeout_ms, "linger.ms": 5, "log_level": 0})
+        producer = create_client(Producer, {**self.client_settings, "message.timeout.ms": timeout_ms, "linger.ms": 5, "log_level": 0})
         try:
-            self._find(producer)
+            self._require_topic(producer)
             for request in requests:
-                while not self._put(producer, request) and time.monotonic() < until:
+                while not self._try_produce(producer, request) and time.monotonic() < until:
                     producer.poll(0.1)
         except KafkaException as error:
-            raise self._failed(error.args[0].str()) from None
+            raise self._send_error(error.args[0].str()) from None
         left = producer.flush(self.timeout_seconds)
-        if self._trouble or left:
-            raise self._failed(self._trouble or f"{left} of {len(requests)} did not arrive")
+        if self._delivery_error or left:
+            raise self._send_error(self._delivery_error or f"{left} of {len(requests)} did not arrive")
 
-    def _find(self, producer: Producer) -> None:
+    def _require_topic(self, producer: Producer) -> None:
         """The topic is there: nobody waits for one that is not."""
         found = producer.list_topics(self.topic, timeout=self.timeout_seconds).topics[self.topic]
         if found.error is not None:
-            raise self._failed(found.error.str())
+            raise self._send_error(found.error.str())
 
-    def _put(self, producer: Producer, request: SnapshotRequest) -> bool:
+    def _try_produce(self, producer: Producer, request: SnapshotRequest) -> bool:
         try:
-            producer.produce(self.topic, request.body(), request.key, on_delivery=self._told)
+            producer.produce(self.topic, request.to_json(), request.key, on_delivery=self._on_delivery)
         except BufferError:
             return False
         return True
 
-    def _told(self, error: KafkaError | None, _: Message) -> None:
+    def _on_delivery(self, error: KafkaError | None, _: Message) -> None:
         if error is not None:
-            self._trouble = error.str()
+            self._delivery_error = error.str()
 
-    def _failed(self, why: str) -> PlatformError:
+    def _send_error(self, reason: str) -> PlatformError:
         return PlatformError(
-            f"producers could not be asked for snapshots on topic {self.topic}: {why}",
+            f"producers could not be asked for snapshots on topic {self.topic}: {reason}",
             next=f"check that topic {self.topic} is there and may be written to; the next run asks again",
         )

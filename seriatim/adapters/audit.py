@@ -22,16 +22,16 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from seriatim.core.chain import Added, Commit, Sign
-from seriatim.core.outputs import ROOM
-from seriatim.core.verify import Outline
+from seriatim.core.chain import AddedFile, Commit, CommitSignature
+from seriatim.core.outputs import OTHER_TABLE_PREFIX
+from seriatim.core.verify import FileOutline
 from seriatim.disk import file_digest, file_names, write_file
-from seriatim.ports import Unreadable
+from seriatim.ports import UnreadableFileError
 
-KEY = "seriatim"
-ROOMS = ("records", "state", "kept", "manifests")
-SIGNED = "verified.json"
-BROKEN = (OSError, pa.ArrowException, ValueError)
+COMMIT_METADATA_KEY = "seriatim"
+DATA_FOLDERS = ("records", "state", "kept", "manifests")
+SIGN_OFF_FILE = "verified.json"
+READ_ERRORS = (OSError, pa.ArrowException, ValueError)
 """What reading a damaged file raises."""
 
 
@@ -48,45 +48,45 @@ class FileAudit:
             if path.stem.isdecimal():
                 content = path.read_bytes()
                 running.update(content)
-                found.append(_commit(int(path.stem), content, running.hexdigest()))
+                found.append(_parse_commit(int(path.stem), content, running.hexdigest()))
         return found
 
-    def readers_see(self, version: int) -> set[str]:
+    def paths_readers_see(self, version: int) -> set[str]:
         """The table's files at a version, as a Delta library tells them."""
         try:
             adds = pa.table(DeltaTable(self.root / "records", version=version).get_add_actions())
-        except (DeltaError, *BROKEN) as error:
-            raise Unreadable(_line(error)) from None
+        except (DeltaError, *READ_ERRORS) as error:
+            raise UnreadableFileError(_first_line(error)) from None
         return {f"records/{unquote(path)}" for path in adds.column("path").to_pylist()}
 
-    def others(self) -> dict[str, tuple[int, set[str]]]:
+    def other_tables(self) -> dict[str, tuple[int, set[str]]]:
         """The tables of further kinds of records: the entry that each has reached (-1: unreadable), and its files."""
         found = {}
-        for name in (name for name in file_names(self.root) if name.startswith(ROOM)):
+        for name in (name for name in file_names(self.root) if name.startswith(OTHER_TABLE_PREFIX)):
             try:
                 table = DeltaTable(self.root / name)
                 adds = pa.table(table.get_add_actions()).column("path").to_pylist()
-                marks = [int(commit[KEY]["sequence"]) for commit in table.history() if KEY in commit]
+                marks = [int(commit[COMMIT_METADATA_KEY]["sequence"]) for commit in table.history() if COMMIT_METADATA_KEY in commit]
             except TableNotFoundError:
                 continue
-            except (DeltaError, *BROKEN, KeyError, TypeError):
+            except (DeltaError, *READ_ERRORS, KeyError, TypeError):
                 adds, marks = [], []
-            found[name.removeprefix(ROOM)] = max(marks, default=-1), {f"{name}/{unquote(path)}" for path in adds}
+            found[name.removeprefix(OTHER_TABLE_PREFIX)] = max(marks, default=-1), {f"{name}/{unquote(path)}" for path in adds}
         return found
 
     def witness(self) -> bytes | None:
         """head.json, as it is."""
-        return self._content("head.json")
+        return self._read_bytes_or_none("head.json")
 
-    def signed(self) -> bytes | None:
+    def sign_off(self) -> bytes | None:
         """verified.json, as it is."""
-        return self._content(SIGNED)
+        return self._read_bytes_or_none(SIGN_OFF_FILE)
 
-    def put_signed(self, content: bytes) -> None:
+    def put_sign_off(self, content: bytes) -> None:
         """Write verified.json."""
-        write_file(self.root / SIGNED, content)
+        write_file(self.root / SIGN_OFF_FILE, content)
 
-    def put_differs(self, path: str) -> None:
+    def put_differing_file(self, path: str) -> None:
         """Write differs.json, or take it away."""
         note = self.root / "differs.json"
         if path:
@@ -96,17 +96,17 @@ class FileAudit:
 
     def manifest(self, path: str) -> tuple[str, bytes]:
         """A manifest's SHA-256, and what is packed in it."""
-        packed = self._content(path)
+        packed = self._read_bytes_or_none(path)
         if packed is None:
-            raise Unreadable("it is missing")
+            raise UnreadableFileError("it is missing")
         try:
             return hashlib.sha256(packed).hexdigest(), pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read()
-        except BROKEN as error:
-            raise Unreadable(_line(error)) from None
+        except READ_ERRORS as error:
+            raise UnreadableFileError(_first_line(error)) from None
 
     def paths(self) -> list[str]:
         """Every file of the four folders but the Delta log's own."""
-        rooms = (*ROOMS, *(name for name in file_names(self.root) if name.startswith(ROOM)))
+        rooms = (*DATA_FOLDERS, *(name for name in file_names(self.root) if name.startswith(OTHER_TABLE_PREFIX)))
         found = [path.relative_to(self.root) for room in rooms for path in (self.root / room).rglob("*")]
         return [str(path) for path in found if "_delta_log" not in path.parts and (self.root / path).is_file()]
 
@@ -119,11 +119,11 @@ class FileAudit:
         """XXH3-128 of the whole file."""
         return file_digest(self.root / path)
 
-    def outline(self, path: str) -> Outline:
+    def outline(self, path: str) -> FileOutline:
         """What a record or quarantine file holds; every page is read, and its checksum proved."""
-        outline, before = Outline(), (-1, -1, "")
+        outline, before = FileOutline(), (-1, -1, "")
         for batch in self._batches(path):
-            before = _add(outline, batch, before)
+            before = _add_batch_to_outline(outline, batch, before)
         return outline
 
     def last_rows(
@@ -153,36 +153,36 @@ class FileAudit:
                 there = [column for column in columns if column in file.schema_arrow.names] if columns else None
                 for group in range(file.num_row_groups):
                     yield from file.read_row_group(group, there).combine_chunks().to_batches()
-        except BROKEN as error:
-            raise Unreadable(_line(error)) from None
+        except READ_ERRORS as error:
+            raise UnreadableFileError(_first_line(error)) from None
 
-    def _content(self, path: str) -> bytes | None:
+    def _read_bytes_or_none(self, path: str) -> bytes | None:
         try:
             return (self.root / path).read_bytes()
         except FileNotFoundError:
             return None
 
 
-def _add(outline: Outline, batch: pa.RecordBatch, before: tuple[int, int, str]) -> tuple[int, int, str]:
+def _add_batch_to_outline(outline: FileOutline, batch: pa.RecordBatch, previous_position: tuple[int, int, str]) -> tuple[int, int, str]:
     """Take in a batch; its last offset, index and topic id."""
     if not batch.num_rows:
-        return before
+        return previous_position
     names, offsets = batch.schema.names, batch.column("offset").to_numpy(zero_copy_only=False)
     indexes = batch.column("index").to_numpy(zero_copy_only=False) if "index" in names else np.zeros_like(offsets)
     ids = batch.column("topic_id").dictionary_encode()
     lives, codes = ids.dictionary.to_pylist(), ids.indices.to_numpy(zero_copy_only=False)
-    step, turn = np.diff(offsets, prepend=before[0]), np.diff(indexes, prepend=before[1])
-    same = np.diff(codes, prepend=lives.index(before[2]) if before[2] in lives else -1) == 0
+    step, turn = np.diff(offsets, prepend=previous_position[0]), np.diff(indexes, prepend=previous_position[1])
+    same = np.diff(codes, prepend=lives.index(previous_position[2]) if previous_position[2] in lives else -1) == 0
     wrong = np.flatnonzero(same & ((step < 0) | ((step == 0) & (turn <= 0))))
-    if outline.disorder is None and len(wrong):
-        outline.disorder = int(offsets[wrong[0]]), int(indexes[wrong[0]])
-    if "source_offset" in names and outline.early < 0:
+    if outline.first_disorder is None and len(wrong):
+        outline.first_disorder = int(offsets[wrong[0]]), int(indexes[wrong[0]])
+    if "source_offset" in names and outline.early_offset < 0:
         early = np.flatnonzero(batch.column("source_offset").to_numpy(zero_copy_only=False) > offsets)
-        outline.early = int(offsets[early[0]]) if len(early) else -1
-    outline.first = int(offsets.min()) if outline.first < 0 else min(outline.first, int(offsets.min()))
-    outline.last = max(outline.last, int(offsets.max()))
+        outline.early_offset = int(offsets[early[0]]) if len(early) else -1
+    outline.first_offset = int(offsets.min()) if outline.first_offset < 0 else min(outline.first_offset, int(offsets.min()))
+    outline.last_offset = max(outline.last_offset, int(offsets.max()))
     outline.rows += batch.num_rows
-    outline.offsets += int(np.count_nonzero((step != 0) | ~same))
+    outline.distinct_offsets += int(np.count_nonzero((step != 0) | ~same))
     outline.topic_ids |= set(lives)
     for column, values in (("topic", outline.topics), ("partition", outline.partitions), ("session", outline.sessions)):
         if column in names:
@@ -190,36 +190,36 @@ def _add(outline: Outline, batch: pa.RecordBatch, before: tuple[int, int, str]) 
     return int(offsets[-1]), int(indexes[-1]), lives[codes[-1]]
 
 
-def _commit(version: int, content: bytes, log: str) -> Commit:
+def _parse_commit(version: int, content: bytes, log_digest: str) -> Commit:
     """One commit's JSON lines. Whatever cannot be read is told, not raised."""
     try:
         actions = [json.loads(line) for line in content.decode().splitlines() if line.strip()]
         files = [action[kind] for action in actions for kind in ("add", "remove") if action.get(kind)]
-        signs = [action["commitInfo"][KEY] for action in actions if KEY in action.get("commitInfo", {})]
+        signs = [action["commitInfo"][COMMIT_METADATA_KEY] for action in actions if COMMIT_METADATA_KEY in action.get("commitInfo", {})]
         return Commit(
             version=version,
-            sign=msgspec.convert(signs[0], Sign) if signs else None,
-            transaction=next((t["txn"]["version"] for t in actions if "txn" in t and t["txn"]["appId"] == KEY), None),
-            adds=tuple(_added(action["add"]) for action in actions if action.get("add")),
+            signature=msgspec.convert(signs[0], CommitSignature) if signs else None,
+            transaction=next((t["txn"]["version"] for t in actions if "txn" in t and t["txn"]["appId"] == COMMIT_METADATA_KEY), None),
+            adds=tuple(_parse_add_action(action["add"]) for action in actions if action.get("add")),
             removes=tuple(f"records/{unquote(a['remove']['path'])}" for a in actions if a.get("remove")),
-            rewrites=bool(files) and not any(file["dataChange"] for file in files),
-            log=log,
+            is_rewrite=bool(files) and not any(file["dataChange"] for file in files),
+            log_sha256=log_digest,
         )
     except (ValueError, KeyError, TypeError, AttributeError, msgspec.MsgspecError) as error:
-        return Commit(version=version, trouble=_line(error), log=log)
+        return Commit(version=version, read_error=_first_line(error), log_sha256=log_digest)
 
 
-def _added(action: Mapping[str, Any]) -> Added:
+def _parse_add_action(action: Mapping[str, Any]) -> AddedFile:
     stats = json.loads(action.get("stats") or "{}")
-    return Added(
+    return AddedFile(
         path=f"records/{unquote(action['path'])}",
         size=action["size"],
         rows=stats.get("numRecords", -1),
-        first=stats.get("minValues", {}).get("offset", -1),
-        last=stats.get("maxValues", {}).get("offset", -1),
+        first_offset=stats.get("minValues", {}).get("offset", -1),
+        last_offset=stats.get("maxValues", {}).get("offset", -1),
         partition_values=dict(action.get("partitionValues") or {}),
     )
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -24,64 +24,80 @@ from kafka.record.util import decode_varint
 
 from seriatim import client
 from seriatim.core.errors import PlatformError
-from seriatim.core.holes import FINDINGS, Batch, LogView, Piece, explain, judged
+from seriatim.core.holes import (
+    LOSS_FINDINGS,
+    ExplainedRange,
+    KafkaRecordBatch,
+    LogView,
+    explain_hole,
+    mark_aborted_batches,
+)
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.wire import EARLIEST, LATEST, MAGIC, Leader, RawBatch, connected, raw_batches, refuse
+from seriatim.wire import (
+    EARLIEST,
+    LATEST,
+    MAGIC_V2,
+    PartitionLeader,
+    RawBatch,
+    open_connections,
+    parse_raw_batches,
+    raise_for_code,
+)
 
 FETCH_BYTES = 4 << 20
-AHEAD_BYTES = 1 << 20
-AHEAD_BYTES_MAX = 32 << 20
+READ_AHEAD_BYTES = 1 << 20
+READ_AHEAD_BYTES_MAX = 32 << 20
 """How far a look goes beyond its hole: a lone hole is cheap, and many cost a fetch per 32 MiB of log."""
-PATIENCE_SECONDS = 20.0
-WAIT_SECONDS = 0.25
-TOPIC = 2
+RETRY_SECONDS_MAX = 20.0
+RETRY_WAIT_SECONDS = 0.25
+TOPIC_RESOURCE_TYPE = 2
 
 
-class KafkaBatches:
+class KafkaHoleExplainer:
     """Explains holes from the log's own batches."""
 
     def __init__(
         self,
         settings: Mapping[str, str],
         isolation: str = "read_committed",
-        patience_seconds: float = PATIENCE_SECONDS,
+        retry_seconds_max: float = RETRY_SECONDS_MAX,
     ) -> None:
         self.servers, self.isolation = settings["bootstrap.servers"], isolation
-        self.patience_seconds = patience_seconds
-        self._settings = client.for_python(settings)
-        self._ahead = AHEAD_BYTES
-        self._seen: tuple[Partition, LogView] | None = None
-        self.looks = 0
+        self.retry_seconds_max = retry_seconds_max
+        self._settings = client.python_settings(settings)
+        self._read_ahead_bytes = READ_AHEAD_BYTES
+        self._cached_view: tuple[Partition, LogView] | None = None
+        self.log_reads = 0
         """How often the log was looked at: far fewer times than there are holes."""
 
-    def __call__(self, partition: Partition, hole: OffsetRange) -> list[Piece]:
+    def __call__(self, partition: Partition, hole: OffsetRange) -> list[ExplainedRange]:
         """Every offset of the hole with its cause."""
-        if self._seen is not None and self._seen[0] == partition:
-            view = self._seen[1]
+        if self._cached_view is not None and self._cached_view[0] == partition:
+            view = self._cached_view[1]
             if view.start <= hole.start and hole.end <= view.end:
-                pieces = explain(hole, view, self.isolation)
+                pieces = explain_hole(hole, view, self.isolation)
                 # What was there when we looked may have been compacted before the reader came by.
-                if not (view.compacted and any(cause in FINDINGS for _, cause in pieces)):
+                if not (view.is_compacted and any(cause in LOSS_FINDINGS for _, cause in pieces)):
                     return pieces
-        view = self._look(partition, hole)
-        self._seen = partition, view
-        self._ahead = min(self._ahead * 4, AHEAD_BYTES_MAX)
-        return explain(hole, view, self.isolation)
+        view = self._read_log(partition, hole)
+        self._cached_view = partition, view
+        self._read_ahead_bytes = min(self._read_ahead_bytes * 4, READ_AHEAD_BYTES_MAX)
+        return explain_hole(hole, view, self.isolation)
 
-    def _look(self, partition: Partition, hole: OffsetRange) -> LogView:
+    def _read_log(self, partition: Partition, hole: OffsetRange) -> LogView:
         """The log from the hole on; leaders move, so a few times."""
-        self.looks += 1
-        until = time.monotonic() + self.patience_seconds
+        self.log_reads += 1
+        until = time.monotonic() + self.retry_seconds_max
         while True:
             try:
-                with connected(self._settings, self.patience_seconds) as manager:
-                    return _Look(manager, partition, self.isolation).view(hole, self._ahead)
+                with open_connections(self._settings, self.retry_seconds_max) as manager:
+                    return _PartitionLogReader(manager, partition, self.isolation).read_view(hole, self._read_ahead_bytes)
             except (kafka_errors.KafkaError, OSError) as error:
-                if time.monotonic() > until or not _may_pass(error):
-                    raise self._unreachable(partition, error) from None
-            time.sleep(WAIT_SECONDS)
+                if time.monotonic() > until or not _is_retriable(error):
+                    raise self._unreachable_error(partition, error) from None
+            time.sleep(RETRY_WAIT_SECONDS)
 
-    def _unreachable(self, partition: Partition, error: Exception) -> PlatformError:
+    def _unreachable_error(self, partition: Partition, error: Exception) -> PlatformError:
         told = str(error).splitlines()[0] if str(error) else ""
         return PlatformError(
             f"{partition}: offsets are missing, and Kafka at {self.servers} cannot be asked why: "
@@ -90,90 +106,90 @@ class KafkaBatches:
         )
 
 
-def _may_pass(error: Exception) -> bool:
+def _is_retriable(error: Exception) -> bool:
     """Whether another try may help. Messages can expire between two requests."""
     return isinstance(error, OSError | kafka_errors.OffsetOutOfRangeError) or bool(getattr(error, "retriable", False))
 
 
-class _Look:
+class _PartitionLogReader:
     """One look at one partition's log."""
 
     def __init__(self, manager: KafkaConnectionManager, partition: Partition, isolation: str) -> None:
-        self.partition, self.leader = partition, Leader(manager, partition, isolation)
+        self.partition, self.leader = partition, PartitionLeader(manager, partition, isolation)
 
-    def view(self, hole: OffsetRange, ahead_bytes: int) -> LogView:
+    def read_view(self, hole: OffsetRange, ahead_bytes: int) -> LogView:
         """Every batch from the hole on, to its end and then `ahead_bytes` further."""
-        log_start, stable = self.leader.bound(EARLIEST), self.leader.bound(LATEST)
-        batches: list[Batch] = []
+        log_start, stable = self.leader.list_offset(EARLIEST), self.leader.list_offset(LATEST)
+        batches: list[KafkaRecordBatch] = []
         start = at = max(hole.start, log_start)
         read = 0
         while at < stable and (at < hole.end or read < ahead_bytes):
             answer = self.leader.fetch(at, FETCH_BYTES)
-            found = [batch for raw in raw_batches(memoryview(answer.records or b"")) for batch in _batch(raw)]
+            found = [batch for raw in parse_raw_batches(memoryview(answer.records or b"")) for batch in _batches_from_raw(raw)]
             listed = [(one.producer_id, one.first_offset) for one in answer.aborted_transactions or ()]
-            batches += judged(found, listed)
+            batches += mark_aborted_batches(found, listed)
             read += len(answer.records or b"")
-            at = found[-1].last + 1 if found else stable
+            at = found[-1].last_offset + 1 if found else stable
         compacted = self._is_compacted(batches, start, at)
         return LogView(start, min(at, stable), log_start, stable, compacted, tuple(batches))
 
-    def _is_compacted(self, batches: list[Batch], start: int, end: int) -> bool:
+    def _is_compacted(self, batches: list[KafkaRecordBatch], start: int, end: int) -> bool:
         """Whether the topic is compacted. Asking may be forbidden, which matters only where something is absent."""
         resource = DescribeConfigsRequest.DescribeConfigsResource(
-            resource_type=TOPIC, resource_name=self.partition.topic, configuration_keys=["cleanup.policy"]
+            resource_type=TOPIC_RESOURCE_TYPE, resource_name=self.partition.topic, configuration_keys=["cleanup.policy"]
         )
-        answer = self.leader.asked(DescribeConfigsRequest(resources=[resource])).results[0]
-        if _forbidden(answer.error_code):
-            if not _has_absences(batches, start, end):
+        answer = self.leader.send_request(DescribeConfigsRequest(resources=[resource])).results[0]
+        if _is_forbidden(answer.error_code):
+            if not _has_missing_offsets(batches, start, end):
                 return False
             raise PlatformError(
                 f"{self.partition}: offsets are not in the log, and this user may not ask whether it is compacted",
                 next=f"allow DescribeConfigs on topic {self.partition.topic}, then run again: nothing is lost",
             )
-        refuse(answer.error_code)
+        raise_for_code(answer.error_code)
         return any("compact" in (setting.value or "") for setting in answer.configs)
 
 
-def _forbidden(code: int) -> bool:
+def _is_forbidden(code: int) -> bool:
     error = kafka_errors.for_code(code)
     return error in (kafka_errors.TopicAuthorizationFailedError, kafka_errors.ClusterAuthorizationFailedError)
 
 
-def _has_absences(batches: list[Batch], start: int, end: int) -> bool:
+def _has_missing_offsets(batches: list[KafkaRecordBatch], start: int, end: int) -> bool:
     """Whether the log lacks offsets between two batches, within one, or before and after all."""
     if not batches:
         return start < end
-    apart = any(a.last + 1 != b.base for a, b in pairwise(batches))
-    inside = any(batch.records is not None and not batch.control for batch in batches)
-    return apart or inside or batches[0].base > start or batches[-1].last + 1 < end
+    apart = any(a.last_offset + 1 != b.first_offset for a, b in pairwise(batches))
+    inside = any(batch.record_offsets is not None and not batch.is_control for batch in batches)
+    return apart or inside or batches[0].first_offset > start or batches[-1].last_offset + 1 < end
 
 
-def _batch(raw: RawBatch) -> list[Batch]:
+def _batches_from_raw(raw: RawBatch) -> list[KafkaRecordBatch]:
     """A batch as its header has it; a message set from before Kafka 0.11 has no span of its own, only its records."""
-    if raw.magic < MAGIC:
-        offsets = tuple(record.offset for batch in MemoryRecords(raw.whole) for record in batch)
-        return [Batch(offsets[0], offsets[-1], records=offsets)] if offsets else []
-    whole = raw.is_control or raw.count == raw.last - raw.base + 1
+    if raw.magic < MAGIC_V2:
+        offsets = tuple(record.offset for batch in MemoryRecords(raw.content) for record in batch)
+        return [KafkaRecordBatch(offsets[0], offsets[-1], record_offsets=offsets)] if offsets else []
+    whole = raw.is_control or raw.record_count == raw.last_offset - raw.base_offset + 1
     return [
-        Batch(
-            raw.base,
-            raw.last,
-            control=raw.is_control,
-            abort=raw.is_abort,
-            producer=raw.producer,
-            transactional=raw.is_transactional,
-            records=None if whole else _offsets(raw),
+        KafkaRecordBatch(
+            raw.base_offset,
+            raw.last_offset,
+            is_control=raw.is_control,
+            is_abort_marker=raw.is_abort,
+            producer_id=raw.producer_id,
+            is_transactional=raw.is_transactional,
+            record_offsets=None if whole else _offsets_in_batch(raw),
         )
     ]
 
 
-def _offsets(raw: RawBatch) -> tuple[int, ...]:
+def _offsets_in_batch(raw: RawBatch) -> tuple[int, ...]:
     """The offsets of the records that compaction left in a batch."""
-    content = raw.records()
+    content = raw.decompressed_records()
     found, at = [], 0
-    for _ in range(raw.count):
+    for _ in range(raw.record_count):
         length, at = decode_varint(content, at)
         _, delta_at = decode_varint(content, at + 1)  # past the attributes, one byte, and the timestamp
-        found.append(raw.base + decode_varint(content, delta_at)[0])
+        found.append(raw.base_offset + decode_varint(content, delta_at)[0])
         at += length
     return tuple(found)

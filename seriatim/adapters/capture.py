@@ -15,31 +15,31 @@ from pathlib import Path
 from typing import Any
 
 from seriatim.core.errors import ConfigError
-from seriatim.core.message import Captured
+from seriatim.core.message import CapturedMessage
 from seriatim.core.offsets import TOPIC_NAME, Partition
 
 
-def read_capture(path: Path) -> list[Captured]:
+def read_capture(path: Path) -> list[CapturedMessage]:
     """All messages of a capture, in the order in which they are there."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"--capture {path}: {error.strerror}", next="give a file of JSON lines") from None
-    return [_captured(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    return [_parse_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def _captured(path: Path, number: int, line: bytes) -> Captured:
+def _parse_line(path: Path, number: int, line: bytes) -> CapturedMessage:
     try:
         given = json.loads(line)
         topic, partition, offset = given["topic"], given["partition"], given["offset"]
         if not TOPIC_NAME.fullmatch(topic) or min(int(partition), int(offset)) < 0:
             raise ValueError("topic, partition or offset is none")
         timestamp = given.get("timestamp", given.get("ts"))
-        return Captured(
+        return CapturedMessage(
             partition=Partition(topic, int(partition)),
             offset=int(offset),
-            key=_bytes(given, "key"),
-            value=_bytes(given, "value" if "payload" not in given else "payload"),
+            key=_decode_bytes(given, "key"),
+            value=_decode_bytes(given, "value" if "payload" not in given else "payload"),
             timestamp=timestamp if isinstance(timestamp, int) else 0,
         )
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
@@ -50,10 +50,10 @@ def _captured(path: Path, number: int, line: bytes) -> Captured:
         ) from None
 
 
-def _bytes(given: dict[str, Any], name: str) -> bytes | None:
-    if f"{name}_base64" in given:
-        return base64.b64decode(given[f"{name}_base64"], validate=True)
-    value = given.get(name)
+def _decode_bytes(fields: dict[str, Any], name: str) -> bytes | None:
+    if f"{name}_base64" in fields:
+        return base64.b64decode(fields[f"{name}_base64"], validate=True)
+    value = fields.get(name)
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{name} must be text or null")
     return None if value is None else value.encode()

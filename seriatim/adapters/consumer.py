@@ -12,30 +12,30 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
-from seriatim.client import made
+from seriatim.client import create_client
 from seriatim.core.errors import KafkaSilentError
-from seriatim.core.message import Stretch
+from seriatim.core.message import MessageBatch
 from seriatim.core.offsets import OffsetRange, Partition
 
-MESSAGES_MAX = 5_000
-MORE_SECONDS = 0.05
+MESSAGES_PER_POLL_MAX = 5_000
+FOLLOW_UP_TIMEOUT_SECONDS = 0.05
 
 
-class KafkaReread:
+class KafkaPastMessageReader:
     """Ranges of partitions, as a consumer of this isolation sees them."""
 
     def __init__(
         self,
-        client: Mapping[str, str],
+        client_settings: Mapping[str, str],
         isolation: str = "read_committed",
         timeout_seconds: float = 30,
         *,
-        headers: bool = False,
+        with_headers: bool = False,
     ) -> None:
-        self.servers, self.timeout_seconds, self.headers = client["bootstrap.servers"], timeout_seconds, headers
-        quiet = {**client, "log_level": 0}
-        self._admin = made(AdminClient, quiet)
-        self._consumer: Consumer | None = None
+        self.servers, self.timeout_seconds, self.with_headers = client_settings["bootstrap.servers"], timeout_seconds, with_headers
+        quiet = {**client_settings, "log_level": 0}
+        self._admin = create_client(AdminClient, quiet)
+        self._create_consumer: Consumer | None = None
         self._settings: dict[str, Any] = {
             **quiet,
             "group.id": "seriatim-verify",
@@ -49,78 +49,78 @@ class KafkaReread:
             "fetch.wait.max.ms": 10,
         }
 
-    def read(self, partition: Partition, whole: OffsetRange) -> Iterator[Stretch]:
+    def read(self, partition: Partition, offset_range: OffsetRange) -> Iterator[MessageBatch]:
         """The messages of a range that are there, in stretches without a hole."""
-        if not len(whole):
+        if not len(offset_range):
             return
-        if self._consumer is None:
-            self._consumer = made(Consumer, self._settings)
-        self._consumer.assign([TopicPartition(partition.topic, partition.number, whole.start)])
+        if self._create_consumer is None:
+            self._create_consumer = create_client(Consumer, self._settings)
+        self._create_consumer.assign([TopicPartition(partition.topic, partition.number, offset_range.start)])
         more = True
         while more:
-            found, more = self._some(self._consumer, whole)
-            yield from _stretches(found, headers=self.headers)
+            found, more = self._poll_messages(self._create_consumer, offset_range)
+            yield from _message_batches(found, with_headers=self.with_headers)
 
     def close(self) -> None:
         """Leave Kafka."""
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
+        if self._create_consumer is not None:
+            self._create_consumer.close()
+            self._create_consumer = None
 
-    def compacts(self, topic: str) -> bool:
+    def is_compacted(self, topic: str) -> bool:
         """Whether a topic may lose messages in the middle."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         try:
             answer = self._admin.describe_configs([resource], request_timeout=self.timeout_seconds)[resource].result()
         except KafkaException as error:
-            raise self._unreachable(error.args[0]) from None
+            raise self._unreachable_error(error.args[0]) from None
         return "compact" in str(answer["cleanup.policy"].value)
 
-    def _some(self, consumer: Consumer, whole: OffsetRange) -> tuple[list[Any], bool]:
+    def _poll_messages(self, consumer: Consumer, offset_range: OffsetRange) -> tuple[list[Any], bool]:
         """The next messages, and whether the range goes on after them."""
         until = time.monotonic() + self.timeout_seconds
         while time.monotonic() < until:
             found: list[Any] = []
-            for message in _next(consumer):
+            for message in _consume_available(consumer):
                 error = message.error()
                 if error is not None and error.code() == KafkaError._PARTITION_EOF:
                     return found, False
                 if error is not None:
-                    raise self._unreachable(error)
-                if message.offset() >= whole.end:
+                    raise self._unreachable_error(error)
+                if message.offset() >= offset_range.end:
                     return found, False
                 found.append(message)
             if found:
-                return found, found[-1].offset() + 1 < whole.end
+                return found, found[-1].offset() + 1 < offset_range.end
         raise KafkaSilentError(
-            f"Kafka at {self.servers} sends no messages of {whole}",
+            f"Kafka at {self.servers} sends no messages of {offset_range}",
             next="check the broker, then try again: nothing was changed",
         )
 
-    def _unreachable(self, error: Any) -> KafkaSilentError:
+    def _unreachable_error(self, error: Any) -> KafkaSilentError:
         return KafkaSilentError(
             f"Kafka at {self.servers} does not answer: {error.str()}",
             next="check SERIATIM_KAFKA_BOOTSTRAP_SERVERS and the broker, then try again",
         )
 
 
-def _next(consumer: Consumer) -> list[Any]:
+def _consume_available(consumer: Consumer) -> list[Any]:
     """What is there as soon as anything is: a call for many waits until it has them, or its time is over."""
     first = consumer.consume(1, timeout=1.0)
-    return first + consumer.consume(MESSAGES_MAX, timeout=MORE_SECONDS) if first else first
+    return first + consumer.consume(MESSAGES_PER_POLL_MAX, timeout=FOLLOW_UP_TIMEOUT_SECONDS) if first else first
 
 
-def _stretches(messages: list[Any], *, headers: bool = False) -> Iterator[Stretch]:
+def _message_batches(messages: list[Any], *, with_headers: bool = False) -> Iterator[MessageBatch]:
     """Messages in order, cut wherever an offset is missing."""
     begin = 0
     for end in range(1, len(messages) + 1):
         if end == len(messages) or messages[end].offset() != messages[end - 1].offset() + 1:
             part = messages[begin:end]
-            yield Stretch(
+            yield MessageBatch(
                 part[0].offset(),
                 [message.timestamp()[1] for message in part],
                 [message.key() for message in part],
                 [message.value() for message in part],
-                [message.headers() or [] for message in part] if headers else None,
+                [message.headers() or [] for message in part] if with_headers else None,
             )
             begin = end

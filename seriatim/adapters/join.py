@@ -16,15 +16,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from seriatim.core.current import Catch, Keyed, Tabled
+from seriatim.core.current import PartitionCatchUp, RowKeySpec, SessionTable
 from seriatim.core.ledger import File
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.scope import Replaced
+from seriatim.core.scope import ReplacedRecords
 from seriatim.disk import ROWS_PER_GROUP, ParquetFileWriter, damaged_record_file, file_digest
-from seriatim.rows import Merging
+from seriatim.rows import RowMerger
 
-WHOSE = ("topic", "partition", "topic_id")
-PLACE = [("offset", "ascending"), ("index", "ascending")]
+OWNER_COLUMNS = ("topic", "partition", "topic_id")
+RECORD_ORDER = [("offset", "ascending"), ("index", "ascending")]
 
 
 class ParquetJoiner:
@@ -33,20 +33,20 @@ class ParquetJoiner:
     def __init__(self, root: Path, stream: str, compression: str = "zstd") -> None:
         self.root, self.stream, self.compression = root, stream, compression
 
-    def damaged(self, files: Iterable[File], *, thorough: bool = True) -> dict[str, str]:
+    def find_damaged_files(self, files: Iterable[File], *, check_digests: bool = True) -> dict[str, str]:
         """Files that are not as committed, and why."""
         found = {}
         for file in files:
-            if why := self._damage(file, thorough=thorough):
+            if why := self._describe_damage(file, thorough=check_digests):
                 found[file.path] = why
         return found
 
-    def _damage(self, file: File, *, thorough: bool) -> str:
+    def _describe_damage(self, file: File, *, thorough: bool) -> str:
         full = self.root / file.path
         try:
             size = full.stat().st_size
-            if size != file.bytes:
-                return f"it has {size} bytes, the ledger says {file.bytes}"
+            if size != file.size_bytes:
+                return f"it has {size} bytes, the ledger says {file.size_bytes}"
             digest = file_digest(full) if thorough else file.digest
         except FileNotFoundError:
             return "it is missing"
@@ -54,35 +54,35 @@ class ParquetJoiner:
             return f"it cannot be read: {error.strerror}"
         return "" if digest == file.digest else f"its digest is {digest}, the ledger says {file.digest}"
 
-    def touches(self, file: File, replaced: Replaced) -> bool:
+    def has_replaced_records(self, file: File, replaced: ReplacedRecords) -> bool:
         """Whether a file has a record that is replaced."""
-        return bool(pc.any(_replaced(self._read(file, ["session", "offset"]), replaced)).as_py())
+        return bool(pc.any(_replaced_mask(self._read_verified(file, ["session", "offset"]), replaced)).as_py())
 
-    def any_within(self, files: Iterable[File], within: OffsetRange, of: tuple[Partition, str] | None = None) -> bool:
+    def has_records_in(self, files: Iterable[File], offset_range: OffsetRange, partition_life: tuple[Partition, str] | None = None) -> bool:
         """Whether any of these files has a record at these offsets; of one partition and topic id, if that is asked."""
-        if of is not None:
-            return any(self._has(file, within, *of) for file in files)
-        near = _near(files, within)
-        return any(pc.any(_inside(self._read(file, ["offset"]), within)).as_py() for file in near)
+        if partition_life is not None:
+            return any(self._has_record_of_partition(file, offset_range, *partition_life) for file in files)
+        near = _overlapping_files(files, offset_range)
+        return any(pc.any(_offset_mask(self._read_verified(file, ["offset"]), offset_range)).as_py() for file in near)
 
-    def _has(self, file: File, within: OffsetRange, partition: Partition, topic_id: str) -> bool:
+    def _has_record_of_partition(self, file: File, offset_range: OffsetRange, partition: Partition, topic_id: str) -> bool:
         """The same of a file that is not ours, and may hold anybody's. What folders say and it does not is taken so."""
-        found = _inside(table := self._opened(file, ["offset", *WHOSE]), within)
-        for name, value in zip(WHOSE, (partition.topic, partition.number, topic_id), strict=True):
+        found = _offset_mask(table := self._read_columns(file, ["offset", *OWNER_COLUMNS]), offset_range)
+        for name, value in zip(OWNER_COLUMNS, (partition.topic, partition.number, topic_id), strict=True):
             if name in table.column_names:
                 found = pc.and_(found, pc.equal(table.column(name), value))
         return bool(pc.any(found).as_py())
 
-    def tables(self, partition: Partition, topic_id: str, files: Sequence[File], keyed: Keyed) -> Iterator[Tabled]:
+    def session_tables(self, partition: Partition, topic_id: str, files: Sequence[File], keyed: RowKeySpec) -> Iterator[SessionTable]:
         """What a partition's records make of each session."""
         for file in files:
-            if why := self._damage(file, thorough=True):
+            if why := self._describe_damage(file, thorough=True):
                 raise damaged_record_file(self.stream, file, why)
         if not files:
             return
-        ordered = tuple(sorted(files, key=lambda file: file.first))
-        merging = Merging(self.root, self.stream, pq.read_schema(self.root / ordered[0].path), keyed)
-        table = merging.changes(Catch(partition=partition, files=ordered, lives=(topic_id,)))
+        ordered = tuple(sorted(files, key=lambda file: file.first_offset))
+        merging = RowMerger(self.root, self.stream, pq.read_schema(self.root / ordered[0].path), keyed)
+        table = merging.read_changes(PartitionCatchUp(partition=partition, files=ordered, lives=(topic_id,)))
         words = table.sort_by([("session", "ascending"), ("offset", "ascending"), ("index", "ascending")])
         times = words.column("timestamp").cast(pa.int64())  # those of no year that Python knows are counted, too
         words = words.set_column(words.schema.get_field_index("timestamp"), "timestamp", times)
@@ -90,55 +90,55 @@ class ParquetJoiner:
             rows = list(mine)
             kept = [tuple(row[name] for name in keyed.columns) for row in rows if not row["_gone"]]
             last = rows[-1]
-            yield Tabled(session, kept, last["offset"], last["timestamp"] // 1000, last["sequence"])
+            yield SessionTable(session, kept, last["offset"], last["timestamp"] // 1000, last["sequence"])
 
-    def parts_at(
-        self, olds: Sequence[File], replaced: Replaced, news: Sequence[File], within: OffsetRange
+    def first_difference_offset(
+        self, old_files: Sequence[File], replaced: ReplacedRecords, new_files: Sequence[File], offset_range: OffsetRange
     ) -> int | None:
         """The first offset at which what is replaced in `olds` is not what `news` have at these offsets."""
-        was = [table.filter(_replaced(table, replaced)) for table in map(self._read, olds)]
-        now = [table.filter(_inside(table, within)) for table in map(self._read, _near(news, within))]
+        was = [table.filter(_replaced_mask(table, replaced)) for table in map(self._read_verified, old_files)]
+        now = [table.filter(_offset_mask(table, offset_range)) for table in map(self._read_verified, _overlapping_files(new_files, offset_range))]
         if not was and not now:
             return None
         empty = (was or now)[0].slice(0, 0)
-        one, other = (pa.concat_tables([empty, *tables]).sort_by(PLACE) for tables in (was, now))
+        one, other = (pa.concat_tables([empty, *tables]).sort_by(RECORD_ORDER) for tables in (was, now))
         if one.equals(other):
             return None
         pairs = zip_longest(one.to_pylist(), other.to_pylist())  # what is no number equals nothing, but reads the same
         parted = (pair for pair in pairs if repr(pair[0]) != repr(pair[1]))
         return min((int(row["offset"]) for row in next(parted, ()) if row is not None), default=None)
 
-    def join(
+    def join_files(
         self,
         partition: Partition,
         stem: str,
-        olds: Sequence[File],
-        replaced: Replaced,
-        news: Sequence[File],
-        within: OffsetRange,
+        old_files: Sequence[File],
+        replaced: ReplacedRecords,
+        new_files: Sequence[File],
+        offset_range: OffsetRange,
     ) -> File | None:
         """One file of what is not replaced in `olds` and what `news` have at these offsets."""
-        near = _near(news, within)
-        parts = [table.filter(pc.invert(_replaced(table, replaced))) for table in map(self._read, olds)]
-        parts += [table.filter(_inside(table, within)) for table in map(self._read, near)]
+        near = _overlapping_files(new_files, offset_range)
+        parts = [table.filter(pc.invert(_replaced_mask(table, replaced))) for table in map(self._read_verified, old_files)]
+        parts += [table.filter(_offset_mask(table, offset_range)) for table in map(self._read_verified, near)]
         parts = [part for part in parts if part.num_rows]
         if not parts:
             return None
-        rows = pa.concat_tables(parts).sort_by(PLACE)
-        room = (*olds, *near)[0].path.partition("/")[0]
+        rows = pa.concat_tables(parts).sort_by(RECORD_ORDER)
+        room = (*old_files, *near)[0].path.partition("/")[0]
         writer = ParquetFileWriter(self.root, f"{room}/{partition}/{stem}.parquet", rows.schema, self.compression)
         for batch in rows.to_batches(max_chunksize=ROWS_PER_GROUP):
             writer.add(batch)
         offsets = rows.column("offset")
         file = writer.finish()
-        return None if file is None else replace(file, first=offsets[0].as_py(), last=offsets[-1].as_py())
+        return None if file is None else replace(file, first_offset=offsets[0].as_py(), last_offset=offsets[-1].as_py())
 
-    def _read(self, file: File, columns: list[str] | None = None) -> pa.Table:
-        if why := self._damage(file, thorough=columns is None):
+    def _read_verified(self, file: File, columns: list[str] | None = None) -> pa.Table:
+        if why := self._describe_damage(file, thorough=columns is None):
             raise damaged_record_file(self.stream, file, why)
-        return self._opened(file, columns)
+        return self._read_columns(file, columns)
 
-    def _opened(self, file: File, columns: list[str] | None) -> pa.Table:
+    def _read_columns(self, file: File, columns: list[str] | None) -> pa.Table:
         try:
             with pq.ParquetFile(self.root / file.path, page_checksum_verification=True) as parquet:
                 return parquet.read(columns)
@@ -146,23 +146,23 @@ class ParquetJoiner:
             raise damaged_record_file(self.stream, file, str(error).splitlines()[0]) from None
 
 
-def _near(files: Iterable[File], within: OffsetRange) -> list[File]:
+def _overlapping_files(files: Iterable[File], offset_range: OffsetRange) -> list[File]:
     """Those that may have records there."""
-    return [file for file in files if file.first < within.end and within.start <= file.last]
+    return [file for file in files if file.first_offset < offset_range.end and offset_range.start <= file.last_offset]
 
 
-def _inside(table: pa.Table, within: OffsetRange) -> pa.ChunkedArray:
+def _offset_mask(table: pa.Table, offset_range: OffsetRange) -> pa.ChunkedArray:
     offsets = table.column("offset")
-    return pc.and_(pc.greater_equal(offsets, within.start), pc.less(offsets, within.end))
+    return pc.and_(pc.greater_equal(offsets, offset_range.start), pc.less(offsets, offset_range.end))
 
 
-def _replaced(table: pa.Table, replaced: Replaced) -> pa.ChunkedArray:
+def _replaced_mask(table: pa.Table, replaced: ReplacedRecords) -> pa.ChunkedArray:
     """Which rows are replaced, by session and offset."""
     offsets, sessions = table.column("offset"), table.column("session")
     ends: pa.ChunkedArray | pa.Scalar = pa.scalar(replaced.end, pa.int64())
-    if replaced.ends:
-        names = pa.array(list(replaced.ends), pa.string())
-        known = pa.array(list(replaced.ends.values()), pa.int64())
+    if replaced.session_ends:
+        names = pa.array(list(replaced.session_ends), pa.string())
+        known = pa.array(list(replaced.session_ends.values()), pa.int64())
         ends = pc.fill_null(pc.take(known, pc.index_in(sessions, value_set=names)), replaced.end)
     mask = pc.and_(pc.greater_equal(offsets, replaced.start), pc.less(offsets, ends))
     if replaced.sessions is not None:

@@ -22,23 +22,23 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
-from seriatim.client import for_python, made
+from seriatim.client import create_client, python_settings
 from seriatim.core.errors import KafkaSilentError
-from seriatim.core.message import READABLE_MS
+from seriatim.core.message import SPARK_TIMESTAMP_RANGE_MS
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.retention import Retained, Rules
+from seriatim.core.retention import RetainedLog, RetentionRules
 from seriatim.core.slice import Bounds, Ranges
 
 T = TypeVar("T")
-GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
-MOVING = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
+TOPIC_GONE_ERRORS = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+LEADER_CHANGE_ERRORS = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 """A partition just made, or just given to another broker: it answers in a moment."""
-FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
-NOTHING_THERE = (*GONE, KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+AUTHORIZATION_ERRORS = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+NO_MESSAGE_ERRORS = (*TOPIC_GONE_ERRORS, KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 """No message at an offset: the log ends there, or has just lost it."""
-LOOK_PARTITIONS, LOOK_MESSAGES, LOOK_SECONDS = 8, 100, 3.0
+SAMPLE_PARTITIONS, SAMPLE_MESSAGES, SAMPLE_SECONDS = 8, 100, 3.0
 """How much is looked at to know how large messages are."""
-OWN_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
+INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 """Kafka's own: a stream never means these."""
 
 
@@ -46,21 +46,21 @@ class KafkaLog:
     """A Kafka cluster, asked through its admin interface."""
 
     def __init__(
-        self, client: Mapping[str, str], isolation: str = "read_committed", timeout_seconds: float = 20
+        self, client_settings: Mapping[str, str], isolation: str = "read_committed", timeout_seconds: float = 20
     ) -> None:
-        self.servers = client["bootstrap.servers"]
+        self.servers = client_settings["bootstrap.servers"]
         self.timeout_seconds = timeout_seconds
-        self._client = dict(client)
-        self._admin = made(AdminClient, {**client, "log_level": 0, "logger": _QUIET})
+        self._client_settings = dict(client_settings)
+        self._admin = create_client(AdminClient, {**client_settings, "log_level": 0, "logger": _NULL_LOGGER})
         committed = isolation == "read_committed"
-        self._isolation_level = isolation
+        self._isolation_name = isolation
         self._isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
 
     def bounds(self, pattern: str) -> dict[Partition, Bounds]:
         """Every partition of every topic whose whole name matches."""
-        partitions = self._partitions(pattern)
-        starts = self._offsets(partitions, OffsetSpec.earliest())
-        ends = self._offsets(partitions, OffsetSpec.latest())
+        partitions = self._matching_partitions(pattern)
+        starts = self._list_offsets(partitions, OffsetSpec.earliest())
+        ends = self._list_offsets(partitions, OffsetSpec.latest())
         return {
             partition: Bounds(topic_id, starts[partition], max(ends[partition], starts[partition]))
             for partition, topic_id in partitions.items()
@@ -69,76 +69,76 @@ class KafkaLog:
 
     def offsets_for_time(self, partitions: list[Partition], timestamp: int) -> dict[Partition, int]:
         """The first offset at or after a time (milliseconds since 1970); -1 where there is none."""
-        return self._offsets(dict.fromkeys(partitions, ""), OffsetSpec.for_timestamp(timestamp))
+        return self._list_offsets(dict.fromkeys(partitions, ""), OffsetSpec.for_timestamp(timestamp))
 
-    def unreadable(self, ranges: Ranges) -> dict[Partition, tuple[int, str]]:
+    def first_unreadable_messages(self, ranges: Ranges) -> dict[Partition, tuple[int, str]]:
         """The first message of each range whose timestamp Spark cannot read, by offset, and why."""
         found: dict[Partition, tuple[int, str]] = {}
-        consumer = self._consumer({**SCAN, "isolation.level": self._isolation_level})
+        consumer = self._create_consumer({**SCAN_SETTINGS, "isolation.level": self._isolation_name})
         try:
             for partition, whole in ranges.items():
                 consumer.assign([TopicPartition(partition.topic, partition.number, whole.start)])
-                for message in self._scanned(consumer, partition, whole):
-                    if not READABLE_MS[0] <= (stamp := message.timestamp()[1]) <= READABLE_MS[1]:
+                for message in self._scan_range(consumer, partition, whole):
+                    if not SPARK_TIMESTAMP_RANGE_MS[0] <= (stamp := message.timestamp()[1]) <= SPARK_TIMESTAMP_RANGE_MS[1]:
                         found[partition] = message.offset() or 0, f"its timestamp is {stamp} ms since 1970"
                         break
         except KafkaException as error:
-            raise self._unreachable(error) from None
+            raise self._unreachable_error(error) from None
         finally:
             consumer.close()
         return found
 
-    def message_bytes(self, ranges: Ranges) -> dict[Partition, int]:
+    def sample_message_bytes(self, ranges: Ranges) -> dict[Partition, int]:
         """How large the first messages of a few of these ranges are, on average. None that come in time: not known."""
-        sizes: dict[Partition, list[int]] = {partition: [] for partition in list(ranges)[:LOOK_PARTITIONS]}
-        ended, until = set(), time.monotonic() + LOOK_SECONDS
-        consumer = self._consumer({**SCAN, "isolation.level": self._isolation_level})
+        sizes: dict[Partition, list[int]] = {partition: [] for partition in list(ranges)[:SAMPLE_PARTITIONS]}
+        ended, until = set(), time.monotonic() + SAMPLE_SECONDS
+        consumer = self._create_consumer({**SCAN_SETTINGS, "isolation.level": self._isolation_name})
         try:
             consumer.assign([TopicPartition(p.topic, p.number, ranges[p].start) for p in sizes])
             while time.monotonic() < until and any(not sizes[p] and p not in ended for p in sizes):
-                for message in consumer.consume(LOOK_MESSAGES, timeout=0.2):
+                for message in consumer.consume(SAMPLE_MESSAGES, timeout=0.2):
                     partition = Partition(message.topic() or "", message.partition() or 0)
                     if message.error() is None:
                         sizes[partition].append(len(message.key() or b"") + len(message.value() or b""))
                     else:
                         ended.add(partition)
         except KafkaException as error:
-            raise self._unreachable(error) from None
+            raise self._unreachable_error(error) from None
         finally:
             consumer.close()
         return {partition: sum(those) // len(those) + 1 for partition, those in sizes.items() if those}
 
-    def _consumer(self, own: Mapping[str, str]) -> Consumer:
-        return made(Consumer, {**self._client, **own, "logger": _QUIET})
+    def _create_consumer(self, settings: Mapping[str, str]) -> Consumer:
+        return create_client(Consumer, {**self._client_settings, **settings, "logger": _NULL_LOGGER})
 
-    def _scanned(self, consumer: Consumer, partition: Partition, whole: OffsetRange) -> Iterator[Message]:
+    def _scan_range(self, consumer: Consumer, partition: Partition, offset_range: OffsetRange) -> Iterator[Message]:
         """The messages of a range, until its end or the log's."""
         heard = time.monotonic()
         while True:
             for message in consumer.consume(1000, timeout=1):
                 heard, error = time.monotonic(), message.error()
-                if error is not None and error.code() not in NOTHING_THERE:
+                if error is not None and error.code() not in NO_MESSAGE_ERRORS:
                     raise KafkaException(error)
-                if error is not None or (message.offset() or 0) >= whole.end:
+                if error is not None or (message.offset() or 0) >= offset_range.end:
                     return
                 yield message
             if time.monotonic() - heard > self.timeout_seconds:
-                raise self._silent(partition)
+                raise self._no_message_error(partition)
 
-    def retained(
+    def read_retention(
         self, bounds: Mapping[Partition, Bounds], frontiers: Mapping[Partition, int]
-    ) -> dict[Partition, Retained]:
+    ) -> dict[Partition, RetainedLog]:
         """What Kafka holds of partitions with these bounds, seen from these frontiers, and for how long."""
-        rules = self._rules({partition.topic for partition in bounds})
+        rules = self._retention_rules({partition.topic for partition in bounds})
         there = {partition: seen for partition, seen in bounds.items() if partition.topic in rules}
-        oldest = self._timestamps(there, OffsetSpec.for_timestamp(0))
-        newest = self._timestamps(there, OffsetSpec.max_timestamp())
+        oldest = self._timestamps_by_spec(there, OffsetSpec.for_timestamp(0))
+        newest = self._timestamps_by_spec(there, OffsetSpec.max_timestamp())
         inside = {p: frontiers[p] for p, seen in there.items() if seen.log_start < frontiers[p] < seen.log_end}
         waiting = {p: oldest[p] for p, seen in there.items() if p in oldest and frontiers[p] <= seen.log_start}
         waiting |= self._timestamps_at(inside)
-        sizes = self._sizes([partition for partition in there if rules[partition.topic].by_bytes])
+        sizes = self._log_sizes([partition for partition in there if rules[partition.topic].has_size_limit])
         return {
-            p: Retained(
+            p: RetainedLog(
                 rules=rules[p.topic],
                 frontier=frontiers[p],
                 log_start=seen.log_start,
@@ -146,51 +146,51 @@ class KafkaLog:
                 oldest_ms=oldest.get(p),
                 frontier_ms=waiting.get(p),
                 newest_ms=newest.get(p),
-                bytes=sizes.get(p),
+                log_bytes=sizes.get(p),
             )
             for p, seen in there.items()
         }
 
-    def _rules(self, topics: Iterable[str]) -> dict[str, Rules]:
+    def _retention_rules(self, topics: Iterable[str]) -> dict[str, RetentionRules]:
         """Topics' retention settings, broker defaults included. Topics that vanished are left out."""
         asked = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in sorted(topics)]
         if not asked:
             return {}
-        answers = self._asked(lambda: self._admin.describe_configs(asked, request_timeout=self.timeout_seconds))
-        found: dict[str, Rules] = {}
+        answers = self._call_kafka(lambda: self._admin.describe_configs(asked, request_timeout=self.timeout_seconds))
+        found: dict[str, RetentionRules] = {}
         for resource, answer in answers.items():
-            if _is_error(answer, FORBIDDEN):
-                found[resource.name] = Rules(known=False)
-            elif (entries := self._unless_gone(answer)) is not None:
-                found[resource.name] = Rules(
+            if _is_error(answer, AUTHORIZATION_ERRORS):
+                found[resource.name] = RetentionRules(is_known=False)
+            elif (entries := self._result_or_none(answer)) is not None:
+                found[resource.name] = RetentionRules(
                     retention_ms=int(entries["retention.ms"].value),
                     retention_bytes=int(entries["retention.bytes"].value),
-                    deletes="delete" in entries["cleanup.policy"].value,
+                    has_delete_policy="delete" in entries["cleanup.policy"].value,
                 )
         return found
 
-    def _timestamps(self, partitions: Iterable[Partition], which: OffsetSpec) -> dict[Partition, int]:
+    def _timestamps_by_spec(self, partitions: Iterable[Partition], offset_spec: OffsetSpec) -> dict[Partition, int]:
         """The timestamps of the messages that a question finds; partitions without one are left out."""
-        answers = {p: self._unless_gone(a) for p, a in self._ask_offsets(partitions, which).items()}
+        answers = {p: self._result_or_none(a) for p, a in self._request_offsets(partitions, offset_spec).items()}
         return {p: answer.timestamp for p, answer in answers.items() if answer is not None and answer.timestamp >= 0}
 
     def _timestamps_at(self, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
         """The timestamp of the first message at or after each offset, by reading it."""
         if not offsets:
             return {}
-        consumer = self._consumer(ONE_MESSAGE)
+        consumer = self._create_consumer(SINGLE_MESSAGE_SETTINGS)
         found: dict[Partition, int] = {}
         until = time.monotonic() + self.timeout_seconds
         try:
             consumer.assign([TopicPartition(p.topic, p.number, offset) for p, offset in offsets.items()])
             while missing := [place for place in offsets if place not in found]:
-                message = self._asked(lambda: consumer.poll(0.5))
+                message = self._call_kafka(lambda: consumer.poll(0.5))
                 if message is not None and message.topic() is not None:
                     place = Partition(message.topic(), message.partition())
                     found.setdefault(place, self._timestamp_of(message))
                     consumer.incremental_unassign([TopicPartition(place.topic, place.number)])
                 elif time.monotonic() > until:
-                    raise self._silent(missing[0])
+                    raise self._no_message_error(missing[0])
         finally:
             consumer.close()
         return {place: timestamp for place, timestamp in found.items() if timestamp >= 0}
@@ -200,11 +200,11 @@ class KafkaLog:
         error = message.error()
         if error is None:
             return int(message.timestamp()[1])
-        if error.code() in NOTHING_THERE:
+        if error.code() in NO_MESSAGE_ERRORS:
             return -1
-        raise self._unreachable(KafkaException(error))
+        raise self._unreachable_error(KafkaException(error))
 
-    def _sizes(self, partitions: list[Partition]) -> dict[Partition, int]:
+    def _log_sizes(self, partitions: list[Partition]) -> dict[Partition, int]:
         """The size of each partition's log. Empty where the broker will not tell: what was folded serves then."""
         if not partitions:
             return {}
@@ -216,74 +216,74 @@ class KafkaLog:
             partition.topic: [p.number for p in partitions if p.topic == partition.topic] for partition in partitions
         }
         try:
-            admin = KafkaAdminClient(**for_python(self._client), bootstrap_timeout_ms=self.timeout_seconds * 1000)
+            admin = KafkaAdminClient(**python_settings(self._client_settings), bootstrap_timeout_ms=self.timeout_seconds * 1000)
             try:
-                return _largest(admin.describe_log_dirs(topics))
+                return _largest_replicas(admin.describe_log_dirs(topics))
             finally:
                 admin.close()
         except PythonKafkaError:
             return {}
 
-    def _partitions(self, pattern: str) -> dict[Partition, str]:
+    def _matching_partitions(self, pattern: str) -> dict[Partition, str]:
         """Matching partitions and their topics' ids."""
         wanted = re.compile(pattern)
-        known = self._asked(lambda: self._admin.list_topics(timeout=self.timeout_seconds).topics)
-        names = sorted(name for name in known if wanted.fullmatch(name) and name not in OWN_TOPICS)
+        known = self._call_kafka(lambda: self._admin.list_topics(timeout=self.timeout_seconds).topics)
+        names = sorted(name for name in known if wanted.fullmatch(name) and name not in INTERNAL_TOPICS)
         if not names:
             return {}
-        answers = self._asked(
+        answers = self._call_kafka(
             lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=self.timeout_seconds)
         )
         found: dict[Partition, str] = {}
         for name, answer in answers.items():
-            topic = self._unless_gone(answer)
+            topic = self._result_or_none(answer)
             if topic is not None:
                 found |= {Partition(name, part.id): str(topic.topic_id) for part in topic.partitions}
         return found
 
-    def _offsets(self, partitions: Mapping[Partition, str], which: OffsetSpec) -> dict[Partition, int]:
+    def _list_offsets(self, partitions: Mapping[Partition, str], offset_spec: OffsetSpec) -> dict[Partition, int]:
         found: dict[Partition, int] = {}
         left, until = set(partitions), time.monotonic() + self.timeout_seconds
         while left:
-            for partition, answer in self._ask_offsets(left, which).items():
-                if not (_is_moving(answer) and time.monotonic() < until):
+            for partition, answer in self._request_offsets(left, offset_spec).items():
+                if not (_is_leader_change(answer) and time.monotonic() < until):
                     left.discard(partition)
-                    offset = self._unless_gone(answer)
+                    offset = self._result_or_none(answer)
                     found |= {} if offset is None else {partition: offset.offset}
             time.sleep(0.1 if left else 0)
         return found
 
-    def _ask_offsets(self, partitions: Iterable[Partition], which: OffsetSpec) -> dict[Partition, Any]:
-        asked = {TopicPartition(p.topic, p.number): which for p in partitions}
-        answers = self._asked(
+    def _request_offsets(self, partitions: Iterable[Partition], offset_spec: OffsetSpec) -> dict[Partition, Any]:
+        asked = {TopicPartition(p.topic, p.number): offset_spec for p in partitions}
+        answers = self._call_kafka(
             lambda: self._admin.list_offsets(
                 asked, isolation_level=self._isolation, request_timeout=self.timeout_seconds
             )
         )
         return {Partition(place.topic, place.partition): answer for place, answer in answers.items()}
 
-    def _asked(self, ask: Callable[[], T]) -> T:
+    def _call_kafka(self, request: Callable[[], T]) -> T:
         try:
-            return ask()
+            return request()
         except KafkaException as error:
-            raise self._unreachable(error) from None
+            raise self._unreachable_error(error) from None
 
-    def _unless_gone(self, answer: Any) -> Any:
+    def _result_or_none(self, answer: Any) -> Any:
         """An answer, or None if the topic vanished while we asked."""
         try:
             return answer.result()
         except KafkaException as error:
-            if error.args[0].code() in GONE:
+            if error.args[0].code() in TOPIC_GONE_ERRORS:
                 return None
-            raise self._unreachable(error) from None
+            raise self._unreachable_error(error) from None
 
-    def _silent(self, partition: Partition) -> KafkaSilentError:
+    def _no_message_error(self, partition: Partition) -> KafkaSilentError:
         return KafkaSilentError(
             f"Kafka at {self.servers} gave no message of {partition} within {self.timeout_seconds:g} s",
             next="check the broker and the right to read the topic, then look again",
         )
 
-    def _unreachable(self, error: KafkaException) -> KafkaSilentError:
+    def _unreachable_error(self, error: KafkaException) -> KafkaSilentError:
         return KafkaSilentError(
             f"Kafka at {self.servers} does not answer: {error.args[0].str()}",
             next="check SERIATIM_KAFKA_BOOTSTRAP_SERVERS and the broker\n"
@@ -291,8 +291,8 @@ class KafkaLog:
         )
 
 
-def _is_moving(answer: Any) -> bool:
-    return _is_error(answer, MOVING)
+def _is_leader_change(answer: Any) -> bool:
+    return _is_error(answer, LEADER_CHANGE_ERRORS)
 
 
 def _is_error(answer: Any, codes: tuple[int, ...]) -> bool:
@@ -300,7 +300,7 @@ def _is_error(answer: Any, codes: tuple[int, ...]) -> bool:
     return isinstance(error, KafkaException) and error.args[0].code() in codes
 
 
-def _largest(answers: Iterable[Mapping[str, Any]]) -> dict[Partition, int]:
+def _largest_replicas(answers: Iterable[Mapping[str, Any]]) -> dict[Partition, int]:
     """Of each partition's replicas the largest: those that are behind, or move to another disk, are smaller."""
     found: dict[Partition, int] = {}
     topics = (topic for answer in answers for folder in answer["log_dirs"] for topic in folder["topics"])
@@ -311,22 +311,22 @@ def _largest(answers: Iterable[Mapping[str, Any]]) -> dict[Partition, int]:
     return found
 
 
-class _Quiet:
+class _NullLogger:
     """Takes the client library's own log lines, which would end up in a person's face."""
 
     def log(self, *_: Any, **__: Any) -> None:
         """Say nothing: what matters comes back as an error."""
 
 
-_QUIET = _Quiet()
-SCAN = {
+_NULL_LOGGER = _NullLogger()
+SCAN_SETTINGS = {
     "group.id": "seriatim-scan",  # the library wants a name; no group is joined, nothing is committed
     "enable.auto.commit": "false",
     "enable.partition.eof": "true",
     "auto.offset.reset": "error",
     "log_level": "0",
 }
-ONE_MESSAGE = {
+SINGLE_MESSAGE_SETTINGS = {
     "group.id": "seriatim-clock",  # the library wants a name; no group is joined, nothing is committed
     "enable.auto.commit": "false",
     "enable.partition.eof": "true",

@@ -22,12 +22,12 @@ from msgspec import Struct
 
 from seriatim.core.errors import ConfigError, DamagedFileError
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.outputs import ROOM
+from seriatim.core.outputs import OTHER_TABLE_PREFIX
 
-ORDER = ("offset", "index")
+RECORD_ORDER = ("offset", "index")
 
 
-class DeltaLookup:
+class RecordQuery:
     """A table of records: `records/` below an output path, or below a folder that a replay wrote."""
 
     def __init__(self, root: Path, stream: str | None, version: int | None = None) -> None:
@@ -52,34 +52,34 @@ class DeltaLookup:
         return [field.name for field in self.table.schema().fields]
 
     @property
-    def others(self) -> list[str]:
+    def other_tables(self) -> list[str]:
         """Names of the machine's other tables, beside this one."""
-        return sorted(path.parent.name for path in self.root.glob(f"{ROOM}*/_delta_log"))
+        return sorted(path.parent.name for path in self.root.glob(f"{OTHER_TABLE_PREFIX}*/_delta_log"))
 
-    def where(self, match: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def find_records(self, column_values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Records with these values."""
-        for part in self._parts:
-            yield from self._read(part, match, None, None).to_pylist()
+        for part in self._files:
+            yield from self._read_file(part, column_values, None, None).to_pylist()
 
-    def read(self, place: tuple[Partition, str], whole: OffsetRange, columns: Sequence[str] | None = None) -> pa.Table:
+    def read(self, partition_life: tuple[Partition, str], offset_range: OffsetRange, columns: Sequence[str] | None = None) -> pa.Table:
         """The records of a range, by offset and index."""
-        partition, topic_id = place
+        partition, topic_id = partition_life
         match = {"topic": partition.topic, "partition": partition.number, "topic_id": topic_id}
-        near = [part for part in self._parts if part.first < whole.end and whole.start <= part.last]
-        found = [self._read(part, match, whole, columns) for part in near]
+        near = [part for part in self._files if part.first_offset < offset_range.end and offset_range.start <= part.last_offset]
+        found = [self._read_file(part, match, offset_range, columns) for part in near]
         empty = self.schema.empty_table()
         both = pa.concat_tables([empty if columns is None else empty.select(list(columns)), *found])
-        return both.sort_by([(name, "ascending") for name in ORDER]).combine_chunks()
+        return both.sort_by([(name, "ascending") for name in RECORD_ORDER]).combine_chunks()
 
     @cached_property
     def schema(self) -> pa.Schema:
         """The table's, as Arrow has it."""
         return pa.schema(
-            [(field.name, _plain(field.type)) for field in pa.schema(self.table.schema().to_arrow())]  # no views
+            [(field.name, _normalized_type(field.type)) for field in pa.schema(self.table.schema().to_arrow())]  # no views
         )
 
     @cached_property
-    def _parts(self) -> list[_Part]:
+    def _files(self) -> list[_TableFile]:
         """The table's files.
 
         delta-rs's own dataset is of no use here: with a filter it drops every row of a file whose statistics do not
@@ -87,32 +87,32 @@ class DeltaLookup:
         """
         rows = pa.table(self.table.get_add_actions()).to_pylist()
         return [
-            _Part(row["path"], row["min"]["offset"], row["max"]["offset"], row.get("partition") or {})
+            _TableFile(row["path"], row["min"]["offset"], row["max"]["offset"], row.get("partition") or {})
             for row in sorted(rows, key=lambda row: (row["path"].rpartition("/")[0], row["min"]["offset"]))
         ]
 
-    def _read(
-        self, part: _Part, match: Mapping[str, Any], whole: OffsetRange | None, columns: Sequence[str] | None
+    def _read_file(
+        self, file: _TableFile, match: Mapping[str, Any], offset_range: OffsetRange | None, columns: Sequence[str] | None
     ) -> pa.Table:
         """What of one file is wanted, with the columns that are only in its place in the table."""
-        outside = {name: value for name, value in match.items() if name in part.values}
+        outside = {name: value for name, value in match.items() if name in file.partition_values}
         empty = self.schema.empty_table() if columns is None else self.schema.empty_table().select(list(columns))
-        if any(str(part.values[name]) != str(value) for name, value in outside.items()):
+        if any(str(file.partition_values[name]) != str(value) for name, value in outside.items()):
             return empty
-        wanted = [_equals(name, value) for name, value in match.items() if name not in part.values]
-        if whole is not None:
-            wanted += [pc.field("offset") >= whole.start, pc.field("offset") < whole.end]
+        wanted = [_equals_or_null(name, value) for name, value in match.items() if name not in file.partition_values]
+        if offset_range is not None:
+            wanted += [pc.field("offset") >= offset_range.start, pc.field("offset") < offset_range.end]
         condition = reduce(and_, wanted) if wanted else None
-        path = self.root / "records" / part.path
+        path = self.root / "records" / file.path
         try:
             found = pq.read_table(path, filters=condition, use_threads=False, partitioning=None)
         except (pa.ArrowException, OSError) as error:
             raise DamagedFileError(
                 f"{path}: it cannot be read: {(str(error).splitlines() or [''])[0][:200]}",
-                path=f"records/{part.path}",
+                path=f"records/{file.path}",
                 next=self._advice,
             ) from None
-        for name, value in part.values.items():
+        for name, value in file.partition_values.items():
             filled = pa.array([value] * found.num_rows, pa.string()).cast(self.schema.field(name).type)
             found = found.append_column(name, filled)
         return found.select(empty.column_names).cast(empty.schema)
@@ -125,22 +125,22 @@ class DeltaLookup:
         return f"seriatim verify {self.stream} tells what is hurt"
 
 
-class _Part(Struct, frozen=True):
+class _TableFile(Struct, frozen=True):
     """A file of the table."""
 
     path: str
-    first: int
-    last: int
-    values: dict[str, Any]
+    first_offset: int
+    last_offset: int
+    partition_values: dict[str, Any]
     """Columns that the table is partitioned by: they are not in the file."""
 
 
-def _equals(name: str, value: Any) -> pc.Expression:
+def _equals_or_null(name: str, value: Any) -> pc.Expression:
     return pc.field(name).is_null() if value is None else pc.field(name) == value
 
 
-def _plain(kind: Any) -> pa.DataType:
+def _normalized_type(kind: Any) -> pa.DataType:
     """A type as Parquet files give it."""
     kind = pa.field("x", kind).type
     swapped = {pa.string_view(): pa.string(), pa.large_string(): pa.string(), pa.binary_view(): pa.binary()}
-    return pa.list_(_plain(kind.value_type)) if pa.types.is_list(kind) else swapped.get(kind, kind)
+    return pa.list_(_normalized_type(kind.value_type)) if pa.types.is_list(kind) else swapped.get(kind, kind)

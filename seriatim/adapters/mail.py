@@ -16,18 +16,18 @@ from typing import Literal
 
 from msgspec import Struct
 
-from seriatim.config import expanded
+from seriatim.config import expand_user
 from seriatim.core.alert import Mail, MailRefusedError
 from seriatim.core.errors import ConfigError, PlatformError
 
 TIMEOUT_SECONDS = 15.0
-REFUSED = (smtplib.SMTPRecipientsRefused, smtplib.SMTPDataError)
-ERRORS = (smtplib.SMTPException, OSError, ValueError)
+REFUSED_ERRORS = (smtplib.SMTPRecipientsRefused, smtplib.SMTPDataError)
+SMTP_ERRORS = (smtplib.SMTPException, OSError, ValueError)
 """The last: what no server or password should be."""
 Tls = Literal["none", "starttls", "tls"]
 
 
-class Server(Struct, frozen=True, kw_only=True):
+class MailServer(Struct, frozen=True, kw_only=True):
     """A mail server. The password is a secret: it is in no text that this class makes."""
 
     host: str
@@ -41,51 +41,51 @@ class Server(Struct, frozen=True, kw_only=True):
         return f"Server({self.host}:{self.port}, tls={self.tls})"
 
 
-def server(address: str, *, user: str = "", password: str = "", password_file: Path | None = None,
-           tls: Tls = "none", sender: str = "") -> Server:  # fmt: skip
+def mail_server(address: str, *, user: str = "", password: str = "", password_file: Path | None = None,
+           tls: Tls = "none", sender: str = "") -> MailServer:  # fmt: skip
     """A server from settings: HOST or HOST:PORT, and a password of its own file if one is named."""
     host, _, port = address.rpartition(":") if ":" in address else (address, "", "465" if tls == "tls" else "25")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"smtp: {address!r} is not HOST:PORT", next="fix SERIATIM_SMTP, like mail.example.org:587")
     if password_file is not None:
         try:
-            named = expanded(password_file, "smtp_password_file", "fix SERIATIM_SMTP_PASSWORD_FILE")
+            named = expand_user(password_file, "smtp_password_file", "fix SERIATIM_SMTP_PASSWORD_FILE")
             password = named.read_text().strip()
         except OSError as error:
             raise ConfigError(
                 f"smtp_password_file: {password_file}: {error.strerror}", next="fix SERIATIM_SMTP_PASSWORD_FILE"
             ) from None
-    return Server(host=host, port=int(port), user=user, password=password, tls=tls, sender=sender)
+    return MailServer(host=host, port=int(port), user=user, password=password, tls=tls, sender=sender)
 
 
 class SmtpNotifier:
     """Sends through one server, a connection for each mail. One that let nobody in is not asked again."""
 
-    def __init__(self, server: Server) -> None:
-        self.server, self.away = server, ""
+    def __init__(self, server: MailServer) -> None:
+        self.server, self.unreachable_reason = server, ""
 
     def send(self, mail: Mail) -> str:
         """Hand it over, or raise PlatformError; who was refused while others got it."""
         where = f"the mail server {self.server.host}:{self.server.port}"
         try:
-            with self._connected() as connection:
-                refused = connection.send_message(self._message(mail))
-        except REFUSED as error:
-            raise MailRefusedError(f"{where} did not take the mail: {_said(error)}") from None
-        except ERRORS as error:
-            raise PlatformError(f"{where} did not take the mail: {_said(error)}") from None
+            with self._connect_unless_unreachable() as connection:
+                refused = connection.send_message(self._email_message(mail))
+        except REFUSED_ERRORS as error:
+            raise MailRefusedError(f"{where} did not take the mail: {_describe_error(error)}") from None
+        except SMTP_ERRORS as error:
+            raise PlatformError(f"{where} did not take the mail: {_describe_error(error)}") from None
         return f"{where} refused {', '.join(sorted(refused))}" if refused else ""
 
-    def _connected(self) -> smtplib.SMTP:
+    def _connect_unless_unreachable(self) -> smtplib.SMTP:
         """A connection that may send. Many mails wait when a server is away, and each would wait for it again."""
-        if self.away:
-            raise PlatformError(self.away)
+        if self.unreachable_reason:
+            raise PlatformError(self.unreachable_reason)
         try:
             return self._connect()
-        except ERRORS as error:
+        except SMTP_ERRORS as error:
             where = f"the mail server {self.server.host}:{self.server.port}"
-            self.away = f"{where} did not take the mail: {_said(error)}"
-            raise PlatformError(self.away) from None
+            self.unreachable_reason = f"{where} did not take the mail: {_describe_error(error)}"
+            raise PlatformError(self.unreachable_reason) from None
 
     def _connect(self) -> smtplib.SMTP:
         server = self.server
@@ -106,7 +106,7 @@ class SmtpNotifier:
             raise
         return connection
 
-    def _message(self, mail: Mail) -> EmailMessage:
+    def _email_message(self, mail: Mail) -> EmailMessage:
         sender = self.server.sender or f"seriatim@{socket.getfqdn()}"
         message = EmailMessage()
         message["Subject"] = mail.subject
@@ -120,7 +120,7 @@ class SmtpNotifier:
         return message
 
 
-def _said(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """What the server answered, without what we sent it."""
     if isinstance(error, smtplib.SMTPAuthenticationError):
         return f"it refused the user or the password ({error.smtp_code})"

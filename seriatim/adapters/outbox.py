@@ -19,25 +19,25 @@ from pathlib import Path
 
 import msgspec
 
-from seriatim.core.alert import Desk, Mail, Note
+from seriatim.core.alert import AlertState, Mail, Note
 from seriatim.core.errors import ConfigError, PlatformError
 
-DESK, NOTES, REFUSED, LOCK = "desk.json", "notes", "refused", "lock"
+ALERT_STATE_FILE, NOTES_FOLDER, REFUSED_FOLDER, LOCK_FILE = "desk.json", "notes", "refused", "lock"
 
 
 class DiskOutbox:
     """One stream's, below the common folder."""
 
-    def __init__(self, outbox: Path, stream: str, streams: Path) -> None:
-        named = hashlib.sha256(str(streams).encode()).hexdigest()[:8]  # two projects may call a stream the same
-        self.folder = outbox / f"{stream}-{named}"
+    def __init__(self, outbox_folder: Path, stream: str, streams_folder: Path) -> None:
+        named = hashlib.sha256(str(streams_folder).encode()).hexdigest()[:8]  # two projects may call a stream the same
+        self.folder = outbox_folder / f"{stream}-{named}"
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """A lock that the system itself releases when its holder dies."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            file = (self.folder / LOCK).open("a")
+            file = (self.folder / LOCK_FILE).open("a")
         except OSError as error:
             raise ConfigError(
                 f"{self.folder} is not writable: {error.strerror}",
@@ -47,49 +47,49 @@ class DiskOutbox:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def desk(self) -> Desk:
+    def alert_state(self) -> AlertState:
         """What is known; a new desk, if there is none. A damaged one silences nobody: it is put aside and told."""
         try:
-            return msgspec.json.decode((self.folder / DESK).read_bytes(), type=Desk)
+            return msgspec.json.decode((self.folder / ALERT_STATE_FILE).read_bytes(), type=AlertState)
         except FileNotFoundError:
-            return Desk()
+            return AlertState()
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self._put_aside(str(error))
-            return Desk()
+            self._move_damaged_file_away(str(error))
+            return AlertState()
 
-    def _put_aside(self, why: str) -> None:
+    def _move_damaged_file_away(self, reason: str) -> None:
         aside = self.folder / f"damaged-{uuid.uuid4().hex[:8]}.json"
         advice = f"mails that waited: {aside}"
-        text = f"the outbox was damaged ({why}): open incidents are told again\n  next       {advice}"
-        self.leave(Note(kind="failed", at_seconds=time.time(), text=text, next=advice))
+        text = f"the outbox was damaged ({reason}): open incidents are told again\n  next       {advice}"
+        self.add_note(Note(kind="failed", at_seconds=time.time(), text=text, next=advice))
         with suppress(FileNotFoundError):  # somebody else was faster
-            (self.folder / DESK).rename(aside)
+            (self.folder / ALERT_STATE_FILE).rename(aside)
 
-    def put_desk(self, desk: Desk) -> None:
-        self._write(self.folder / DESK, msgspec.json.format(msgspec.json.encode(desk)))
+    def put_alert_state(self, alert_state: AlertState) -> None:
+        self._write_durably(self.folder / ALERT_STATE_FILE, msgspec.json.format(msgspec.json.encode(alert_state)))
 
     def notes(self) -> dict[str, Note]:
         """Oldest first. One that cannot be read is told as what it is: a run failed, and no more is known."""
         found = {}
-        for path in sorted((self.folder / NOTES).glob("[0-9]*.json")):
+        for path in sorted((self.folder / NOTES_FOLDER).glob("[0-9]*.json")):
             with suppress(FileNotFoundError):  # a watch dropped it meanwhile: it was told
-                found[path.name] = _note(path)
+                found[path.name] = _read_note(path)
         return found
 
-    def leave(self, note: Note) -> None:
+    def add_note(self, note: Note) -> None:
         name = f"{round(note.at_seconds * 1000):015d}-{note.kind}-{uuid.uuid4().hex[:8]}.json"
-        self._write(self.folder / NOTES / name, msgspec.json.encode(note))
+        self._write_durably(self.folder / NOTES_FOLDER / name, msgspec.json.encode(note))
 
-    def drop(self, names: list[str]) -> None:
+    def delete_notes(self, names: list[str]) -> None:
         for name in names:
-            (self.folder / NOTES / name).unlink(missing_ok=True)
+            (self.folder / NOTES_FOLDER / name).unlink(missing_ok=True)
 
-    def put_aside(self, mail: Mail) -> str:
-        path = self.folder / REFUSED / f"{mail.id}.json"
-        self._write(path, msgspec.json.format(msgspec.json.encode(mail)))
+    def put_refused_mail(self, mail: Mail) -> str:
+        path = self.folder / REFUSED_FOLDER / f"{mail.id}.json"
+        self._write_durably(path, msgspec.json.format(msgspec.json.encode(mail)))
         return str(path)
 
-    def _write(self, path: Path, content: bytes) -> None:
+    def _write_durably(self, path: Path, content: bytes) -> None:
         draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class DiskOutbox:
             ) from None
 
 
-def _note(path: Path) -> Note:
+def _read_note(path: Path) -> Note:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Note)
     except msgspec.MsgspecError:

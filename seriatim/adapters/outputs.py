@@ -22,18 +22,18 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.core.ledger import File, Ledger
 from seriatim.core.offsets import Partition
-from seriatim.core.outputs import room
+from seriatim.core.outputs import table_directory
 from seriatim.disk import sync_log
-from seriatim.ports import Conflict, Placed, Reached
+from seriatim.ports import AppliedVersion, CommitConflictError, PartitionFiles
 
-KEY = "seriatim"
+COMMIT_METADATA_KEY = "seriatim"
 TABLE_SETTINGS = {
     "delta.logRetentionDuration": "interval 3650 days",
     "delta.enableExpiredLogCleanup": "false",
     "delta.dataSkippingStatsColumns": "offset",
 }
 """As that of `records`: the log outlives any audit."""
-TROUBLE = (DeltaError, OSError, pa.ArrowException)
+STORAGE_ERRORS = (DeltaError, OSError, pa.ArrowException)
 
 
 class DeltaOutputs:
@@ -43,42 +43,42 @@ class DeltaOutputs:
         self.root, self.schemas, self.partition_by = root, dict(schemas), list(partition_by)
         self.tables: Sequence[str] = list(schemas)
 
-    def reached(self, table: str) -> Reached:
+    def applied_version(self, table: str) -> AppliedVersion:
         """How far a table is, as its last commit of ours says."""
-        path = self.root / room(table)
+        path = self.root / table_directory(table)
         try:
             if not DeltaTable.is_deltatable(str(path)):
-                return Reached()
+                return AppliedVersion()
             found = DeltaTable(path)
-            mark = next((commit[KEY] for commit in _history(found) if KEY in commit), None)
-        except TROUBLE as error:
+            mark = next((commit[COMMIT_METADATA_KEY] for commit in _commit_history(found) if COMMIT_METADATA_KEY in commit), None)
+        except STORAGE_ERRORS as error:
             raise PlatformError(
-                f"the table {room(table)} cannot be read",
+                f"the table {table_directory(table)} cannot be read",
                 cause=_first_line(error)[:400],
                 next=f"move {path / '_delta_log'} out of the way: the next run makes it again from the ledger",
             ) from error
         self._refuse_other_columns(table, found)
-        return Reached(token=found) if mark is None else Reached(int(mark["sequence"]), str(mark["sha256"]), found)
+        return AppliedVersion(token=found) if mark is None else AppliedVersion(int(mark["sequence"]), str(mark["sha256"]), found)
 
-    def put(self, table: str, at: Reached, to: Ledger, added: Placed, removed: Sequence[str]) -> None:
+    def put_files(self, table: str, expected: AppliedVersion, ledger: Ledger, added: PartitionFiles, removed: Sequence[str]) -> None:
         """One commit on exactly the table that was looked at; as a whole where it has reached nothing."""
         try:
-            self._put(table, at, to, added, removed)
-        except TROUBLE as error:
-            raise Conflict(_first_line(error)) from error
+            self._commit(table, expected, ledger, added, removed)
+        except STORAGE_ERRORS as error:
+            raise CommitConflictError(_first_line(error)) from error
 
-    def _put(self, table: str, at: Reached, to: Ledger, added: Placed, removed: Sequence[str]) -> None:
+    def _commit(self, table: str, expected: AppliedVersion, ledger: Ledger, added: PartitionFiles, removed: Sequence[str]) -> None:
         properties = CommitProperties(
-            custom_metadata={KEY: {"sequence": to.sequence, "sha256": to.sha256}},
+            custom_metadata={COMMIT_METADATA_KEY: {"sequence": ledger.sequence, "sha256": ledger.sha256}},
             max_commit_retries=0,
-            app_transactions=[Transaction(KEY, to.sequence)],
+            app_transactions=[Transaction(COMMIT_METADATA_KEY, ledger.sequence)],
         )
-        adds = [self._add(table, partition, file) for partition, file in added]
+        adds = [self._add_action(table, partition, file) for partition, file in added]
         partition_by = self.partition_by or None
-        if at.token is None:
-            (self.root / room(table)).mkdir(parents=True, exist_ok=True)
+        if expected.token is None:
+            (self.root / table_directory(table)).mkdir(parents=True, exist_ok=True)
             create_table_with_add_actions(
-                str(self.root / room(table)),
+                str(self.root / table_directory(table)),
                 Schema.from_arrow(self.schemas[table]),
                 adds,
                 mode="error",
@@ -86,49 +86,49 @@ class DeltaOutputs:
                 configuration=TABLE_SETTINGS,
                 commit_properties=properties,
             )
-            sync_log(self.root / room(table), 0)
+            sync_log(self.root / table_directory(table), 0)
             return
-        version = at.token.version() + 1
-        active = {row["path"]: row for row in pa.table(at.token.get_add_actions()).to_pylist()}
-        there = set(active) if at.sequence < 0 else {path.removeprefix(f"{room(table)}/") for path in removed}
+        version = expected.token.version() + 1
+        active = {row["path"]: row for row in pa.table(expected.token.get_add_actions()).to_pylist()}
+        there = set(active) if expected.sequence < 0 else {path.removeprefix(f"{table_directory(table)}/") for path in removed}
         if gone := sorted(there - set(active)):
-            raise Conflict(f"{gone[0]} is not in the table")
-        removes = [self._remove(active[path]) for path in sorted(there)]
-        at.token.create_write_transaction(
-            [*adds, *removes], "append", at.token.schema(), partition_by=partition_by, commit_properties=properties
+            raise CommitConflictError(f"{gone[0]} is not in the table")
+        removes = [self._remove_action(active[path]) for path in sorted(there)]
+        expected.token.create_write_transaction(
+            [*adds, *removes], "append", expected.token.schema(), partition_by=partition_by, commit_properties=properties
         )
-        sync_log(self.root / room(table), version)
+        sync_log(self.root / table_directory(table), version)
 
-    def _add(self, table: str, partition: Partition, file: File) -> AddAction:
+    def _add_action(self, table: str, partition: Partition, file: File) -> AddAction:
         values = {"topic": partition.topic, "partition": str(partition.number)}
-        stats = {"numRecords": file.rows, "minValues": {"offset": file.first}, "maxValues": {"offset": file.last}}
+        stats = {"numRecords": file.rows, "minValues": {"offset": file.first_offset}, "maxValues": {"offset": file.last_offset}}
         return AddAction(
-            path=file.path.removeprefix(f"{room(table)}/"),
-            size=file.bytes,
+            path=file.path.removeprefix(f"{table_directory(table)}/"),
+            size=file.size_bytes,
             partition_values={name: values[name] for name in self.partition_by},
             modification_time=int(time.time() * 1000),
             data_change=True,
             stats=json.dumps(stats),
         )
 
-    def _remove(self, row: Mapping[str, Any]) -> RemoveAction:
+    def _remove_action(self, row: Mapping[str, Any]) -> RemoveAction:
         values = {name: str(row["partition"][name]) for name in self.partition_by}
         return RemoveAction(row["path"], True, int(time.time() * 1000), row["size_bytes"], values)
 
-    def _refuse_other_columns(self, table: str, found: DeltaTable) -> None:
+    def _refuse_other_columns(self, table: str, delta_table: DeltaTable) -> None:
         """A table keeps its columns, as `records` does."""
-        there = {column.name: _plain(column.type) for column in pa.schema(found.schema().to_arrow())}
-        wanted = {column.name: _plain(column.type) for column in self.schemas[table]}
+        there = {column.name: _normalized_type(column.type) for column in pa.schema(delta_table.schema().to_arrow())}
+        wanted = {column.name: _normalized_type(column.type) for column in self.schemas[table]}
         for name in dict.fromkeys([*wanted, *there]):
             if wanted.get(name) != there.get(name):
                 raise ConfigError(
-                    f"column {name!r} is {there.get(name, 'not there')} in the table {room(table)}, "
+                    f"column {name!r} is {there.get(name, 'not there')} in the table {table_directory(table)}, "
                     f"{wanted.get(name, 'not there')} by the machine",
                     next="set the columns back, or give the stream a new output path",
                 )
 
 
-def _history(table: DeltaTable) -> Iterator[dict[str, Any]]:
+def _commit_history(table: DeltaTable) -> Iterator[dict[str, Any]]:
     """Commits, newest first: a few, then all."""
     first = table.history(8)
     yield from first
@@ -136,7 +136,7 @@ def _history(table: DeltaTable) -> Iterator[dict[str, Any]]:
         yield from table.history()[8:]
 
 
-def _plain(kind: pa.DataType) -> str:
+def _normalized_type(kind: pa.DataType) -> str:
     return str(kind).replace("large_", "").replace("_view", "").replace("element", "item")
 
 

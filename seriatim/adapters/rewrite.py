@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from seriatim.core.errors import broken, ensure
+from seriatim.core.errors import ensure, raise_broken_promise
 from seriatim.core.ledger import File
 from seriatim.core.offsets import Partition
 from seriatim.disk import ParquetFileWriter, damaged_record_file, file_digest
 
-BEFORE_ALL = (-1, -1)
+BEFORE_FIRST_RECORD = (-1, -1)
 
 
 class ParquetRewriter:
@@ -32,27 +32,27 @@ class ParquetRewriter:
 
     def concatenate(self, partition: Partition, topic_id: str, stem: str, files: Sequence[File]) -> File:
         """One file of several that follow each other by offset."""
-        schema = self._schema(files[0])
+        schema = self._read_schema(files[0])
         writer = ParquetFileWriter(self.root, f"records/{partition}/{stem}.parquet", schema, self.compression)
-        last = BEFORE_ALL
+        last = BEFORE_FIRST_RECORD
         for file in files:
             rows = 0
-            for batch in self._batches(file, schema):
-                last = _follows(file, topic_id, batch, last)
+            for batch in self._read_batches(file, schema):
+                last = _check_record_order(file, topic_id, batch, last)
                 writer.add(batch)
                 rows += batch.num_rows
             ensure(rows == file.rows, "a proved file has the rows that its entry says", file=file.path, rows=rows)
-        made = writer.finish() or broken("files without records are never committed", file=files[0].path)
-        return replace(made, first=files[0].first, last=files[-1].last)
+        made = writer.finish() or raise_broken_promise("files without records are never committed", file=files[0].path)
+        return replace(made, first_offset=files[0].first_offset, last_offset=files[-1].last_offset)
 
-    def _schema(self, file: File) -> pa.Schema:
+    def _read_schema(self, file: File) -> pa.Schema:
         """A file's columns, without what Parquet adds to them."""
         with self._open(file) as parquet:
             return pa.schema([pa.field(one.name, one.type, one.nullable) for one in parquet.schema_arrow])
 
-    def _batches(self, file: File, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _read_batches(self, file: File, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """All rows of a file, proved first."""
-        self._prove(file)
+        self._verify_digest(file)
         with self._open(file) as parquet:
             for group in range(parquet.num_row_groups):
                 try:
@@ -71,7 +71,7 @@ class ParquetRewriter:
         except (OSError, pa.ArrowException) as error:
             raise damaged_record_file(self.stream, file, str(error).splitlines()[0]) from None
 
-    def _prove(self, file: File) -> None:
+    def _verify_digest(self, file: File) -> None:
         try:
             found = file_digest(self.root / file.path)
         except FileNotFoundError:
@@ -80,10 +80,10 @@ class ParquetRewriter:
             raise damaged_record_file(self.stream, file, f"its digest is {found}, the ledger says {file.digest}")
 
 
-def _follows(file: File, topic_id: str, batch: pa.RecordBatch, last: tuple[int, int]) -> tuple[int, int]:
+def _check_record_order(file: File, topic_id: str, batch: pa.RecordBatch, previous_position: tuple[int, int]) -> tuple[int, int]:
     """Prove that a batch goes on after `last` (offset and index), in the same life of its topic; where it ends."""
     offsets, indexes = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("offset", "index"))
-    step, turn = np.diff(offsets, prepend=last[0]), np.diff(indexes, prepend=last[1])
+    step, turn = np.diff(offsets, prepend=previous_position[0]), np.diff(indexes, prepend=previous_position[1])
     rising = bool(np.all((step > 0) | ((step == 0) & (turn > 0))))
     ensure(rising, "records follow each other by offset and index", file=file.path)
     lives = batch.column("topic_id").unique().to_pylist()

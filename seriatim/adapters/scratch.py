@@ -18,33 +18,33 @@ import pyarrow as pa
 from deltalake import Schema
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-from seriatim.config import expanded
+from seriatim.config import expand_user
 from seriatim.core.errors import BrokenPromiseError, ConfigError
 from seriatim.core.ledger import File
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.outputs import room
+from seriatim.core.outputs import table_directory
 from seriatim.core.session import Session
 from seriatim.disk import write_file
 from seriatim.ports import StateStore
-from seriatim.streams import url_trouble
+from seriatim.streams import describe_url_problem
 
-MANIFEST = "replay.json"
+MANIFEST_FILE = "replay.json"
 
 
-def settled(to: Path) -> Path:
+def resolve_path(target: Path) -> Path:
     """Where a path leads, whatever links are on the way. One that leads nowhere is refused."""
-    named = expanded(to, f"--to {to}", "give a folder").absolute()
+    named = expand_user(target, f"--to {target}", "give a folder").absolute()
     try:
         lost = next((one for one in (named, *named.parents) if one.is_symlink() and not one.exists()), None)
         folder = named.resolve()
     except (OSError, RuntimeError):  # a circle of links
         lost = named
     if lost is not None:
-        raise ConfigError(f"--to {to}: {lost} is a link that leads nowhere", next="give a folder, without this link")
+        raise ConfigError(f"--to {target}: {lost} is a link that leads nowhere", next="give a folder, without this link")
     return folder
 
 
-def make(folder: Path) -> None:
+def create_folder(folder: Path) -> None:
     """Make the folder, where that can be done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,19 +54,19 @@ def make(folder: Path) -> None:
         ) from None
 
 
-def unmake(folder: Path) -> None:
+def remove_if_empty(folder: Path) -> None:
     """Leave no folder behind in which nothing is."""
     with suppress(OSError):
         folder.rmdir()
 
 
-def refuse(folder: Path) -> None:
+def refuse_unusable_folder(folder: Path) -> None:
     """Refuse a folder that has something in it, lies within an output or a file, or can hold no Delta table."""
-    if trouble := url_trouble(folder):
+    if trouble := describe_url_problem(folder):
         raise ConfigError(f"--to {folder}: {trouble}", next="give a folder with a plainer name")
     for parent in (folder, *folder.parents):
         if (parent / "head.json").exists() or (parent / "records" / "_delta_log").is_dir():
-            what = "a replay is in it already" if (parent / MANIFEST).exists() else f"{parent} is an output"
+            what = "a replay is in it already" if (parent / MANIFEST_FILE).exists() else f"{parent} is an output"
             raise ConfigError(f"--to {folder}: {what}", next="give a folder of its own, that does not exist yet")
     for parent in folder.parents:
         if parent.exists() and not parent.is_dir():
@@ -76,49 +76,49 @@ def refuse(folder: Path) -> None:
         raise ConfigError(f"--to {folder}: {what}", next="give a folder that does not exist yet, or is empty")
 
 
-def put_table(root: Path, table: str, schema: pa.Schema, files: Iterable[File]) -> None:
+def create_table(root: Path, table: str, schema: pa.Schema, files: Iterable[File]) -> None:
     """Make a Delta table of record files that are there."""
-    (root / room(table)).mkdir(parents=True, exist_ok=True)
+    (root / table_directory(table)).mkdir(parents=True, exist_ok=True)
     adds = [
         AddAction(
-            path=file.path.removeprefix(f"{room(table)}/"),
-            size=file.bytes,
+            path=file.path.removeprefix(f"{table_directory(table)}/"),
+            size=file.size_bytes,
             partition_values={},
             modification_time=int(time.time() * 1000),
             data_change=True,
             stats=json.dumps(
-                {"numRecords": file.rows, "minValues": {"offset": file.first}, "maxValues": {"offset": file.last}}
+                {"numRecords": file.rows, "minValues": {"offset": file.first_offset}, "maxValues": {"offset": file.last_offset}}
             ),
         )
         for file in files
     ]
     settings = {"delta.dataSkippingStatsColumns": "offset"}
-    path = str(root / room(table))
+    path = str(root / table_directory(table))
     create_table_with_add_actions(path, Schema.from_arrow(schema), adds, mode="error", configuration=settings)
 
 
-def put_manifest(root: Path, values: Mapping[str, Any]) -> None:
+def write_manifest(root: Path, values: Mapping[str, Any]) -> None:
     """Say what the folder is."""
-    write_file(root / MANIFEST, json.dumps(dict(values), indent=1).encode())
+    write_file(root / MANIFEST_FILE, json.dumps(dict(values), indent=1).encode())
 
 
-def manifest(root: Path) -> dict[str, Any]:
+def read_manifest(root: Path) -> dict[str, Any]:
     """What a folder says it is."""
     try:
-        found: dict[str, Any] = json.loads((root / MANIFEST).read_bytes())
+        found: dict[str, Any] = json.loads((root / MANIFEST_FILE).read_bytes())
     except FileNotFoundError:
         raise ConfigError(
-            f"{root}: it has no {MANIFEST}: no replay, or one that was stopped",
+            f"{root}: it has no {MANIFEST_FILE}: no replay, or one that was stopped",
             next="give the name of a stream, or a folder that `seriatim replay … --to` wrote to its end",
         ) from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{root / MANIFEST}: {error}", next="fold the range again into another folder") from None
+        raise ConfigError(f"{root / MANIFEST_FILE}: {error}", next="fold the range again into another folder") from None
     return found
 
 
-def folded(root: Path) -> dict[tuple[Partition, str], OffsetRange]:
+def folded_ranges(root: Path) -> dict[tuple[Partition, str], OffsetRange]:
     """Which offsets a replay has folded."""
-    told = manifest(root)
+    told = read_manifest(root)
     try:
         return {
             (Partition(str(part["topic"]), int(part["partition"])), str(part["topic_id"])): OffsetRange(
@@ -128,36 +128,36 @@ def folded(root: Path) -> dict[tuple[Partition, str], OffsetRange]:
         }
     except (KeyError, TypeError, ValueError, AttributeError, BrokenPromiseError):
         raise ConfigError(
-            f"{root / MANIFEST}: it is damaged: it does not say which offsets were folded",
+            f"{root / MANIFEST_FILE}: it is damaged: it does not say which offsets were folded",
             next="fold the range again into another folder",
         ) from None
 
 
-class OverBase:
+class LayeredState:
     """State of a replay: sessions it has saved itself, over those of the stream that it began with."""
 
-    def __init__(self, own: StateStore, base: StateStore, files: tuple[File, ...]) -> None:
-        self.own, self.base, self.files = own, base, files
+    def __init__(self, replay_state: StateStore, base_state: StateStore, base_files: tuple[File, ...]) -> None:
+        self.replay_state, self.base_state, self.base_files = replay_state, base_state, base_files
 
     def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]:
         """Those that were saved meanwhile, and the rest as they were in the beginning."""
         wanted = list(names)
-        found = self.own.load(files, wanted)
-        return {**self.base.load(self.files, [name for name in wanted if name not in found]), **found}
+        found = self.replay_state.load(files, wanted)
+        return {**self.base_state.load(self.base_files, [name for name in wanted if name not in found]), **found}
 
-    def holds(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
+    def find_names(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
         """Which of these names are there."""
         wanted = list(names)
-        return self.own.holds(files, wanted) | self.base.holds(self.files, wanted)
+        return self.replay_state.find_names(files, wanted) | self.base_state.find_names(self.base_files, wanted)
 
-    def save(self, partition: Partition, stem: str, sessions: Mapping[str, Session], merge: Iterable[File]) -> File:
+    def save(self, partition: Partition, stem: str, sessions: Mapping[str, Session], files_to_merge: Iterable[File]) -> File:
         """Into the replay's own folder."""
-        return self.own.save(partition, stem, sessions, merge)
+        return self.replay_state.save(partition, stem, sessions, files_to_merge)
 
-    def each(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
+    def all_sessions(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
         """Those that were saved meanwhile."""
-        return self.own.each(files)
+        return self.replay_state.all_sessions(files)
 
-    def quarantined(self, files: Iterable[File]) -> dict[str, Session]:
+    def quarantined_sessions(self, files: Iterable[File]) -> dict[str, Session]:
         """The same, of those in quarantine."""
-        return self.own.quarantined(files)
+        return self.replay_state.quarantined_sessions(files)

@@ -18,10 +18,10 @@ import msgspec
 from msgspec.structs import replace
 
 from seriatim.core.errors import ConfigError, IntegrityError
-from seriatim.core.ledger import Ledger, Manifest, decode
-from seriatim.core.status import Status
+from seriatim.core.ledger import Ledger, Manifest, decode_manifest
+from seriatim.core.status import SavedStatus
 
-FILE = "status.json"
+STATUS_FILE = "status.json"
 SEQUENCE_MAX = 10**12
 """Beyond it is no ledger, but a witness that is damaged."""
 
@@ -31,21 +31,21 @@ class StatusFiles:
 
     def __init__(self, root: Path, stream: str | None = None) -> None:
         self.root, self.stream = root, stream
-        self._listed: dict[int, list[str]] | None = None
+        self._hashes_by_entry: dict[int, list[str]] | None = None
 
-    def status(self) -> Status | None:
+    def read_status(self) -> SavedStatus | None:
         """What the last look said; none, or one that cannot be read: the next look writes it anew."""
         try:
-            found = msgspec.json.decode((self.root / FILE).read_bytes(), type=Status)
+            found = msgspec.json.decode((self.root / STATUS_FILE).read_bytes(), type=SavedStatus)
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError):  # text that is no UTF-8 is a ValueError
             return None
         return found if self.stream in (None, found.stream) else None
 
-    def put_status(self, status: Status) -> None:
+    def write_status(self, status: SavedStatus) -> None:
         """Keep a look, for pages."""
         from seriatim.disk import write_file
 
-        write_file(self.root / FILE, msgspec.json.encode(status))
+        write_file(self.root / STATUS_FILE, msgspec.json.encode(status))
 
     def witness(self) -> tuple[int, str] | None:
         """The last entry and its hash; None: it was never run."""
@@ -63,10 +63,10 @@ class StatusFiles:
                 next=f"restore {self.root / 'head.json'} from a backup",
             ) from None
 
-    def head(self) -> Ledger | None:
+    def last_ledger(self) -> Ledger | None:
         """The ledger as the witness has seen it."""
         seen = self.witness()
-        return None if seen is None else self._manifest(*seen).ledger
+        return None if seen is None else self._read_manifest(*seen).ledger
 
     def manifest(self, sequence: int) -> Manifest:
         """An entry, and the ledger after it."""
@@ -74,37 +74,37 @@ class StatusFiles:
         if seen is None or not 0 <= sequence <= seen[0]:
             last = -1 if seen is None else seen[0]
             raise ConfigError(f"there is no entry {sequence}", next=f"the last is {last}")
-        return self._manifest(sequence, self._named(sequence, *seen))
+        return self._read_manifest(sequence, self._manifest_hash(sequence, *seen))
 
-    def back(self, count: int, sequence: int | None = None) -> Iterator[Manifest]:
+    def manifests_backward(self, count: int, sequence: int | None = None) -> Iterator[Manifest]:
         """Entries from `sequence` (default: the last) back, newest first, at most so many."""
         seen = self.witness()
         if seen is None:
             return
-        found = self._manifest(*seen) if sequence is None else self.manifest(sequence)
+        found = self._read_manifest(*seen) if sequence is None else self.manifest(sequence)
         yield found
         for _ in range(count - 1):
             if found.entry.sequence <= 0:
                 return
-            found = self._manifest(found.entry.sequence - 1, found.entry.previous)
+            found = self._read_manifest(found.entry.sequence - 1, found.entry.previous)
             yield found
 
-    def _named(self, sequence: int, last: int, sha256: str) -> str:
+    def _manifest_hash(self, sequence: int, last_sequence: int, sha256: str) -> str:
         """The hash of an entry's manifest. Where tries left several, the entry after it says which."""
-        if self._listed is None:  # once: a page may need fifty of five thousand
-            self._listed = _listed(self.root / "manifests")
-        known = self._listed
-        if sequence < last and len(known.get(sequence, ())) == 1:
+        if self._hashes_by_entry is None:  # once: a page may need fifty of five thousand
+            self._hashes_by_entry = _list_manifest_hashes(self.root / "manifests")
+        known = self._hashes_by_entry
+        if sequence < last_sequence and len(known.get(sequence, ())) == 1:
             return known[sequence][0]
         at = min(
-            (number for number, found in known.items() if sequence < number < last and len(found) == 1), default=last
+            (number for number, found in known.items() if sequence < number < last_sequence and len(found) == 1), default=last_sequence
         )
-        named = known[at][0] if at < last else sha256
+        named = known[at][0] if at < last_sequence else sha256
         for number in range(at, sequence, -1):
-            named = self._manifest(number, named).entry.previous
+            named = self._read_manifest(number, named).entry.previous
         return named
 
-    def _manifest(self, sequence: int, sha256: str) -> Manifest:
+    def _read_manifest(self, sequence: int, sha256: str) -> Manifest:
         import pyarrow as pa
 
         path = self.root / "manifests" / f"{sequence:010d}-{sha256}.json.zst"
@@ -112,7 +112,7 @@ class StatusFiles:
             packed = path.read_bytes()
             if hashlib.sha256(packed).hexdigest() != sha256:
                 raise ValueError("its hash differs")
-            found = decode(pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read())
+            found = decode_manifest(pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read())
         except (OSError, ValueError) as error:  # msgspec's and Arrow's own are of these kinds
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise IntegrityError(
@@ -126,7 +126,7 @@ class StatusFiles:
         return replace(found, ledger=replace(found.ledger, sha256=sha256))
 
 
-def _listed(folder: Path) -> dict[int, list[str]]:
+def _list_manifest_hashes(folder: Path) -> dict[int, list[str]]:
     """Manifests that are there: their hashes, by entry."""
     found: dict[int, list[str]] = {}
     for path in folder.glob("*-*.json.zst"):

@@ -19,7 +19,7 @@ from seriatim.disk import write_file
 
 BYTES_MAX = 64 * 1024 * 1024
 """Of all of a stream's traces: the oldest files go first."""
-SCHEMA = pa.schema(
+TRACE_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("topic_id", pa.string()),
@@ -34,11 +34,11 @@ SCHEMA = pa.schema(
 )
 
 
-def put(root: Path, partition: Partition, stem: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_trace_rows(root: Path, partition: Partition, stem: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Leave the rows of one task, as a whole or not at all."""
     if rows:
         into = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_pylist(list(rows), schema=SCHEMA), into, compression="zstd")
+        pq.write_table(pa.Table.from_pylist(list(rows), schema=TRACE_SCHEMA), into, compression="zstd")
         path = root / "traces" / str(partition) / f"{stem}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, into.getvalue().to_pybytes())

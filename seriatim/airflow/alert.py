@@ -24,64 +24,64 @@ WAIT_SECONDS = 25.0
 log = logging.getLogger(__name__)
 
 
-class Alert:
+class FailureCallback:
     """Called with Airflow's context when a run has failed, or has gone well.
 
     Of a DAG over many streams those are told whose task left a word, else the one whose task was the last; of a DAG
     that names none, the one that its form named. Where Airflow says neither, all are: somebody must be told.
     """
 
-    def __init__(self, streams: Sequence[str], folder: str, *, good: bool = False) -> None:
-        self.streams, self.folder, self.good = tuple(streams), folder, good
+    def __init__(self, streams: Sequence[str], folder: str, *, run_succeeded: bool = False) -> None:
+        self.streams, self.folder, self.run_succeeded = tuple(streams), folder, run_succeeded
 
     def __call__(self, context: Mapping[str, Any]) -> None:
         """Leave a note, then have it told. A rehearsal that went well says nothing of runs."""
-        if self.good and place.is_rehearsal(context):
+        if self.run_succeeded and place.is_read_only_run(context):
             return
         note = Note(
-            kind="good" if self.good else "failed",
+            kind="good" if self.run_succeeded else "failed",
             at_seconds=time.time(),
             dag=context["dag"].dag_id,
             run=context.get("run_id") or "",
-            text="" if self.good else f"the run failed: {context.get('reason') or 'no reason given'}",
-            links=place.links(context),
+            text="" if self.run_succeeded else f"the run failed: {context.get('reason') or 'no reason given'}",
+            links=place.run_links(context),
         )
-        concerned = [stream for stream in self._concerned(context) if not self.good or self._is_news(stream)]
+        concerned = [stream for stream in self._affected_streams(context) if not self.run_succeeded or self._ends_incident(stream)]
         for stream in concerned:
-            place.leave(self.folder, stream, note, log)
+            place.add_note(self.folder, stream, note, log)
         for stream in concerned:
-            self._tell(stream)
+            self._run_watch(stream)
 
-    def _is_news(self, stream: str) -> bool:
+    def _ends_incident(self, stream: str) -> bool:
         """Whether a run that went well ends anything."""
-        outbox = place.outbox(self.folder, stream)
-        return RUN in outbox.desk().open or bool(outbox.notes())
+        outbox = place.open_outbox(self.folder, stream)
+        return RUN in outbox.alert_state().open_incidents or bool(outbox.notes())
 
-    def _concerned(self, context: Mapping[str, Any]) -> list[str]:
+    def _affected_streams(self, context: Mapping[str, Any]) -> list[str]:
         if len(self.streams) == 1:
             return list(self.streams)
         last = getattr(context.get("ti"), "task_id", "")
         if not self.streams and (asked := (context.get("params") or {}).get("stream")):
             return [str(asked)]
         names = self.streams or place.stream_names(self.folder)
-        said = [name for name in names if self._said(name, context.get("run_id"))]
+        said = [name for name in names if self._has_task_note(name, context.get("run_id"))]
         return said or [name for name in names if name == last] or list(names)
 
-    def _said(self, stream: str, run: str | None) -> bool:
+    def _has_task_note(self, stream: str, run_id: str | None) -> bool:
         """Whether a task of this run left a word; a desk that cannot be read may have one."""
         try:
-            notes = place.outbox(self.folder, stream).notes().values()
+            notes = place.open_outbox(self.folder, stream).notes().values()
         except OSError as error:
             log.warning("%s: its notes cannot be read: %s", stream, error)
             return True
-        return any(note.kind == "task" and note.run == run for note in notes)
+        return any(note.kind == "task" and note.run == run_id for note in notes)
 
-    def _tell(self, stream: str) -> None:
+    def _run_watch(self, stream: str) -> None:
         command = [sys.executable, "-m", "seriatim", "watch", stream, "--once"]
         process = subprocess.Popen(
             command,
             cwd=self.folder,
-            env=place.environment(self.folder),
+            env=place.command_environment(self.folder),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -22,28 +22,28 @@ from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 
 from seriatim import config, streams, tuned
 from seriatim.airflow import place
-from seriatim.airflow.command import die_with_parent, end_all
+from seriatim.airflow.command import die_with_parent, terminate_process_tree
 from seriatim.airflow.link import RunPage
-from seriatim.airflow.outcome import error_of, outcome_file, read_outcome
+from seriatim.airflow.outcome import build_error, outcome_file, read_outcome
 from seriatim.config import Settings
 from seriatim.core.errors import ConfigError, PlatformError, SeriatimError
-from seriatim.core.request import arguments, parse
+from seriatim.core.request import command_arguments, parse_run_request
 
-CONNECTION = "seriatim_spark"
+SPARK_CONNECTION_ID = "seriatim_spark"
 APPLICATION = "spark_apps/fold.py"
-NOISE = "WARNING: Using incubator modules"
+JAVA_WARNING = "WARNING: Using incubator modules"
 """What Java says of every Spark, and nobody can act on."""
-ONLY_NEW = (
+BACKFILL_HINT = (
     "Airflow's backfill folds what is not committed yet, whatever its dates are; "
     "to fold a range again, trigger this DAG with action = backfill"
 )
 
 
-class Submit(SparkSubmitHook):
+class LoggedSparkSubmitHook(SparkSubmitHook):
     """spark-submit whose lines come out as they were said, and whose driver leaves an outcome."""
 
-    def __init__(self, *, folder: str, without_connection: str, **kwargs: Any) -> None:
-        self.folder, self.without_connection = folder, without_connection
+    def __init__(self, *, folder: str, default_master: str, **kwargs: Any) -> None:
+        self.folder, self.default_master = folder, default_master
         self.outcome_path: Path | None = None
         """Where the driver is told to leave how it ended."""
         super().__init__(**kwargs)
@@ -53,11 +53,11 @@ class Submit(SparkSubmitHook):
         try:
             return super().get_connection(conn_id)
         except AirflowNotFoundException:
-            if self.without_connection:
-                return Connection(conn_id=conn_id, conn_type="spark", host=self.without_connection)
+            if self.default_master:
+                return Connection(conn_id=conn_id, conn_type="spark", host=self.default_master)
             raise ConfigError(
                 f"there is no Airflow connection {conn_id!r}",
-                next=f"make it (type Spark), or unset SERIATIM_SPARK_CONNECTION: then {CONNECTION} or local Spark",
+                next=f"make it (type Spark), or unset SERIATIM_SPARK_CONNECTION: then {SPARK_CONNECTION_ID} or local Spark",
             ) from None
 
     @property
@@ -90,7 +90,7 @@ class Submit(SparkSubmitHook):
         return super().submit(application, **{**ours, **kwargs})
 
 
-class Fold(SparkSubmitOperator):
+class FoldOperator(SparkSubmitOperator):
     """Folds a stream as the trigger form asks, in one submission."""
 
     operator_extra_links = (RunPage(),)
@@ -100,56 +100,56 @@ class Fold(SparkSubmitOperator):
             application=str(Path(folder) / APPLICATION), name=f"seriatim {stream}", durable=False, **kwargs
         )
         self.stream, self.folder = stream, folder
-        self._submission: Submit | None = None
+        self._submit_hook: LoggedSparkSubmitHook | None = None
 
-    def words_for(self, context: Any) -> list[str]:
+    def build_arguments(self, context: Any) -> list[str]:
         """The command to be submitted, word by word; none: nothing is to be folded."""
-        request = parse(dict(context["params"]))
+        request = parse_run_request(dict(context["params"]))
         if request.action != "backfill" and request.dry_run:
             return []
-        return arguments(request, self.stream, self._scratch(context) if request.action == "replay" else "")
+        return command_arguments(request, self.stream, self._scratch_folder(context) if request.action == "replay" else "")
 
-    def _scratch(self, context: Any) -> str:
+    def _scratch_folder(self, context: Any) -> str:
         """Where a replay goes: a folder for each try, below the home. Who has compared it may delete it."""
         run, attempt = re.sub(r"[^A-Za-z0-9]+", "-", context["run_id"]), context["ti"].try_number
-        home = config.load(folder=Path(self.folder)).home
+        home = config.load_settings(folder=Path(self.folder)).home
         return str(home / "scratch" / self.stream / f"{run}-{attempt}")
 
     def execute(self, context: Any) -> None:
         """Submit, and tell what came of it."""
         if getattr(context["dag_run"], "run_type", "") == "backfill":
-            self.log.info(ONLY_NEW)
-        words = self.words_for(context)
+            self.log.info(BACKFILL_HINT)
+        words = self.build_arguments(context)
         if not words:
             self.log.info("%s: a dry run: the task plan says what would be done", self.stream)
             return
-        settings = config.load(folder=Path(self.folder))
+        settings = config.load_settings(folder=Path(self.folder))
         self.application_args = words
-        self._spark_binary = _beside_python("spark-submit")
+        self._spark_binary = _program_beside_python("spark-submit")
         try:
-            self._hook = self._submission = self._prepared(settings)
+            self._hook = self._submit_hook = self._create_submit_hook(settings)
         except SeriatimError as error:
-            self._leave(context, error)
+            self._add_note(context, error)
             raise
         with outcome_file() as path:
-            self._submission.outcome_path = path
+            self._submit_hook.outcome_path = path
             try:
                 super().execute(context)
             except (AirflowException, OSError, RuntimeError) as error:  # Airflow's is the same whatever happened
-                known = self._known_error(self._submission, words[0], error)
-                self._leave(context, known)
+                known = self._known_error(self._submit_hook, words[0], error)
+                self._add_note(context, known)
                 raise known from None
 
-    def _prepared(self, settings: Settings) -> Submit:
+    def _create_submit_hook(self, settings: Settings) -> LoggedSparkSubmitHook:
         """The submission: JARs, memory, a quiet log; and what only a Spark on this machine needs."""
         from seriatim.embedded import jars
 
-        self.jars = ",".join(map(str, jars.ensure("spark", settings, self.log.info)))
+        self.jars = ",".join(map(str, jars.ensure_jars("spark", settings, self.log.info)))
         self._driver_memory = settings.spark_driver_memory
-        hook = Submit(
+        hook = LoggedSparkSubmitHook(
             folder=self.folder,
-            without_connection="" if settings.spark_connection else settings.spark_master,
-            conn_id=settings.spark_connection or CONNECTION,
+            default_master="" if settings.spark_connection else settings.spark_master,
+            conn_id=settings.spark_connection or SPARK_CONNECTION_ID,
             name=self.name,
             jars=self.jars,
             driver_memory=self._driver_memory,
@@ -157,45 +157,45 @@ class Fold(SparkSubmitOperator):
             spark_binary=self._spark_binary,
             conf={},
         )
-        file = streams.load(self.stream, settings.streams)
+        file = streams.load_stream(self.stream, settings.streams)
         options = tuned.java_options(file.stream)
         hook._conf |= {"spark.driver.extraJavaOptions": options, "spark.ui.showConsoleProgress": "false"}
         if hook.is_local:
-            hook._conf |= tuned.on_this_machine(file.stream)
+            hook._conf |= tuned.local_spark_settings(file.stream)
             hook._env_vars = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
         else:
             machines = sorted(map(str, Path(file.folder).glob("*.py")))
             hook._py_files = ",".join(machines) or None
         return hook
 
-    def _known_error(self, hook: Submit, verb: str, error: Exception) -> SeriatimError:
+    def _known_error(self, hook: LoggedSparkSubmitHook, verb: str, error: Exception) -> SeriatimError:
         """What the submission came to, as an error of ours."""
         process = hook._submit_sp
         code = process.poll() if process is not None else None
         if not code:
             return PlatformError(f"spark-submit did not run: {error}")
         outcome = read_outcome(hook.outcome_path) if hook.outcome_path is not None else None
-        return error_of(f"seriatim {verb}", code, outcome)
+        return build_error(f"seriatim {verb}", code, outcome)
 
-    def _leave(self, context: Any, error: SeriatimError) -> None:
+    def _add_note(self, context: Any, error: SeriatimError) -> None:
         """A note for the alert."""
-        place.leave(self.folder, self.stream, place.note_of_task(context, self.task_id, error), self.log)
+        place.add_note(self.folder, self.stream, place.task_note(context, self.task_id, error), self.log)
 
     def on_kill(self) -> None:
         """The driver is a child of spark-submit's JVM: both end, and Spark's own workers with them."""
-        process = self._submission._submit_sp if self._submission is not None else None
+        process = self._submit_hook._submit_sp if self._submit_hook is not None else None
         if process is not None:
-            end_all(process.pid)
-        if self._submission is not None and self._submission._connection["deploy_mode"] == "cluster":
+            terminate_process_tree(process.pid)
+        if self._submit_hook is not None and self._submit_hook._connection["deploy_mode"] == "cluster":
             super().on_kill()
 
 
 def _without_noise(lines: Iterable[str]) -> Iterator[str]:
     """Lines as they were said, without those that Java says of every Spark."""
-    return (line.rstrip("\n") for line in lines if not line.startswith(NOISE))
+    return (line.rstrip("\n") for line in lines if not line.startswith(JAVA_WARNING))
 
 
-def _beside_python(program: str) -> str | None:
+def _program_beside_python(program: str) -> str | None:
     """A program of the environment that runs us; None: whatever PATH has."""
     path = Path(sys.executable).with_name(program)
     return str(path) if path.exists() else None

@@ -20,4 +20,4 @@ class RunPage(BaseOperatorLink):
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002  # Airflow's signature
         """The run's page."""
-        return address.run(place.address(), ti_key.dag_id, ti_key.run_id)
+        return address.run_url(place.airflow_base_url(), ti_key.dag_id, ti_key.run_id)

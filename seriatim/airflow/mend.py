@@ -15,45 +15,45 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from seriatim.airflow import place
-from seriatim.airflow.command import Command
-from seriatim.airflow.fold import Fold
+from seriatim.airflow.command import CommandOperator
+from seriatim.airflow.fold import FoldOperator
 from seriatim.core.alert import REPAIR, Note
 from seriatim.core.errors import IntegrityError
-from seriatim.core.request import repair_words
+from seriatim.core.request import repair_arguments
 
-REJECTED = (
+REJECTED_TEXT = (
     "rejected: nothing was changed, and what is hurt still waits; "
     "trigger this DAG again for another plan, or see `seriatim status %s`"
 )
 
 
-class RepairPlan(Command):
+class RepairPlanOperator(CommandOperator):
     """Makes the plan, and says it to whoever is to approve it."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(words=["repair"], **kwargs)
+        super().__init__(arguments=["repair"], **kwargs)
 
-    def words_for(self, context: Any) -> list[str]:
+    def build_arguments(self, context: Any) -> list[str]:
         """As the form asks, for scripts: the token is in it."""
         self.stream = str(context["params"]["stream"])
-        return [*repair_words(dict(context["params"])), "--json"]
+        return [*repair_arguments(dict(context["params"])), "--json"]
 
-    def is_asked(self, context: Any) -> bool:  # noqa: ARG002  # it has a form always
+    def is_requested_by_form(self, context: Any) -> bool:  # noqa: ARG002  # it has a form always
         """Nobody else starts a repair."""
         return True
 
-    def is_fine(self, code: int, printed: str) -> bool:
+    def is_success(self, code: int, stdout: str) -> bool:
         """A plan is one also if it does not mend everything: its notes say what it leaves."""
-        return code == 0 or (code == IntegrityError.exit_code and bool(printed))
+        return code == 0 or (code == IntegrityError.exit_code and bool(stdout))
 
     def execute(self, context: Any) -> dict[str, str]:
         """The plan as a text, and its token."""
-        plan = msgspec.json.decode(self.printed(context))
+        plan = msgspec.json.decode(self.run_command(context))
         if plan["parts"] or plan["drops"] or plan["resumes"]:
-            return {"approval": plan["approval"], "text": shown(plan)}
+            return {"approval": plan["approval"], "text": render_plan_markdown(plan)}
         if plan["notes"]:
             notes = "\n".join(plan["notes"])
-            raise self.told(context, IntegrityError(f"{plan['stream']}: no repair mends what is hurt", next=notes))
+            raise self.report_error(context, IntegrityError(f"{plan['stream']}: no repair mends what is hurt", next=notes))
         if not any(context["params"].get(field) for field in ("partition", "session", "from")):
             self._note_well(context)
         raise AirflowSkipException(f"{plan['stream']}: nothing is hurt, so there is nothing to approve")
@@ -61,35 +61,35 @@ class RepairPlan(Command):
     def _note_well(self, context: Any) -> None:
         """A repair that failed earlier is not needed any more: nothing of the whole stream is hurt."""
         note = Note(kind="good", at_seconds=time.time(), dag=context["dag"].dag_id, run=context["run_id"])
-        if REPAIR in place.outbox(self.folder, self.stream).desk().open:
-            place.leave(self.folder, self.stream, note, self.log)
+        if REPAIR in place.open_outbox(self.folder, self.stream).alert_state().open_incidents:
+            place.add_note(self.folder, self.stream, note, self.log)
 
 
-class Approve(ApprovalOperator):
+class ApproveOperator(ApprovalOperator):
     """Asks a person; a no is said as such."""
 
     def execute_complete(self, context: Any, **answer: Any) -> Any:
         """Go on, or say that nothing was done and skip what follows, which Airflow does by raising."""
         if answer["event"].get("chosen_options") == [self.REJECT]:
-            self.log.info(REJECTED, context["params"]["stream"])
+            self.log.info(REJECTED_TEXT, context["params"]["stream"])
         return super().execute_complete(context, **answer)
 
 
-class RepairApply(Fold):
+class RepairApplyOperator(FoldOperator):
     """Applies the plan that was approved."""
 
-    def __init__(self, *, plan: str, **kwargs: Any) -> None:
+    def __init__(self, *, plan_task_id: str, **kwargs: Any) -> None:
         super().__init__(stream="repair", **kwargs)
-        self.plan = plan
+        self.plan_task_id = plan_task_id
 
-    def words_for(self, context: Any) -> list[str]:
+    def build_arguments(self, context: Any) -> list[str]:
         """The same words as the plan's, with its token."""
         self.stream = str(context["params"]["stream"])
-        approval = context["ti"].xcom_pull(task_ids=self.plan)["approval"]
-        return [*repair_words(dict(context["params"])), "--apply", f"--approval={approval}"]
+        approval = context["ti"].xcom_pull(task_ids=self.plan_task_id)["approval"]
+        return [*repair_arguments(dict(context["params"])), "--apply", f"--approval={approval}"]
 
 
-def shown(plan: dict[str, Any]) -> str:
+def render_plan_markdown(plan: dict[str, Any]) -> str:
     """A plan in Markdown, what users named in it as plain text."""
     lines = [f"As of entry {plan['sequence']}, this is done in one commit:"]
     for hold in plan["holds"]:

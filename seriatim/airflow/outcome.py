@@ -28,7 +28,7 @@ from seriatim.core.errors import (
 )
 from seriatim.core.failure import CommandOutcome
 
-BY_CODE: dict[int, type[SeriatimError]] = {
+ERROR_TYPE_BY_EXIT_CODE: dict[int, type[SeriatimError]] = {
     error_class.exit_code: error_class for error_class in (ConfigError, IntegrityError, PlatformError, FencedError)
 }
 """Without code 1: Spark's launcher also ends with it, so that alone does not mean a bug of ours."""
@@ -53,12 +53,12 @@ def read_outcome(path: Path) -> CommandOutcome | None:
         return None
 
 
-def error_of(name: str, code: int, outcome: CommandOutcome | None) -> SeriatimError:
+def build_error(name: str, code: int, outcome: CommandOutcome | None) -> SeriatimError:
     """The error of a process that ended with `code`: its own, where it left one that belongs to this end."""
     # A process can still be killed after it left its outcome: then the code, which is how it really ended, differs.
     if outcome is not None and outcome.failure is not None and outcome.exit_code == code:
         return outcome.failure.to_error()
-    error_class = BY_CODE.get(code, PlatformError)
+    error_class = ERROR_TYPE_BY_EXIT_CODE.get(code, PlatformError)
     goes_on = "a run goes on from the last commit"
     if code in (-signal.SIGKILL, SHELL_SIGNAL + signal.SIGKILL):
         message = f"{name} was ended by signal {signal.SIGKILL:d} and left no word"
@@ -67,6 +67,6 @@ def error_of(name: str, code: int, outcome: CommandOutcome | None) -> SeriatimEr
     return error_class(f"{name} {ended} and left no word", next=f"read the log above; {goes_on}")
 
 
-def screen_of(error: SeriatimError) -> str:
+def extract_error_screen(error: SeriatimError) -> str:
     """An error as its note shows it: one screen, cut where it is too long for a mail."""
     return "\n".join(error.render().splitlines()[:SCREEN_LINES_MAX])

@@ -11,24 +11,24 @@ from __future__ import annotations
 from airflow.sdk import Param
 
 from seriatim.core.request import (
-    ACTIONS,
-    EDGE_SHOWN,
-    LISTED_MAX,
+    EDGE_EXAMPLES,
     MESSAGES_MAX,
-    OFFSET,
-    PARTITION,
-    SESSION_MAX,
-    TIME,
-    TOPIC,
-    TRACED_MAX,
+    NAMES_LISTED_MAX,
+    OFFSET_PATTERN,
+    PARTITION_PATTERN,
+    RUN_ACTIONS,
+    SESSION_NAME_MAX,
+    TIME_PATTERN,
+    TOPIC_PATTERN,
+    TRACED_SESSIONS_MAX,
 )
 
-WHAT, WHERE, HOW = "What to do", "Which messages (backfill, replay)", "How"
-END = r"$(?!\n)"
+SECTION_ACTION, SECTION_MESSAGES, SECTION_OPTIONS = "What to do", "Which messages (backfill, replay)", "How"
+LINE_END_PATTERN = r"$(?!\n)"
 """`$` alone would let a line end through."""
 
 
-def params() -> dict[str, Param]:
+def stream_params() -> dict[str, Param]:
     """The form of a stream's DAG. Left as it is, it is a plain run."""
     return {
         "action": Param(
@@ -36,15 +36,15 @@ def params() -> dict[str, Param]:
             "run: fold what is not committed yet. backfill: fold a range again and replace it. replay: fold a range "
             "again into a scratch folder that the log names, changing nothing; `seriatim diff` compares it.",
             type="string",
-            enum=list(ACTIONS),
+            enum=list(RUN_ACTIONS),
             title="Action",
-            section=WHAT,
+            section=SECTION_ACTION,
         ),
-        "dry_run": Param(False, "Only show what would be done.", type="boolean", title="Dry run", section=WHAT),
-        "topics": _list("Topics", "Topic names, one a line. Empty: all of the stream.", TOPIC),
-        "partitions": _list("Partitions", "Like prefix-a/3, one a line; instead of topics.", PARTITION),
-        "from": _edge("From", f"The first message: {EDGE_SHOWN}. An offset needs exactly one partition."),
-        "until": _edge("Until", "The first message not meant any more: the same. Empty: to the frontier."),
+        "dry_run": Param(False, "Only show what would be done.", type="boolean", title="Dry run", section=SECTION_ACTION),
+        "topics": _list_param("Topics", "Topic names, one a line. Empty: all of the stream.", TOPIC_PATTERN),
+        "partitions": _list_param("Partitions", "Like prefix-a/3, one a line; instead of topics.", PARTITION_PATTERN),
+        "from": _edge_param("From", f"The first message: {EDGE_EXAMPLES}. An offset needs exactly one partition."),
+        "until": _edge_param("Until", "The first message not meant any more: the same. Empty: to the frontier."),
         "messages_max": Param(
             None,
             "Messages in one slice. Empty: as the stream file says.",
@@ -52,43 +52,43 @@ def params() -> dict[str, Param]:
             minimum=1,
             maximum=MESSAGES_MAX,
             title="Slice size",
-            section=HOW,
+            section=SECTION_OPTIONS,
         ),
         "trace": Param(
             [],
             "Sessions to trace, one a line: what each message of theirs does is left under traces/ of the output.",
             type=["array", "null"],
-            items={"type": "string", "maxLength": SESSION_MAX},
-            maxItems=TRACED_MAX,
+            items={"type": "string", "maxLength": SESSION_NAME_MAX},
+            maxItems=TRACED_SESSIONS_MAX,
             title="Trace",
-            section=HOW,
+            section=SECTION_OPTIONS,
         ),
     }
 
 
-def _list(title: str, description: str, pattern: str) -> Param:
+def _list_param(title: str, description: str, pattern: str) -> Param:
     return Param(
         [],
         description,
         type=["array", "null"],
-        items={"type": "string", "pattern": f"^(?:{pattern}){END}"},
-        maxItems=LISTED_MAX,
+        items={"type": "string", "pattern": f"^(?:{pattern}){LINE_END_PATTERN}"},
+        maxItems=NAMES_LISTED_MAX,
         uniqueItems=True,
         title=title,
-        section=WHERE,
+        section=SECTION_MESSAGES,
     )
 
 
-def _edge(title: str, description: str) -> Param:
-    pattern = f"^(?:{OFFSET}|{TIME})?{END}"
-    return Param(None, description, type=["string", "null"], pattern=pattern, title=title, section=WHERE)
+def _edge_param(title: str, description: str) -> Param:
+    pattern = f"^(?:{OFFSET_PATTERN}|{TIME_PATTERN})?{LINE_END_PATTERN}"
+    return Param(None, description, type=["string", "null"], pattern=pattern, title=title, section=SECTION_MESSAGES)
 
 
-def place(description: str) -> Param:
+def partition_param(description: str) -> Param:
     """One partition, or none."""
-    return Param(None, description, type=["string", "null"], pattern=f"^(?:{PARTITION})?{END}")
+    return Param(None, description, type=["string", "null"], pattern=f"^(?:{PARTITION_PATTERN})?{LINE_END_PATTERN}")
 
 
-def edge(description: str) -> Param:
+def offset_param(description: str) -> Param:
     """One offset, or none."""
-    return Param(None, description, type=["string", "null"], pattern=f"^(?:{OFFSET})?{END}")
+    return Param(None, description, type=["string", "null"], pattern=f"^(?:{OFFSET_PATTERN})?{LINE_END_PATTERN}")

@@ -16,7 +16,7 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from seriatim import config, streams, wiring
-from seriatim.airflow.outcome import screen_of
+from seriatim.airflow.outcome import extract_error_screen
 from seriatim.core.alert import Note
 from seriatim.core.errors import SeriatimError
 from seriatim.core.failure import Failure
@@ -25,39 +25,39 @@ from seriatim.steps.alert import Outbox
 SMTP_CONNECTION = "smtp_default"
 
 
-def outbox(folder: str, stream: str) -> Outbox:
+def open_outbox(folder: str, stream: str) -> Outbox:
     """The stream's desk."""
-    return wiring.outbox(stream, config.load(folder=Path(folder)))
+    return wiring.outbox(stream, config.load_settings(folder=Path(folder)))
 
 
-def leave(folder: str, stream: str, note: Note, log: Any) -> None:
+def add_note(folder: str, stream: str, note: Note, log: Any) -> None:
     """Leave a note. Where there is no room or right, that is said, and whoever leaves it goes on as without it."""
     try:
-        outbox(folder, stream).leave(note)
+        open_outbox(folder, stream).add_note(note)
     except SeriatimError as error:
         log.warning("%s", error.render())
 
 
 def stream_names(folder: str) -> tuple[str, ...]:
     """All streams."""
-    return tuple(streams.names(config.load(folder=Path(folder)).streams))
+    return tuple(streams.list_streams(config.load_settings(folder=Path(folder)).streams))
 
 
 def has_ledger(folder: str, stream: str) -> bool:
     """Whether a stream was ever run: a look at the disk, without reading it."""
-    file = streams.load(stream, config.load(folder=Path(folder)).streams)
+    file = streams.load_stream(stream, config.load_settings(folder=Path(folder)).streams)
     return (Path(file.stream.output.path) / "records" / "_delta_log").exists()
 
 
-def environment(folder: str) -> dict[str, str]:
+def command_environment(folder: str) -> dict[str, str]:
     """The environment of a command: ours, Airflow's address, and its mail server unless another is set."""
-    settings, ours = config.load(folder=Path(folder)), config.environment()
+    settings, ours = config.load_settings(folder=Path(folder)), config.child_environment()
     if not settings.airflow_url:
-        ours["SERIATIM_AIRFLOW_URL"] = address()
-    return ours if settings.smtp else {**ours, **_mail_server()}
+        ours["SERIATIM_AIRFLOW_URL"] = airflow_base_url()
+    return ours if settings.smtp else {**ours, **_mail_server_environment()}
 
 
-def _mail_server() -> dict[str, str]:
+def _mail_server_environment() -> dict[str, str]:
     """Airflow's own mail connection, if one names a host, by the environment: a password is in no command line."""
     try:
         found = BaseHook.get_connection(SMTP_CONNECTION)
@@ -76,33 +76,33 @@ def _mail_server() -> dict[str, str]:
         "SMTP_FROM": extra.get("from_email"),
         "SMTP_TLS": tls,
     }
-    return {f"{config.PREFIX}{name}": str(value) for name, value in given.items() if value}
+    return {f"{config.ENVIRONMENT_PREFIX}{name}": str(value) for name, value in given.items() if value}
 
 
 def _is_true(value: Any) -> bool:
     return str(value).lower() in ("true", "1", "yes")
 
 
-def is_rehearsal(context: Mapping[str, Any]) -> bool:
+def is_read_only_run(context: Mapping[str, Any]) -> bool:
     """Whether the form asks for a run that changes nothing."""
     form = context.get("params") or {}
     return form.get("dry_run") is True or form.get("action") == "replay"
 
 
-def address() -> str:
+def airflow_base_url() -> str:
     """Where Airflow's pages are."""
     return str(conf.get("api", "base_url", fallback="http://localhost:8080/"))
 
 
-def links(context: Mapping[str, Any]) -> dict[str, str]:
+def run_links(context: Mapping[str, Any]) -> dict[str, str]:
     """The pages of a run and of its task's log."""
     dag_id, run = context["dag"].dag_id, context.get("run_id") or context["dag_run"].run_id
-    found = {"run": f"{address().rstrip('/')}/dags/{quote(dag_id)}/runs/{quote(run)}"}
+    found = {"run": f"{airflow_base_url().rstrip('/')}/dags/{quote(dag_id)}/runs/{quote(run)}"}
     task = context.get("ti")
     return found if task is None else {**found, "log": task.log_url}
 
 
-def note_of_task(context: Mapping[str, Any], task: str, error: SeriatimError) -> Note:
+def task_note(context: Mapping[str, Any], task: str, error: SeriatimError) -> Note:
     """What a task that failed has to say."""
     return Note(
         kind="task",
@@ -112,7 +112,7 @@ def note_of_task(context: Mapping[str, Any], task: str, error: SeriatimError) ->
         task=task,
         exit_code=error.exit_code,
         error=Failure.of(error).error,
-        text=screen_of(error),
+        text=extract_error_screen(error),
         next=error.next,
-        links=links(context),
+        links=run_links(context),
     )

@@ -14,12 +14,12 @@ from typing import Any
 from airflow.sdk import DagRunState
 
 from seriatim.airflow import place
-from seriatim.airflow.command import Command
+from seriatim.airflow.command import CommandOperator
 from seriatim.core.alert import Note, runs_without_an_end
 from seriatim.core.mail import NO_CALLBACK
 
 
-class Watch(Command):
+class Watch(CommandOperator):
     """Looks at all streams, after it has noted which runs failed in silence."""
 
     def execute(self, context: Any) -> None:
@@ -32,7 +32,7 @@ class Watch(Command):
         super().execute(context)
 
     def _note_failed_runs(self, stream: str, context: Any) -> None:
-        notes = place.outbox(self.folder, stream).notes()
+        notes = place.open_outbox(self.folder, stream).notes()
         for dag, run in runs_without_an_end(notes.values()):
             try:
                 failed = context["ti"].get_dr_count(dag_id=dag, run_ids=[run], states=[DagRunState.FAILED.value])
@@ -42,4 +42,4 @@ class Watch(Command):
             if failed:
                 text = f"the run failed, and {NO_CALLBACK}"
                 note = Note(kind="failed", at_seconds=time.time(), dag=dag, run=run, text=text, inferred=True)
-                place.leave(self.folder, stream, note, self.log)
+                place.add_note(self.folder, stream, note, self.log)

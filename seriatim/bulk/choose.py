@@ -9,8 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 
-from seriatim.bulk.kinds import can_fold
-from seriatim.bulk.ready import compile_aside, is_ready
+from seriatim.bulk.kinds import can_fold_in_bulk
+from seriatim.bulk.ready import compile_in_background, is_ready
 from seriatim.core.fold import Fold
 from seriatim.core.machine import Runner
 from seriatim.core.stream import Stream
@@ -19,17 +19,17 @@ MESSAGES_MIN, MESSAGES_MIN_LOADED = 50_000, 1_000
 """Messages of a task from which on folding in bulk is faster: loading what it takes costs half a second, once."""
 
 
-def machine(stream: Stream, plain: Callable[[], Runner], messages: int) -> tuple[Runner, type[Fold]]:
+def choose_machine(stream: Stream, create_plain_machine: Callable[[], Runner], message_count: int) -> tuple[Runner, type[Fold]]:
     """A machine and its fold for this many messages."""
     least = MESSAGES_MIN_LOADED if "numba" in sys.modules else MESSAGES_MIN
-    if messages < least or not can_fold(stream) or not is_ready():
-        return plain(), Fold
+    if message_count < least or not can_fold_in_bulk(stream) or not is_ready():
+        return create_plain_machine(), Fold
     from seriatim.bulk.fold import BulkFold
     from seriatim.bulk.table import BulkTable
 
     return stream.table_machine(BulkTable), BulkFold
 
 
-def for_later(stream: Stream, messages: Iterable[int]) -> subprocess.Popen[bytes] | None:
+def compile_for_later_tasks(stream: Stream, message_counts: Iterable[int]) -> subprocess.Popen[bytes] | None:
     """Compile aside what tasks of these sizes would have taken, had it been ready."""
-    return compile_aside() if can_fold(stream) and max(messages, default=0) >= MESSAGES_MIN else None
+    return compile_in_background() if can_fold_in_bulk(stream) and max(message_counts, default=0) >= MESSAGES_MIN else None

@@ -13,51 +13,51 @@ import pyarrow.compute as pc
 
 from seriatim.bulk.compiled import MISSING, Array, compiled
 from seriatim.bulk.kinds import BOOL, FLOAT, TEXT
-from seriatim.bulk.parse import UNSURE, Parsed, Wanted, parse
-from seriatim.bulk.rows import Made
-from seriatim.core.session import Gathered
-from seriatim.core.table import KINDS
+from seriatim.bulk.parse import UNSURE, FieldLayout, ParsedMessages, parse_messages
+from seriatim.bulk.rows import BulkRecords
+from seriatim.core.session import ColumnarRecords
+from seriatim.core.table import MESSAGE_KINDS
 
 if TYPE_CHECKING:
-    from seriatim.bulk.fold import Names
+    from seriatim.bulk.fold import BulkSessionNames
     from seriatim.bulk.table import BulkTable
 
-OPS = pa.array(KINDS, pa.string())
+OPERATION_NAMES = pa.array(MESSAGE_KINDS, pa.string())
 
 
-def parsed_values(values: pa.Array, wanted: Wanted) -> tuple[Array, Array, Parsed]:
+def parse_values(values: pa.Array, layout: FieldLayout) -> tuple[Array, Array, ParsedMessages]:
     """A column of values: its bytes, where each begins and ends, and the messages parsed from it."""
-    count, width = len(values), len(wanted.kinds)
+    count, width = len(values), len(layout.column_kinds)
     wide = pa.types.is_large_binary(values.type)
     _, starts, content = values.buffers()
     edges = np.frombuffer(starts, np.int64 if wide else np.int32)[values.offset : values.offset + count + 1]
-    data = read_only(np.frombuffer(content if content is not None else b"", np.uint8))
+    data = as_read_only(np.frombuffer(content if content is not None else b"", np.uint8))
     cells = np.zeros((width, count), np.int64)
-    parsed = Parsed(
+    parsed = ParsedMessages(
         kinds=np.empty(count, np.int8),
         sequences=np.zeros(count, np.int64),
         cells=cells,
         floats=cells.view(np.float64),
         sizes=np.full((width, count), MISSING, np.int32),
-        hard=np.empty((count * width, 4), np.int64),
+        long_floats=np.empty((count * width, 4), np.int64),
     )
     edges = edges.astype(np.int64)
-    hard = parse(data, edges, wanted, parsed)
-    _read_hard(data, parsed, hard)
-    for i in _not_text(values, data, edges):
+    hard = parse_messages(data, edges, layout, parsed)
+    _parse_long_floats(data, parsed, hard)
+    for i in _non_text_positions(values, data, edges):
         parsed.kinds[i] = UNSURE
     return data, edges, parsed
 
 
-def _read_hard(data: Array, parsed: Parsed, count: int) -> None:
+def _parse_long_floats(data: Array, parsed: ParsedMessages, count: int) -> None:
     """Floats of many digits, read by Arrow, which rounds as msgspec does."""
     if count == 0:
         return
-    r, c, start, size = (np.ascontiguousarray(parsed.hard[:count, i]) for i in range(4))
-    parsed.floats[c, r] = texts(data, start, size.astype(np.int32)).cast(pa.float64()).to_numpy()
+    r, c, start, size = (np.ascontiguousarray(parsed.long_floats[:count, i]) for i in range(4))
+    parsed.floats[c, r] = text_column(data, start, size.astype(np.int32)).cast(pa.float64()).to_numpy()
 
 
-def _not_text(values: pa.Array, data: Array, edges: Array) -> list[int]:
+def _non_text_positions(values: pa.Array, data: Array, edges: Array) -> list[int]:
     """Positions of values that are null or not UTF-8."""
     unsure = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)).tolist() if values.null_count else []
     if np.max(data[edges[0] : edges[-1]], initial=0) < 128:
@@ -77,24 +77,24 @@ def _is_text(value: bytes) -> bool:
     return True
 
 
-def gathered(runner: BulkTable, names: Names, parsed: Parsed, made: Made, count: int) -> Gathered:
+def to_columnar_records(runner: BulkTable, names: BulkSessionNames, parsed: ParsedMessages, bulk_records: BulkRecords, count: int) -> ColumnarRecords:
     """Records in columns, as the plain fold would give them in rows."""
-    positions = made.positions[:count]
-    kinds = np.concatenate([runner.wanted.kinds] * (2 if runner.before else 1))
-    columns = [pc.take(OPS, pa.array(made.ops[:count]))]
+    positions = bulk_records.positions[:count]
+    kinds = np.concatenate([runner.field_layout.column_kinds] * (2 if runner.has_before_image else 1))
+    columns = [pc.take(OPERATION_NAMES, pa.array(bulk_records.operations[:count]))]
     for c, kind in enumerate(kinds.tolist()):
-        columns.append(column(kind, runner.arena.heap, made.cells[c, :count], made.sizes[c, :count]))
-    sequences = pa.array(parsed.sequences[positions]) if runner.wanted.sequenced else pa.nulls(count, pa.int64())
+        columns.append(arrow_column(kind, runner.arena.heap, bulk_records.cells[c, :count], bulk_records.sizes[c, :count]))
+    sequences = pa.array(parsed.sequences[positions]) if runner.field_layout.has_sequence else pa.nulls(count, pa.int64())
     sessions = pa.array(names.distinct, pa.string()).take(pa.array(names.codes[positions]))
-    return Gathered(positions=positions, sessions=sessions, sequences=sequences, columns=columns)
+    return ColumnarRecords(positions=positions, sessions=sessions, sequences=sequences, columns=columns)
 
 
-def column(kind: int, heap: Array, cells: Array, sizes: Array) -> pa.Array:
+def arrow_column(kind: int, heap: Array, cells: Array, sizes: Array) -> pa.Array:
     """One column of records. A negative size is a null."""
     valid = sizes >= 0
     validity = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
     if kind == TEXT:
-        return texts(heap, cells, sizes, validity)
+        return text_column(heap, cells, sizes, validity)
     if kind == BOOL:
         return pa.Array.from_buffers(
             pa.bool_(), len(cells), [validity, pa.py_buffer(np.packbits(cells == 1, bitorder="little"))]
@@ -104,17 +104,17 @@ def column(kind: int, heap: Array, cells: Array, sizes: Array) -> pa.Array:
     )
 
 
-def texts(data: Array, starts: Array, sizes: Array, validity: Any = None) -> pa.Array:
+def text_column(data: Array, starts: Array, sizes: Array, validity: Any = None) -> pa.Array:
     """Texts that lie anywhere in some bytes, as one column."""
     edges = np.empty(len(sizes) + 1, np.int32)
     edges[0] = 0
     np.cumsum(np.maximum(sizes, 0), out=edges[1:])
     out = np.empty(int(edges[-1]), np.uint8)
-    copy_texts(read_only(data), starts, edges, out)
+    copy_texts(as_read_only(data), starts, edges, out)
     return pa.StringArray.from_buffers(len(sizes), pa.py_buffer(edges), pa.py_buffer(out), validity)
 
 
-def read_only(data: Array) -> Array:
+def as_read_only(data: Array) -> Array:
     """The same bytes, not to be written to: whoever made them, they are one kind of array, compiled once."""
     data = data.view()
     data.flags.writeable = False

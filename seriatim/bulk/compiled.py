@@ -25,27 +25,27 @@ uint8: Any = np.uint8
 """Numbers of a known width, which are plain ones to mypy."""
 MISSING, NULL = -2, -1
 """In place of a cell's size: the message does not name the column, or names it as null."""
-OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
+NUMBA_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
 """No division here can fail, and nothing is allocated: without counting references it is three times as fast."""
 
 
 def compiled(function: F) -> F:
     """A function that Python calls: compiled at its first call; later processes load what was compiled."""
-    place, before = ready.folder(), numba.config.CACHE_DIR
+    place, before = ready.compiled_folder(), numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(place or "")
     try:
-        return numba.njit(cache=place is not None, **OPTIONS)(function)
+        return numba.njit(cache=place is not None, **NUMBA_OPTIONS)(function)
     finally:
         numba.config.CACHE_DIR = before
 
 
-def inside(function: F) -> F:
+def compiled_inner(function: F) -> F:
     """A function that only compiled ones call. Without a way in from Python it compiles in half the time."""
-    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
+    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **NUMBA_OPTIONS)(function)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def eight(context: Any, data: Any, place: Any) -> Any:  # noqa: ARG001  # numba wants all three
+def load_eight_bytes(context: Any, data: Any, position: Any) -> Any:  # noqa: ARG001  # numba wants all three
     """Eight bytes from a place on, as one number. Whoever calls it knows that they are there."""
 
     def load(context: Any, builder: Any, signature: Any, values: Any) -> Any:

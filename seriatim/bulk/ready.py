@@ -20,23 +20,23 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 CPU_INFO = Path("/proc/cpuinfo")
-READY = "ready"
+READY_MARKER = "ready"
 
 
 @cache
-def folder() -> Path | None:
+def compiled_folder() -> Path | None:
     """Where compiled code is kept; None: nowhere, so that it cannot be kept."""
-    digest = blake2b(_cpu().encode(), digest_size=8)
+    digest = blake2b(_describe_cpu().encode(), digest_size=8)
     for source in sorted(HERE.glob("*.py")):
         digest.update(source.read_bytes())
     name = f"compiled-{digest.hexdigest()}"
     places = [HERE / "__pycache__" / name]
     with suppress(RuntimeError):  # some users have no home
         places.append(Path.home() / ".cache" / "seriatim" / name)
-    return next((place for place in places if (place / READY).exists()), None) or _writable(places)
+    return next((place for place in places if (place / READY_MARKER).exists()), None) or _first_writable(places)
 
 
-def _writable(places: list[Path]) -> Path | None:
+def _first_writable(places: list[Path]) -> Path | None:
     for place in places:
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def _writable(places: list[Path]) -> Path | None:
     return None
 
 
-def _cpu() -> str:
+def _describe_cpu() -> str:
     """What compiled code depends on: the kind of CPU, and what it can do."""
     try:
         lines = CPU_INFO.read_text().splitlines()
@@ -59,20 +59,20 @@ def _cpu() -> str:
 
 def is_ready() -> bool:
     """Whether all of it is compiled."""
-    place = folder()
-    return place is not None and (place / READY).exists()
+    place = compiled_folder()
+    return place is not None and (place / READY_MARKER).exists()
 
 
-def be_ready() -> None:
+def mark_ready() -> None:
     """All of it is compiled now."""
-    place = folder()
+    place = compiled_folder()
     if place is not None:
-        (place / READY).touch()
+        (place / READY_MARKER).touch()
 
 
-def compile_aside() -> subprocess.Popen[bytes] | None:
+def compile_in_background() -> subprocess.Popen[bytes] | None:
     """Compile in a process of its own, for later tasks. None: there is nothing to do, or nowhere to keep it."""
-    if is_ready() or folder() is None:
+    if is_ready() or compiled_folder() is None:
         return None
     command = [sys.executable, "-m", "seriatim.bulk"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/")

@@ -14,13 +14,13 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from seriatim.bulk.compiled import Array, compiled, eight, inside, int64, uint64
+from seriatim.bulk.compiled import Array, compiled, compiled_inner, int64, load_eight_bytes, uint64
 
 POLYNOMIAL = 0x82F63B78
 """CRC-32C, by Castagnoli, its bits in reverse."""
 
 
-def _tables() -> Array:
+def _crc_tables() -> Array:
     """For each of eight bytes at once, what it does to the sum."""
     tables = np.zeros((8, 256), np.uint64)
     for value in range(256):
@@ -34,35 +34,35 @@ def _tables() -> Array:
     return tables
 
 
-TABLES = _tables()
-BYTE, WORD = uint64(0xFF), uint64(0xFFFFFFFF)
+CRC_TABLES = _crc_tables()
+BYTE_MASK, WORD_MASK = uint64(0xFF), uint64(0xFFFFFFFF)
 
 
 @compiled
 def crc32c(d: Array, at: int, end: int, t: Array) -> Any:
-    """The checksum of bytes, as Kafka has it in a batch's header. `t`: TABLES."""
-    crc = WORD
+    """The checksum of bytes, as Kafka has it in a batch's header. `t`: CRC_TABLES."""
+    crc = WORD_MASK
     while at + 8 <= end:
-        x = eight(d, at) ^ crc
+        x = load_eight_bytes(d, at) ^ crc
         crc = (
-            t[7, int64(x & BYTE)]
-            ^ t[6, int64((x >> uint64(8)) & BYTE)]
-            ^ t[5, int64((x >> uint64(16)) & BYTE)]
-            ^ t[4, int64((x >> uint64(24)) & BYTE)]
-            ^ t[3, int64((x >> uint64(32)) & BYTE)]
-            ^ t[2, int64((x >> uint64(40)) & BYTE)]
-            ^ t[1, int64((x >> uint64(48)) & BYTE)]
+            t[7, int64(x & BYTE_MASK)]
+            ^ t[6, int64((x >> uint64(8)) & BYTE_MASK)]
+            ^ t[5, int64((x >> uint64(16)) & BYTE_MASK)]
+            ^ t[4, int64((x >> uint64(24)) & BYTE_MASK)]
+            ^ t[3, int64((x >> uint64(32)) & BYTE_MASK)]
+            ^ t[2, int64((x >> uint64(40)) & BYTE_MASK)]
+            ^ t[1, int64((x >> uint64(48)) & BYTE_MASK)]
             ^ t[0, int64(x >> uint64(56))]
         )
         at += 8
     while at < end:
-        crc = t[0, int64((crc ^ uint64(d[at])) & BYTE)] ^ (crc >> uint64(8))
+        crc = t[0, int64((crc ^ uint64(d[at])) & BYTE_MASK)] ^ (crc >> uint64(8))
         at += 1
-    return crc ^ WORD
+    return crc ^ WORD_MASK
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _copy(context: Any, target: Any, at: Any, source: Any, start: Any, size: Any) -> Any:  # noqa: ARG001
+def _copy_bytes(context: Any, target: Any, at: Any, source: Any, start: Any, size: Any) -> Any:  # noqa: ARG001
     """Bytes from one array into another. Whoever calls it knows that there is room."""
 
     def copy(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -76,8 +76,8 @@ def _copy(context: Any, target: Any, at: Any, source: Any, start: Any, size: Any
     return types.void(target, types.int64, source, types.int64, types.int64), copy
 
 
-@inside
-def _varint(d: Array, p: Array, end: int) -> int:
+@compiled_inner
+def _read_varint(d: Array, p: Array, end: int) -> int:
     """The number at p[0], which moves on; p[0] is -1 afterwards if there is none."""
     value, shift, at = uint64(0), 0, p[0]
     while at < end and shift < 70:
@@ -92,16 +92,16 @@ def _varint(d: Array, p: Array, end: int) -> int:
     return 0
 
 
-@inside
-def _bytes(d: Array, p: Array, end: int, sizes: Array, row: int, edges: Array, target: Array) -> bool:
+@compiled_inner
+def _read_bytes_into_column(d: Array, p: Array, end: int, sizes: Array, row: int, edges: Array, target: Array) -> bool:
     """A key or a value into its column. Whether it was one."""
-    size = _varint(d, p, end)
+    size = _read_varint(d, p, end)
     if p[0] < 0 or size < -1 or p[0] + size > end:
         return False
     sizes[row] = size
     begin = int64(edges[row])
     if size > 0:
-        _copy(target, begin, d, p[0], size)
+        _copy_bytes(target, begin, d, p[0], size)
         p[0] += size
         begin += size
     edges[row + 1] = begin
@@ -109,14 +109,14 @@ def _bytes(d: Array, p: Array, end: int, sizes: Array, row: int, edges: Array, t
 
 
 @compiled
-def unpack(
+def unpack_records(
     d: Array,
-    head: Array,
+    batch_header: Array,
     row: int,
     p: Array,
     offsets: Array,
     times: Array,
-    header_at: Array,
+    header_positions: Array,
     key_sizes: Array,
     key_edges: Array,
     keys: Array,
@@ -130,26 +130,26 @@ def unpack(
     `p` is room for one number. Keys and values have room for all of `d`.
     """
     count, base, first_ms, stamped_ms, is_stamped, start, until = (
-        head[0],
-        head[1],
-        head[2],
-        head[3],
-        head[4],
-        head[5],
-        head[6],
+        batch_header[0],
+        batch_header[1],
+        batch_header[2],
+        batch_header[3],
+        batch_header[4],
+        batch_header[5],
+        batch_header[6],
     )
     at, end = 0, len(d)
     for _ in range(count):
         p[0] = at
-        length = _varint(d, p, end)
+        length = _read_varint(d, p, end)
         if p[0] < 0 or length < 1 or p[0] + length > end:
             return -1
         stop = p[0] + length
         p[0] += 1
-        delta_ms = _varint(d, p, stop)
+        delta_ms = _read_varint(d, p, stop)
         if p[0] < 0:
             return -1
-        offset = base + _varint(d, p, stop)
+        offset = base + _read_varint(d, p, stop)
         if p[0] < 0:
             return -1
         at = stop
@@ -159,10 +159,10 @@ def unpack(
             break
         offsets[row] = offset
         times[row] = stamped_ms if is_stamped else first_ms + delta_ms
-        if not _bytes(d, p, stop, key_sizes, row, key_edges, keys):
+        if not _read_bytes_into_column(d, p, stop, key_sizes, row, key_edges, keys):
             return -1
-        if not _bytes(d, p, stop, value_sizes, row, value_edges, values):
+        if not _read_bytes_into_column(d, p, stop, value_sizes, row, value_edges, values):
             return -1
-        header_at[row] = p[0]
+        header_positions[row] = p[0]
         row += 1
     return row

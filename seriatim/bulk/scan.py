@@ -5,7 +5,7 @@ Next room: parse.py makes columns of it.
 
 from __future__ import annotations
 
-from seriatim.bulk.compiled import Array, eight, inside, int64, uint64
+from seriatim.bulk.compiled import Array, compiled_inner, int64, load_eight_bytes, uint64
 
 DEPTH_MAX = 60
 QUOTE, BACKSLASH, COMMA, COLON, MINUS, DOT = 34, 92, 44, 58, 45, 46
@@ -14,25 +14,25 @@ ZERO, ONES, BLANKS = uint64(0), uint64(0x0101010101010101), uint64(0x20202020202
 QUOTES, BACKSLASHES = uint64(0x2222222222222222), uint64(0x5C5C5C5C5C5C5C5C)
 HIGH_BITS = uint64(0x8080808080808080)
 """Eight bytes at once."""
-NUMBER_BAD, NUMBER_WHOLE, NUMBER_FRACTION = 0, 1, 2
+NUMBER_BAD, NUMBER_INTEGER, NUMBER_FRACTION = 0, 1, 2
 
 
-@inside
-def blank(d: Array, i: int, e: int) -> int:
+@compiled_inner
+def skip_blanks(d: Array, i: int, e: int) -> int:
     """The next place that is no white space."""
     while i < e and (d[i] == 32 or d[i] == 10 or d[i] == 13 or d[i] == 9):
         i += 1
     return i
 
 
-@inside
-def plain_run(d: Array, i: int, e: int) -> int:
+@compiled_inner
+def skip_plain_text(d: Array, i: int, e: int) -> int:
     """A place up to which a text has neither quote nor escape nor control, looked at eight bytes at once.
 
     Taking 1 from a byte borrows into its highest bit only if it was 0, and 32 only if it was less.
     """
     while i + 8 <= e:
-        x = eight(d, i)
+        x = load_eight_bytes(d, i)
         quote, escape = x ^ QUOTES, x ^ BACKSLASHES
         found = ((quote - ONES) & ~quote) | ((escape - ONES) & ~escape) | ((x - BLANKS) & ~x)
         if found & HIGH_BITS != ZERO:
@@ -41,10 +41,10 @@ def plain_run(d: Array, i: int, e: int) -> int:
     return i
 
 
-@inside
+@compiled_inner
 def text_end(d: Array, i: int, e: int) -> int:
     """The closing quote of a text without escapes; -1 if it has any, or is none."""
-    i = plain_run(d, i, e)
+    i = skip_plain_text(d, i, e)
     while i < e:
         c = d[i]
         if c == QUOTE:
@@ -55,10 +55,10 @@ def text_end(d: Array, i: int, e: int) -> int:
     return -1
 
 
-@inside
+@compiled_inner
 def skip_text(d: Array, i: int, e: int) -> int:
     """The closing quote of any valid text; -1 if unsure."""
-    i = plain_run(d, i, e)
+    i = skip_plain_text(d, i, e)
     while i < e:
         c = d[i]
         if c == QUOTE:
@@ -77,30 +77,30 @@ def skip_text(d: Array, i: int, e: int) -> int:
     return -1
 
 
-@inside
-def digits(d: Array, i: int, e: int, number: int, count: int) -> tuple[int, int, int]:
+@compiled_inner
+def read_digits(d: Array, i: int, e: int, mantissa: int, count: int) -> tuple[int, int, int]:
     """(place after a run of digits, the number that they make, how many count). Too many make no number."""
     while i < e and d[i] >= 48 and d[i] <= 57:
-        number = number * 10 + int64(d[i] - 48)
+        mantissa = mantissa * 10 + int64(d[i] - 48)
         count += 1 if count > 0 or d[i] != 48 else 0
         i += 1
-    return i, number, count
+    return i, mantissa, count
 
 
-@inside
-def number(d: Array, i: int, e: int) -> tuple[int, int, int, int, int]:
+@compiled_inner
+def read_number(d: Array, i: int, e: int) -> tuple[int, int, int, int, int]:
     """A JSON number: (place after it, kind, digits as one number, how many, power of ten)."""
     if i < e and d[i] == MINUS:
         i += 1
     begin = i
-    power, kind = 0, NUMBER_WHOLE
-    i, mantissa, count = digits(d, i, e, int64(0), 0)
+    power, kind = 0, NUMBER_INTEGER
+    i, mantissa, count = read_digits(d, i, e, int64(0), 0)
     if i == begin or (i > begin + 1 and d[begin] == 48):
         return i, NUMBER_BAD, mantissa, count, power
     end = i
     if i < e and d[i] == DOT:
         kind = NUMBER_FRACTION
-        i, mantissa, count = digits(d, i + 1, e, mantissa, count)
+        i, mantissa, count = read_digits(d, i + 1, e, mantissa, count)
         if i == end + 1:
             return i, NUMBER_BAD, mantissa, count, power
         power = -(i - end - 1)
@@ -112,15 +112,15 @@ def number(d: Array, i: int, e: int) -> tuple[int, int, int, int, int]:
             sign = -1 if d[i] == MINUS else 1
             i += 1
         begin = i
-        i, shift, places = digits(d, i, e, int64(0), 0)
+        i, shift, places = read_digits(d, i, e, int64(0), 0)
         if i == begin:
             return i, NUMBER_BAD, mantissa, count, power
         power += sign * (shift if places <= 6 else 999_999)
     return i, kind, mantissa, count, power
 
 
-@inside
-def word(d: Array, i: int, e: int) -> int:
+@compiled_inner
+def skip_literal(d: Array, i: int, e: int) -> int:
     """The place after true, false or null; -1 if there is none."""
     if i + 4 <= e and d[i] == 116 and d[i + 1] == 114 and d[i + 2] == 117 and d[i + 3] == 101:
         return i + 4
@@ -131,7 +131,7 @@ def word(d: Array, i: int, e: int) -> int:
     return -1
 
 
-@inside
+@compiled_inner
 def skip_scalar(d: Array, i: int, e: int) -> int:
     """The place after a text, number, true, false or null; -1 if unsure."""
     if i >= e:
@@ -140,26 +140,26 @@ def skip_scalar(d: Array, i: int, e: int) -> int:
         i = skip_text(d, i + 1, e)
         return -1 if i < 0 else i + 1
     if d[i] == MINUS or (d[i] >= 48 and d[i] <= 57):
-        i, kind, _, _, _ = number(d, i, e)
+        i, kind, _, _, _ = read_number(d, i, e)
         return -1 if kind == NUMBER_BAD else i
-    return word(d, i, e)
+    return skip_literal(d, i, e)
 
 
-@inside
+@compiled_inner
 def skip_name(d: Array, i: int, e: int) -> int:
     """The place of the value behind a name and its colon; -1 if unsure."""
-    i = blank(d, i, e)
+    i = skip_blanks(d, i, e)
     if i >= e or d[i] != QUOTE:
         return -1
     i = skip_text(d, i + 1, e)
     if i < 0:
         return -1
-    i = blank(d, i + 1, e)
-    return blank(d, i + 1, e) if i < e and d[i] == COLON else -1
+    i = skip_blanks(d, i + 1, e)
+    return skip_blanks(d, i + 1, e) if i < e and d[i] == COLON else -1
 
 
-@inside
-def skip(d: Array, i: int, e: int) -> int:
+@compiled_inner
+def skip_value(d: Array, i: int, e: int) -> int:
     """The place after one whole value of any kind, proved to be valid JSON; -1 if unsure."""
     depth, lists = 0, uint64(0)  # one bit per level: whether it is a list
     while True:
@@ -169,7 +169,7 @@ def skip(d: Array, i: int, e: int) -> int:
             if depth >= DEPTH_MAX:
                 return -1
             in_list = d[i] == OPEN_LIST
-            i = blank(d, i + 1, e)
+            i = skip_blanks(d, i + 1, e)
             if i >= e:
                 return -1
             if d[i] != (CLOSE_LIST if in_list else CLOSE_OBJECT):
@@ -186,12 +186,12 @@ def skip(d: Array, i: int, e: int) -> int:
             if i < 0:
                 return -1
         while depth > 0:  # what may follow a value inside
-            i = blank(d, i, e)
+            i = skip_blanks(d, i, e)
             if i >= e:
                 return -1
             in_list = (lists & uint64(1)) == uint64(1)
             if d[i] == COMMA:
-                i = blank(d, i + 1, e) if in_list else skip_name(d, i + 1, e)
+                i = skip_blanks(d, i + 1, e) if in_list else skip_name(d, i + 1, e)
                 if i < 0:
                     return -1
                 break

@@ -36,12 +36,12 @@ class Options:
     debug = False
     json = False
     """Every line on stderr is a JSON object. Set by the command that promises it."""
-    own_process = False
+    is_own_process = False
     """Whether the process is the command's own, and nobody else is in it."""
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(value: bool) -> None:
+    if value:
         typer.echo(f"seriatim {__version__}")
         raise typer.Exit
 
@@ -50,21 +50,21 @@ def _show_version(wanted: bool) -> None:
 def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
     version: Annotated[  # noqa: ARG001  # its callback does it
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Ordered, stateful streams from Kafka into Delta tables, with proof."""
     Options.debug, Options.json = debug, False
 
 
-def say(text: str, **fields: Any) -> None:
+def print_notice(text: str, **fields: Any) -> None:
     """Progress and asides, on stderr, so that stdout stays what was asked for. `fields` are for scripts."""
-    typer.echo(_json({**fields, "message": text}) if Options.json else text, err=True)
+    typer.echo(_encode_json({**fields, "message": text}) if Options.json else text, err=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; turn our errors into one screen, an exit code, and an outcome for whoever asked for one."""
-    Options.own_process = arguments is None
+    Options.is_own_process = arguments is None
     outcome_path = config.take_outcome_path()
     try:
         app(arguments)
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         leave_outcome(outcome_path, CommandOutcome(exit_code=_code(ended)))
         raise
     except Exception as error:
-        known = error if isinstance(error, SeriatimError) else unforeseen(error)
+        known = error if isinstance(error, SeriatimError) else unexpected_error(error)
         if Options.debug:
             leave_outcome(outcome_path, CommandOutcome(exit_code=known.exit_code, failure=Failure.of(known)))
             raise
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def fail(error: SeriatimError, outcome_path: Path | None) -> NoReturn:
     """End the command with an error."""
-    tell(error)
+    print_error(error)
     leave_outcome(outcome_path, CommandOutcome(exit_code=error.exit_code, failure=Failure.of(error)))
     sys.exit(error.exit_code)
 
@@ -105,20 +105,20 @@ def _code(ended: SystemExit) -> int:
     return ended.code if isinstance(ended.code, int) else 1
 
 
-def tell(error: SeriatimError) -> None:
+def print_error(error: SeriatimError) -> None:
     """An error on stderr: a screen, or one line of JSON for scripts."""
-    typer.echo(_json(_told(error)) if Options.json else error.render(), err=True)
+    typer.echo(_encode_json(_error_values(error)) if Options.json else error.render(), err=True)
 
 
-def _told(error: SeriatimError) -> dict[str, Any]:
+def _error_values(error: SeriatimError) -> dict[str, Any]:
     return {"error": error.title, "message": error.message, **error.fields, "next": error.next}
 
 
-def _json(value: dict[str, Any]) -> str:
+def _encode_json(value: dict[str, Any]) -> str:
     return msgspec.json.encode(value, enc_hook=str).decode()
 
 
-def unforeseen(error: Exception) -> SeriatimError:
+def unexpected_error(error: Exception) -> SeriatimError:
     """What no step foresaw: trouble with the disk or network, or our own bug."""
     what = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError):

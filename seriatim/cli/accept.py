@@ -16,9 +16,9 @@ from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from seriatim.steps.accept import Decision
-    from seriatim.steps.restored import Restored
-    from seriatim.steps.retire import Retired
+    from seriatim.steps.accept import TopicDecision
+    from seriatim.steps.restored import RestoreDecision
+    from seriatim.steps.retire import RetireDecision
     from seriatim.streams import StreamFile
 
 Because = Annotated[str, typer.Option("--because", metavar="TEXT", help="Why. It is kept in the ledger; required.")]
@@ -53,7 +53,7 @@ def accept(
     if bool(topic) + restored + (sequence is not None) != 1:
         way = f"seriatim accept {stream} TOPIC, seriatim accept {stream} --restored, or --sequence N after a bad check"
         raise ConfigError("accept what?", next=way)
-    file = _begin(stream, because, dry_run=dry_run, json=json)
+    file = _load_stream(stream, because, dry_run=dry_run, json=json)
     if sequence is not None:
         _accept_check(file, sequence, because, dry_run=dry_run, json=json)
     elif restored:
@@ -78,10 +78,10 @@ def retire(
     """
     from seriatim import wiring
     from seriatim.adapters.clock import WallClock
-    from seriatim.steps.retire import retire as decide
+    from seriatim.steps.retire import retire_topic as decide
 
-    file = _begin(stream, because, dry_run=dry_run, json=json)
-    store, log = wiring.ledger(file, with_schema=True), wiring.log(file, config.load())
+    file = _load_stream(stream, because, dry_run=dry_run, json=json)
+    store, log = wiring.ledger(file, with_schema=True), wiring.log(file, config.load_settings())
     decision = decide(
         store,
         log,
@@ -93,51 +93,51 @@ def retire(
         because,
         dry_run=dry_run,
     )
-    _show_retired(file.stream.name, decision, json=json)
+    _print_retired(file.stream.name, decision, json=json)
 
 
-def _begin(stream: str, because: str, *, dry_run: bool, json: bool) -> StreamFile:
+def _load_stream(stream: str, because: str, *, dry_run: bool, json: bool) -> StreamFile:
     from seriatim import streams
 
     Options.json = json
-    settings = config.load()
+    settings = config.load_settings()
     config.arm_crash_point(settings.crash_point)
     if not because.strip() and not dry_run:
         raise ConfigError(
             "a decision needs its reason: --because is missing", next='add --because "…"; --dry-run needs none'
         )
-    return streams.load(stream, settings.streams)
+    return streams.load_stream(stream, settings.streams)
 
 
 def _accept_topic(file: StreamFile, topic: str, because: str, *, dry_run: bool, json: bool) -> None:
     from seriatim import wiring
-    from seriatim.steps.accept import accept as decide
+    from seriatim.steps.accept import accept_topic as decide
 
-    decision = decide(wiring.means(file, config.load()), topic, because, dry_run=dry_run)
-    _show_accepted(file.stream.name, decision, json=json)
+    decision = decide(wiring.decision_context(file, config.load_settings()), topic, because, dry_run=dry_run)
+    _print_accepted(file.stream.name, decision, json=json)
 
 
 def _accept_check(file: StreamFile, sequence: int, because: str, *, dry_run: bool, json: bool) -> None:
     from seriatim import wiring
     from seriatim.adapters.clock import WallClock
-    from seriatim.core.verdict import shown
-    from seriatim.steps.check import accept_check
+    from seriatim.core.verdict import describe_failed_range
+    from seriatim.steps.check import accept_failed_check
 
     name, store = file.stream.name, wiring.ledger(file, with_schema=True)
-    decided = accept_check(store, WallClock(), name, wiring.new_attempt(), sequence, because, dry_run=dry_run)
+    decided = accept_failed_check(store, WallClock(), name, wiring.new_attempt(), sequence, because, dry_run=dry_run)
     after = decided.ledger
     values = {
         "stream": name,
-        "accepted": [{"partition": one.partition, "from": one.start, "until": one.until} for one in decided.accepted],
+        "accepted": [{"partition": one.partition, "from": one.start, "until": one.until} for one in decided.failures],
         "because": because or None,
         "sequence": None if dry_run else after.sequence,
         "circuit": after.circuit,
         "checked": after.checked,
     }
     if json:
-        return _print(values)
-    for one in decided.accepted:
-        typer.echo(f"{name}: {_state(-1 if dry_run else after.sequence)}: right as it is: {shown(one)}")
+        return _print_json(values)
+    for one in decided.failures:
+        typer.echo(f"{name}: {_describe_entry(-1 if dry_run else after.sequence)}: right as it is: {describe_failed_range(one)}")
     if dry_run:
         typer.echo(f'next: seriatim accept {name} --sequence {sequence} --because "…"')
     else:
@@ -148,57 +148,57 @@ def _accept_check(file: StreamFile, sequence: int, because: str, *, dry_run: boo
 def _accept_restored(file: StreamFile, because: str, *, dry_run: bool, json: bool) -> None:
     from seriatim import wiring
     from seriatim.adapters.clock import WallClock
-    from seriatim.steps.restored import restored as decide
+    from seriatim.steps.restored import accept_restored_ledger as decide
 
     store = wiring.ledger(file, with_schema=True)
     decision = decide(store, WallClock(), file.stream.name, wiring.new_attempt(), because, dry_run=dry_run)
-    _show_restored(file.stream.name, decision, json=json)
+    _print_restored(file.stream.name, decision, json=json)
 
 
-def _show_accepted(stream: str, decision: Decision, *, json: bool) -> None:
+def _print_accepted(stream: str, decision: TopicDecision, *, json: bool) -> None:
     from seriatim.cli import show
 
     rows = [
         {
             "partition": str(one.partition),
-            "old_id": one.old_id or None,
-            "new_id": one.new_id,
+            "old_id": one.old_topic_id or None,
+            "new_id": one.new_topic_id,
             "frontier": one.frontier,
-            "starts": one.starts,
-            "sessions": one.sessions,
-            "records": one.records,
-            "unread": one.unread,
+            "starts": one.resumes_at,
+            "sessions": one.ended_sessions,
+            "records": one.end_records,
+            "unread": one.unread_messages,
         }
         for one in decision.partitions
     ]
     if json:
-        return _print(
+        return _print_json(
             {
                 "stream": stream,
                 "topic": decision.topic,
-                "new_life": decision.new_life,
+                "new_life": decision.is_new_life,
                 "because": decision.reason or None,
                 "sequence": decision.sequence if decision.sequence >= 0 else None,
                 "partitions": rows,
             }
         )
-    show.table(list(rows[0]), rows)
+    show.print_table(list(rows[0]), rows)
     sessions, records = (
-        sum(one.sessions for one in decision.partitions),
-        sum(one.records for one in decision.partitions),
+        sum(one.ended_sessions for one in decision.partitions),
+        sum(one.end_records for one in decision.partitions),
     )
-    unread = sum(one.unread for one in decision.partitions)
+    unread = sum(one.unread_messages for one in decision.partitions)
     what = (
         f"a new life of {decision.topic}: {sessions} sessions end by {records} records"
-        if decision.new_life
+        if decision.is_new_life
         else f"{decision.topic} goes on from where it was"
     )
     lost = f"; {unread} messages of the old life were never read" if unread else ""
-    typer.echo(f"{stream}: {_state(decision.sequence)}: {what}{lost}")
-    return _next(stream, decision.sequence, f"accept {stream} {decision.topic}")
+    typer.echo(f"{stream}: {_describe_entry(decision.sequence)}: {what}{lost}")
+    return _print_next_command(stream, decision.sequence, f"accept {stream} {decision.topic}")
 
 
-def _show_retired(stream: str, decision: Retired, *, json: bool) -> None:
+def _print_retired(stream: str, decision: RetireDecision, *, json: bool) -> None:
     from seriatim.cli import show
 
     rows = [
@@ -206,13 +206,13 @@ def _show_retired(stream: str, decision: Retired, *, json: bool) -> None:
             "partition": str(one.partition),
             "topic_id": one.topic_id,
             "frontier": one.frontier,
-            "unread": one.unread,
-            "waits": one.waits or None,
+            "unread": one.unread_messages,
+            "waits": one.halt_finding or None,
         }
         for one in decision.partitions
     ]
     if json:
-        return _print(
+        return _print_json(
             {
                 "stream": stream,
                 "topic": decision.topic,
@@ -221,46 +221,46 @@ def _show_retired(stream: str, decision: Retired, *, json: bool) -> None:
                 "partitions": rows,
             }
         )
-    show.table(list(rows[0]), rows)
-    unread = sum(one.unread for one in decision.partitions)
+    show.print_table(list(rows[0]), rows)
+    unread = sum(one.unread_messages for one in decision.partitions)
     lost = f"; {unread} messages stay unread" if unread else ""
-    typer.echo(f"{stream}: {_state(decision.sequence)}: {len(rows)} of {decision.topic} retired, state kept{lost}")
+    typer.echo(f"{stream}: {_describe_entry(decision.sequence)}: {len(rows)} of {decision.topic} retired, state kept{lost}")
     return None
 
 
-def _show_restored(stream: str, decision: Restored, *, json: bool) -> None:
+def _print_restored(stream: str, decision: RestoreDecision, *, json: bool) -> None:
 
     values = {
         "stream": stream,
-        "witness": decision.witness,
-        "ledger": decision.ledger if decision.ledger >= 0 else None,
+        "witness": decision.witness_sequence,
+        "ledger": decision.ledger_sequence if decision.ledger_sequence >= 0 else None,
         "because": decision.reason or None,
         "sequence": decision.sequence if decision.sequence >= 0 else None,
-        "aside": decision.aside or None,
+        "aside": decision.archived_witness_path or None,
     }
     if json:
-        return _print(values)
-    typer.echo(decision.trouble)
-    if decision.ledger < 0:
-        done = f"moved to {decision.aside}" if decision.aside else "would be moved aside"
+        return _print_json(values)
+    typer.echo(decision.contradiction)
+    if decision.ledger_sequence < 0:
+        done = f"moved to {decision.archived_witness_path}" if decision.archived_witness_path else "would be moved aside"
         typer.echo(f"{stream}: the witness {done}: the next run begins at the first offsets that Kafka has")
     else:
-        lost = decision.witness - decision.ledger
+        lost = decision.witness_sequence - decision.ledger_sequence
         typer.echo(
-            f"{stream}: {_state(decision.sequence)}: the witness follows the ledger from entry {decision.witness} "
-            f"to {decision.ledger}" + (f"; {lost} entries are given up" if lost > 0 else "")
+            f"{stream}: {_describe_entry(decision.sequence)}: the witness follows the ledger from entry {decision.witness_sequence} "
+            f"to {decision.ledger_sequence}" + (f"; {lost} entries are given up" if lost > 0 else "")
         )
-    return _next(stream, 0 if decision.aside else decision.sequence, f"accept {stream} --restored")
+    return _print_next_command(stream, 0 if decision.archived_witness_path else decision.sequence, f"accept {stream} --restored")
 
 
-def _print(value: dict[str, Any]) -> None:
+def _print_json(value: dict[str, Any]) -> None:
     typer.echo(msgspec.json.encode(value).decode())
 
 
-def _state(sequence: int) -> str:
+def _describe_entry(sequence: int) -> str:
     return f"entry {sequence}" if sequence >= 0 else "nothing changed, this would be"
 
 
-def _next(stream: str, sequence: int, command: str) -> None:
+def _print_next_command(stream: str, sequence: int, command: str) -> None:
     done = sequence >= 0
     typer.echo(f"next: seriatim run {stream}" if done else f'next: seriatim {command} --because "…"')

@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from seriatim.cli import app, say
+from seriatim.cli import app, print_notice
 from seriatim.cli.looking import (
     From,
     InPartition,
     SessionName,
     Topic,
     Until,
-    lookback,
+    open_lookback,
     print_json,
-    show_step,
+    print_step,
     step_values,
 )
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError, IntegrityError
 
 if TYPE_CHECKING:
-    from seriatim.cli.looking import Lookback
+    from seriatim.cli.looking import LookbackCommand
     from seriatim.core.expression import Expression
-    from seriatim.core.step import Step
-    from seriatim.steps.bisect import Bisected, Invariant
-    from seriatim.steps.retrace import Way
+    from seriatim.core.step import TraceStep
+    from seriatim.steps.bisect import BisectResult, Invariant
+    from seriatim.steps.retrace import SessionReplay
 
-FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-AROUND = 3
+FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+STEPS_AROUND = 3
 
 
 @app.command()
@@ -61,31 +61,31 @@ def bisect(
 
     Example: seriatim bisect demo session-00007 --invariant 'all(row.price >= 0 for row in state.rows)'
     """
-    from seriatim.steps.bisect import Bisecting
+    from seriatim.steps.bisect import Bisection
 
-    with lookback(stream, json=json) as opened:
-        asked, expression = _invariant(opened, invariant)
-        place, first = opened.find(session, topic, partition)
-        way = opened.way(place, session)
-        begin = opened.begin(way, start, first)
-        end = min(opened.offset(way, until, way.end), max(way.end, way.seen.log_end))
+    with open_lookback(stream, json=json) as opened:
+        asked, expression = _parse_invariant(opened, invariant)
+        place, first = opened.find_session(session, topic, partition)
+        way = opened.session_replay(place, session)
+        begin = opened.begin_replay(way, start, first)
+        end = min(opened.resolve_offset(way, until, way.committed_end), max(way.committed_end, way.bounds.log_end))
         of_state = expression is None or "state" in expression.names
-        done = Bisecting(way, asked, of_state=of_state).run(begin, end, every=every)
-        opened.quiet()
-        if expression is not None and expression.unseen:
-            say(f"{opened.name}: nothing ever had {', '.join(sorted(expression.unseen))}: is it spelled right?")
-        _tell(opened, way, done, invariant, json=json)
+        done = Bisection(way, asked, uses_state=of_state).run(begin, end, check_every_message=every)
+        opened.stop_progress()
+        if expression is not None and expression.unseen_fields:
+            print_notice(f"{opened.name}: nothing ever had {', '.join(sorted(expression.unseen_fields))}: is it spelled right?")
+        _print_result(opened, way, done, invariant, json=json)
 
 
-def _invariant(opened: Lookback, text: str) -> tuple[Invariant, Expression | None]:
+def _parse_invariant(command: LookbackCommand, text: str) -> tuple[Invariant, Expression | None]:
     """What a person typed, as something to be asked."""
-    from seriatim.core.expression import parse
-    from seriatim.steps.bisect import ROOTS
+    from seriatim.core.expression import parse_expression
+    from seriatim.steps.bisect import INVARIANT_NAMES
 
-    if not FUNCTION.fullmatch(text):
-        expression = parse(text, ROOTS)
-        return expression.holds, expression
-    function = load_function(opened.file.folder, text)
+    if not FUNCTION_NAME.fullmatch(text):
+        expression = parse_expression(text, INVARIANT_NAMES)
+        return expression.is_true, expression
+    function = load_function(command.file.folder, text)
 
     def holds(names: Any) -> bool:
         try:
@@ -145,50 +145,56 @@ def _is_beside(folder: str, module: str) -> bool:
     return all(Path(place).absolute().parent == Path(folder).absolute() for place in places)
 
 
-def _tell(opened: Lookback, way: Way, done: Bisected, invariant: str, *, json: bool) -> None:
+def _print_result(command: LookbackCommand, replay: SessionReplay, result: BisectResult, invariant: str, *, json: bool) -> None:
     """The place and what is around it; a broken invariant ends with exit code 3."""
-    from seriatim.core.integrity import shortened, typed
+    from seriatim.core.integrity import shell_quote, shorten
 
-    cost = f"{done.folds} folds over {done.messages} messages, {done.looked} saved states looked at"
-    around = _around(way, done) if done.broken >= 0 else []
+    cost = f"{result.folds} folds over {result.messages} messages, {result.saved_states_checked} saved states looked at"
+    around = _steps_around(replay, result) if result.first_broken_offset >= 0 else []
     if json:
         values = {
-            name: getattr(done, name) for name in ("good", "base", "end", "folds", "messages", "looked", "parted")
+            "good": result.last_good_offset,
+            "base": result.start_offset,
+            "end": result.end_offset,
+            "folds": result.folds,
+            "messages": result.messages,
+            "looked": result.saved_states_checked,
+            "parted": result.saved_state_differs,
         }
-        steps = [step_values(opened.runner, step, way.end) for step in around]
-        broken = done.broken if done.broken >= 0 else None
-        place = {"stream": opened.name, "session": way.name, "partition": str(way.partition)}
+        steps = [step_values(command.runner, step, replay.committed_end) for step in around]
+        broken = result.first_broken_offset if result.first_broken_offset >= 0 else None
+        place = {"stream": command.name, "session": replay.session_name, "partition": str(replay.partition)}
         print_json({**place, "broken": broken, **values, "around": steps})
-    elif done.broken < 0 and not done.parted:
-        typer.echo(f"{opened.name}: it holds after offset {done.end - 1} ({cost}); --every looks after each message")
-    elif done.broken >= 0:
+    elif result.first_broken_offset < 0 and not result.saved_state_differs:
+        typer.echo(f"{command.name}: it holds after offset {result.end_offset - 1} ({cost}); --every looks after each message")
+    elif result.first_broken_offset >= 0:
         for step in around:
-            show_step(opened.runner, step, way.end, mark="→ " if step.offset == done.broken else "  ")
+            print_step(command.runner, step, replay.committed_end, mark="→ " if step.offset == result.first_broken_offset else "  ")
         typer.echo(cost)
-    if done.parted:
+    if result.saved_state_differs:
         raise IntegrityError(
-            f"{opened.name}: {way.partition}: the state saved at offset {done.end} breaks {shortened(invariant, 100)},"
+            f"{command.name}: {replay.partition}: the state saved at offset {result.end_offset} breaks {shorten(invariant, 100)},"
             " and what is folded there today does not: the machine, or the stream's file, changed since",
-            session=shortened(way.name),
-            next=f"compare: seriatim replay {opened.name} --to DIR, then seriatim diff {opened.name} DIR;"
-            f" seriatim repair {opened.name} makes it so",
+            session=shorten(replay.session_name),
+            next=f"compare: seriatim replay {command.name} --to DIR, then seriatim diff {command.name} DIR;"
+            f" seriatim repair {command.name} makes it so",
         )
-    if done.broken >= 0:
-        told = f"after offset {done.broken} {shortened(invariant, 100)} does not hold any more"
+    if result.first_broken_offset >= 0:
+        told = f"after offset {result.first_broken_offset} {shorten(invariant, 100)} does not hold any more"
         raise IntegrityError(
-            f"{opened.name}: {way.partition}: {told}",
-            session=shortened(way.name),
-            good=f"after offset {done.good} it did" if done.good >= 0 else "",
-            next=f"look at what touched the row: seriatim explain {opened.name} --row KEY --session {typed(way.name)}"
-            f" --topic {way.partition.topic}",
+            f"{command.name}: {replay.partition}: {told}",
+            session=shorten(replay.session_name),
+            good=f"after offset {result.last_good_offset} it did" if result.last_good_offset >= 0 else "",
+            next=f"look at what touched the row: seriatim explain {command.name} --row KEY --session {shell_quote(replay.session_name)}"
+            f" --topic {replay.partition.topic}",
         )
 
 
-def _around(way: Way, done: Bisected) -> list[Step]:
+def _steps_around(replay: SessionReplay, result: BisectResult) -> list[TraceStep]:
     """The messages before and after the place."""
-    way.begin(done.base)
-    offsets = way.keep(min(done.end, way.seen.log_end))
-    at = offsets.index(done.broken)
-    near = offsets[max(0, at - AROUND) : at + AROUND + 1]
-    way.to(near[0])
-    return list(way.steps(near[-1] + 1))
+    replay.begin_at(result.start_offset)
+    offsets = replay.cache_messages(min(result.end_offset, replay.bounds.log_end))
+    at = offsets.index(result.first_broken_offset)
+    near = offsets[max(0, at - STEPS_AROUND) : at + STEPS_AROUND + 1]
+    replay.fold_to(near[0])
+    return list(replay.steps(near[-1] + 1))

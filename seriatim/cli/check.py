@@ -13,15 +13,15 @@ import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import Options, app, say
+from seriatim.cli import Options, app, print_notice
 from seriatim.cli.run import Json, StreamName
 
 if TYPE_CHECKING:
     from seriatim.core.integrity import Finding
     from seriatim.core.ledger import Ledger
     from seriatim.core.stream import Stream
-    from seriatim.steps.check import Checked, Means
-    from seriatim.steps.gather import Table
+    from seriatim.steps.check import CheckContext, CheckResult
+    from seriatim.steps.gather import CheckTableSpec
     from seriatim.streams import StreamFile
 
 
@@ -38,53 +38,53 @@ def check(stream: StreamName, json: Json = False) -> None:
     from seriatim import streams
 
     Options.json = json
-    settings = config.load()
+    settings = config.load_settings()
     config.arm_crash_point(settings.crash_point)
-    judge(streams.load(stream, settings.streams), json=json)
+    check_and_report(streams.load_stream(stream, settings.streams), json=json)
 
 
-def judge(file: StreamFile, *, json: bool) -> Checked:
+def check_and_report(file: StreamFile, *, json: bool) -> CheckResult:
     """Check a stream and tell what came of it; what is bad raises, after it was told."""
     from seriatim import streams
     from seriatim.cli import report, show
-    from seriatim.steps.check import check as run
-    from seriatim.steps.tell import mark_told, untold
+    from seriatim.steps.check import check_stream as run
+    from seriatim.steps.tell import mark_reported, unreported_findings
 
     streams.refuse_unwritable_output(file)
-    name, progress = file.stream.name, show.Progress(file.stream.name, "records")
-    made = means(file, progress)
+    name, progress = file.stream.name, show.RunProgress(file.stream.name, "records")
+    made = check_context(file, progress)
     try:
         done = run(made)
     finally:
         progress.close()
-    found = untold(made.ledger, name)
-    report.leave(file, done.since, done.sequence)
-    show.findings(name, found, json=json)
-    mark_told(made.ledger, done.ledger.sequence)
-    _tell(name, done, found, json=json)
+    found = unreported_findings(made.ledger, name)
+    report.write_run_report(file, done.judged_after, done.sequence)
+    show.print_findings(name, found, json=json)
+    mark_reported(made.ledger, done.ledger.sequence)
+    _print_result(name, done, found, json=json)
     return done
 
 
-def means(file: StreamFile, progress: Any = None) -> Means:
+def check_context(file: StreamFile, progress: Any = None) -> CheckContext:
     """What a check is made with, for real."""
     from seriatim import streams, suites, wiring
     from seriatim.adapters.clock import WallClock
     from seriatim.adapters.gx import GreatExpectations
     from seriatim.adapters.parquet import ParquetRecords
-    from seriatim.adapters.sight import FileSight
-    from seriatim.steps.check import Means
+    from seriatim.adapters.sight import RecordScan
+    from seriatim.steps.check import CheckContext
 
     stream, root = file.stream, Path(file.stream.output.path)
-    columns = streams.runner(file).columns
-    return Means(
+    columns = streams.load_runner(file).columns
+    return CheckContext(
         stream=stream.name,
-        suites=suites.load(stream, Path(file.folder)),
+        suites=suites.load_suites(stream, Path(file.folder)),
         ledger=wiring.ledger(file, with_schema=True),
-        state=lambda: wiring.state(file),
+        open_state=lambda: wiring.state(file),
         records=ParquetRecords(root, columns, stream.output.compression, stream.output.partition_by),
-        sight=FileSight(root),
+        record_scanner=RecordScan(root),
         checker=GreatExpectations(root),
-        table=table(stream),
+        table_spec=check_table_spec(stream),
         clock=WallClock(),
         new_attempt=wiring.new_attempt,
         peak_memory_bytes=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -92,74 +92,74 @@ def means(file: StreamFile, progress: Any = None) -> Means:
     )
 
 
-def table(stream: Stream) -> Table | None:
+def check_table_spec(stream: Stream) -> CheckTableSpec | None:
     """The stock machine, whose records say how they fold; None for any other."""
-    from seriatim.steps.gather import Table
+    from seriatim.steps.gather import CheckTableSpec
 
     if stream.machine != "table":
         return None
     given = stream.table
-    return Table(given.key, tuple(given.columns), given.before, stream.table_machine().load)
+    return CheckTableSpec(given.key, tuple(given.columns), given.before, stream.table_machine().load)
 
 
-def open_circuit(ledger: Ledger) -> None:
+def print_open_circuit(ledger: Ledger) -> None:
     """A banner while the circuit is open."""
-    from seriatim.core.verdict import shown, way_out
+    from seriatim.core.verdict import circuit_advice, describe_failed_range
 
     if ledger.circuit == "open":
-        failed = "; ".join(shown(one) for one in ledger.failed[:5])
+        failed = "; ".join(describe_failed_range(one) for one in ledger.failed_ranges[:5])
         text = f"{ledger.stream}: the circuit is open, current stays at entry {ledger.checked} or before: {failed}"
-        say(f"{text}\n  next: {way_out(ledger)}", circuit="open", checked=ledger.checked, next=way_out(ledger))
+        print_notice(f"{text}\n  next: {circuit_advice(ledger)}", circuit="open", checked=ledger.checked, next=circuit_advice(ledger))
 
 
-def _tell(stream: str, done: Checked, found: list[Finding], *, json: bool) -> None:
-    from seriatim.core.integrity import FindingsError, failure
-    from seriatim.core.verdict import way_out
+def _print_result(stream: str, check_result: CheckResult, findings: list[Finding], *, json: bool) -> None:
+    from seriatim.core.integrity import FindingsError, new_findings_error
+    from seriatim.core.verdict import circuit_advice
 
-    for note in done.notes:
-        say(f"{stream}: {note}", note=note)
+    for note in check_result.notes:
+        print_notice(f"{stream}: {note}", note=note)
     if json:
-        typer.echo(msgspec.json.encode(_values(stream, done, found)).decode())
-    bad = sorted(place for place, result in done.verdict.items() if result != "good")
+        typer.echo(msgspec.json.encode(_result_values(stream, check_result, findings)).decode())
+    bad = sorted(place for place, result in check_result.verdict.items() if result != "good")
     if bad:
         raise FindingsError(
-            f"{stream}: {len(bad)} of {len(done.verdict)} partitions are bad: {', '.join(bad[:10])}",
-            judged=f"entries {done.since + 1} to {done.to}",
-            checked=f"up to entry {done.ledger.checked}; nothing newer is published",
-            findings=[finding for finding in found if finding.level == "error"],
-            next=way_out(done.ledger),
+            f"{stream}: {len(bad)} of {len(check_result.verdict)} partitions are bad: {', '.join(bad[:10])}",
+            judged=f"entries {check_result.judged_after + 1} to {check_result.judged_until}",
+            checked=f"up to entry {check_result.ledger.checked}; nothing newer is published",
+            findings=[finding for finding in findings if finding.level == "error"],
+            next=circuit_advice(check_result.ledger),
         )
-    open_circuit(done.ledger)
-    if errors := [finding for finding in found if finding.level == "error"]:
-        raise failure(stream, errors)
+    print_open_circuit(check_result.ledger)
+    if errors := [finding for finding in findings if finding.level == "error"]:
+        raise new_findings_error(stream, errors)
     if not json:
-        typer.echo(_summary(stream, done))
+        typer.echo(_describe_result(stream, check_result))
 
 
-def _summary(stream: str, done: Checked) -> str:
-    checked = f"checked up to entry {done.ledger.checked}"
-    if done.sequence < 0:
+def _describe_result(stream: str, result: CheckResult) -> str:
+    checked = f"checked up to entry {result.ledger.checked}"
+    if result.sequence < 0:
         return f"{stream}: nothing new to judge, {checked}"
-    parts = f"{done.records} records in {len(done.verdict)} partition{'s' * (len(done.verdict) != 1)}"
-    rules = f"{len(done.evidence)} promises, {done.expectations} expectations"
-    return f"{stream}: good: entries {done.since + 1} to {done.to}: {parts}, {rules}; {checked}"
+    parts = f"{result.records} records in {len(result.verdict)} partition{'s' * (len(result.verdict) != 1)}"
+    rules = f"{len(result.evidence)} promises, {result.expectations} expectations"
+    return f"{stream}: good: entries {result.judged_after + 1} to {result.judged_until}: {parts}, {rules}; {checked}"
 
 
-def _values(stream: str, done: Checked, found: list[Finding]) -> dict[str, Any]:
+def _result_values(stream: str, result: CheckResult, findings: list[Finding]) -> dict[str, Any]:
     return {
         "stream": stream,
-        "from": done.since,
-        "to": done.to,
-        "verdict": done.verdict,
-        "records": done.records,
+        "from": result.judged_after,
+        "to": result.judged_until,
+        "verdict": result.verdict,
+        "records": result.records,
         "promises": [
-            {"partition": str(one.partition), "promise": one.promise, "holds": one.holds, "broken": one.broken}
-            for one in done.evidence
+            {"partition": str(one.partition), "promise": one.promise, "holds": one.holds, "broken": one.broken_count}
+            for one in result.evidence
         ],
-        "expectations": done.expectations,
-        "findings": len(found),
-        "sequence": done.sequence if done.sequence >= 0 else None,
-        "checked": done.ledger.checked,
-        "circuit": done.ledger.circuit,
-        "notes": done.notes,
+        "expectations": result.expectations,
+        "findings": len(findings),
+        "sequence": result.sequence if result.sequence >= 0 else None,
+        "checked": result.ledger.checked,
+        "circuit": result.ledger.circuit,
+        "notes": result.notes,
     }

@@ -12,13 +12,13 @@ import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import Options, app, say
+from seriatim.cli import Options, app, print_notice
 from seriatim.cli.accept import DryRun
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import IntegrityError
 
 if TYPE_CHECKING:
-    from seriatim.steps.compact import Compacted, Means, Piece
+    from seriatim.steps.compact import CompactContext, CompactionPiece, CompactResult
     from seriatim.streams import StreamFile
 
 COLUMNS = ["topic", "partition", "what", "files", "bytes", "into", "bytes_after", "entry", "dropped"]
@@ -40,94 +40,94 @@ def compact(
     Example: seriatim compact demo --dry-run
     """
     from seriatim import streams
-    from seriatim.cli.show import Progress
+    from seriatim.cli.show import RunProgress
     from seriatim.core.offsets import Partition
-    from seriatim.steps.compact import compact as do
+    from seriatim.steps.compact import compact_stream as do
 
     Options.json = json
-    settings = config.load()
-    file = streams.load(stream, settings.streams)
+    settings = config.load_settings()
+    file = streams.load_stream(stream, settings.streams)
     config.arm_crash_point(settings.crash_point)
     if not dry_run:
         streams.refuse_unwritable_output(file)
-    only, progress = Partition.parse(partition) if partition else None, Progress(file.stream.name, "bytes")
+    only, progress = Partition.parse(partition) if partition else None, RunProgress(file.stream.name, "bytes")
     try:
-        done = do(_means(file), only, dry_run=dry_run, progress=progress)
+        done = do(_compact_context(file), only, dry_run=dry_run, progress=progress)
     finally:
         progress.close()
-    _show(file.stream.name, done, dry_run=dry_run, json=json)
-    _fail(file.stream.name, done)
+    _print_result(file.stream.name, done, dry_run=dry_run, json=json)
+    _raise_for_damage(file.stream.name, done)
 
 
-def _means(file: StreamFile) -> Means:
+def _compact_context(file: StreamFile) -> CompactContext:
     from seriatim import wiring
     from seriatim.adapters.clock import WallClock
     from seriatim.adapters.rewrite import ParquetRewriter
-    from seriatim.steps.compact import Means
+    from seriatim.steps.compact import CompactContext
 
     output = file.stream.output
-    return Means(
+    return CompactContext(
         stream=file.stream.name,
         bytes_target=output.file_bytes_target,
-        keep_days=output.keep_versions_days,
+        keep_versions_days=output.keep_versions_days,
         ledger=wiring.ledger(file),
-        records=wiring.files(file),
+        records=wiring.record_files(file),
         rewriter=ParquetRewriter(Path(output.path), file.stream.name, output.compression),
-        state=lambda: wiring.state(file),
-        derived=wiring.derived(file),
+        open_state=lambda: wiring.state(file),
+        derived=wiring.derived_tables(file),
         clock=WallClock(),
         new_attempt=wiring.new_attempt,
     )
 
 
-def _row(piece: Piece, *, dry_run: bool) -> dict[str, Any]:
-    into = 0 if piece.dropped else (len(piece.groups) or 1) if dry_run else piece.into
+def _piece_row(piece: CompactionPiece, *, dry_run: bool) -> dict[str, Any]:
+    into = 0 if piece.drop_reason else (len(piece.groups) or 1) if dry_run else piece.files_after
     return {
         "topic": piece.partition.topic,
         "partition": piece.partition.number,
         "what": "records" if piece.groups else "state",
         "files": len(piece.inputs),
-        "bytes": piece.bytes,
+        "bytes": piece.bytes_before,
         "into": into,
         "bytes_after": None if dry_run else piece.bytes_after,
         "entry": None if piece.sequence < 0 else piece.sequence,
-        "dropped": piece.dropped,
-        "refused": piece.refused,
+        "dropped": piece.drop_reason,
+        "refused": piece.damaged_inputs,
     }
 
 
-def _show(stream: str, done: Compacted, *, dry_run: bool, json: bool) -> None:
-    rows = [_row(piece, dry_run=dry_run) for piece in done.pieces]
-    held = [str(partition) for partition in done.held]
+def _print_result(stream: str, result: CompactResult, *, dry_run: bool, json: bool) -> None:
+    rows = [_piece_row(piece, dry_run=dry_run) for piece in result.pieces]
+    held = [str(partition) for partition in result.held_partitions]
     if json:
-        told = {"stream": stream, "sequence": done.sequence, "pieces": rows, "held": held, "dry_run": dry_run}
-        swept = {"replaced": done.replaced, "orphans": done.orphans}
+        told = {"stream": stream, "sequence": result.sequence, "pieces": rows, "held": held, "dry_run": dry_run}
+        swept = {"replaced": result.swept_replaced_files, "orphans": result.swept_orphans}
         typer.echo(msgspec.json.encode({**told, "swept": swept}).decode())
     else:
-        _tell(stream, done, rows, dry_run=dry_run)
+        _print_summary(stream, result, rows, dry_run=dry_run)
     for place in held:
-        say(f"{stream} {place}: left out, a repair holds it", held=place)
-    if done.behind:
+        print_notice(f"{stream} {place}: left out, a repair holds it", held=place)
+    if result.derived_error:
         what = f"{stream}: the tables gaps and quarantine are behind; the next run catches up. Records are complete."
-        say(what if json else f"{what}\n{done.behind}", behind=done.behind)
+        print_notice(what if json else f"{what}\n{result.derived_error}", behind=result.derived_error)
 
 
-def _tell(stream: str, done: Compacted, rows: list[dict[str, Any]], *, dry_run: bool) -> None:
+def _print_summary(stream: str, result: CompactResult, rows: list[dict[str, Any]], *, dry_run: bool) -> None:
     from seriatim.cli import show
 
     if rows:
-        show.table(COLUMNS, [{name: "" if row[name] is None else row[name] for name in COLUMNS} for row in rows])
+        show.print_table(COLUMNS, [{name: "" if row[name] is None else row[name] for name in COLUMNS} for row in rows])
     files, into = (sum(row[name] for row in rows if not row["dropped"]) for name in ("files", "into"))
     would, swept = ("would become", "would go") if dry_run else ("became", "went")
     joined = f"{files} files {would} {into}" if files else "no files are worth joining"
-    gone = [f"{done.replaced} replaced files {swept}"] if done.replaced else []
-    gone += [f"{done.orphans} orphans went"] if done.orphans else []
-    typer.echo(f"{stream}: {', '.join([joined, *gone])}; ledger at entry {done.sequence}")
+    gone = [f"{result.swept_replaced_files} replaced files {swept}"] if result.swept_replaced_files else []
+    gone += [f"{result.swept_orphans} orphans went"] if result.swept_orphans else []
+    typer.echo(f"{stream}: {', '.join([joined, *gone])}; ledger at entry {result.sequence}")
 
 
-def _fail(stream: str, done: Compacted) -> None:
+def _raise_for_damage(stream: str, result: CompactResult) -> None:
     """Damaged files are told by name, with the way out."""
-    hurt = {path: (piece.partition, why) for piece in done.pieces for path, why in piece.refused.items()}
+    hurt = {path: (piece.partition, why) for piece in result.pieces for path, why in piece.damaged_inputs.items()}
     if hurt:
         partition = next(iter(hurt.values()))[0]
         raise IntegrityError(

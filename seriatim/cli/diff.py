@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seriatim import config
-from seriatim.cli import Options, app, say
-from seriatim.cli.looking import plain, print_json
+from seriatim.cli import Options, app, print_notice
+from seriatim.cli.looking import print_json, render_value
 from seriatim.cli.run import Json
 from seriatim.core.errors import ConfigError, IntegrityError
-from seriatim.core.integrity import typed
+from seriatim.core.integrity import shell_quote
 from seriatim.core.offsets import OffsetRange, Partition
 
 if TYPE_CHECKING:
-    from seriatim.adapters.lookup import DeltaLookup
-    from seriatim.steps.diff import Compared, Parting
+    from seriatim.adapters.lookup import RecordQuery
+    from seriatim.steps.diff import DiffResult, RecordDifference
 
-Ranges = dict[tuple[Partition, str], OffsetRange]
-Output = Annotated[str, typer.Argument(help="A stream, or a folder that `seriatim replay … --to` wrote.")]
-SHOWN = 5
+RangesByPartition = dict[tuple[Partition, str], OffsetRange]
+OutputArgument = Annotated[str, typer.Argument(help="A stream, or a folder that `seriatim replay … --to` wrote.")]
+DIFFERENCES_SHOWN = 5
 
 
 @app.command()
-def diff(left: Output, right: Output, json: Json = False) -> None:
+def diff(left: OutputArgument, right: OutputArgument, json: Json = False) -> None:
     """Compare the records of two outputs, offset by offset: print the first differences and count them.
 
     Compared is what both have folded: partitions, offsets and columns that only one of them has are named. Exit code
@@ -36,15 +36,15 @@ def diff(left: Output, right: Output, json: Json = False) -> None:
 
     Example: seriatim diff demo /tmp/again
     """
-    from seriatim.cli.show import Progress
-    from seriatim.steps.diff import compare
+    from seriatim.cli.show import RunProgress
+    from seriatim.steps.diff import diff_records
 
     Options.json = json
-    (one, ones, stream), (other, others, other_stream) = _side(left), _side(right)
-    tables = sorted({*one.others, *other.others})
-    progress = Progress("diff", "offsets")
+    (one, ones, stream), (other, others, other_stream) = _open_output(left), _open_output(right)
+    tables = sorted({*one.other_tables, *other.other_tables})
+    progress = RunProgress("diff", "offsets")
     try:
-        done = compare(one, other, ones, others, progress)
+        done = diff_records(one, other, ones, others, progress)
     finally:
         progress.close()
     done.not_compared += [f"table {name}: only records are" for name in tables]
@@ -54,105 +54,105 @@ def diff(left: Output, right: Output, json: Json = False) -> None:
             cause="; ".join(done.not_compared[:5]),
             next="compare outputs of the same topics",
         )
-    _tell(left, right, stream or other_stream, done, json=json)
+    _print_result(left, right, stream or other_stream, done, json=json)
 
 
-def _side(named: str) -> tuple[DeltaLookup, Ranges, str]:
+def _open_output(name: str) -> tuple[RecordQuery, RangesByPartition, str]:
     """An output, which offsets it has folded, and the stream whose messages they are; empty: it does not say."""
     from seriatim import streams, wiring
     from seriatim.adapters import scratch
-    from seriatim.adapters.lookup import DeltaLookup
+    from seriatim.adapters.lookup import RecordQuery
     from seriatim.steps.commit import read_head
 
-    folder = config.expanded(Path(named), named, "give the name of a stream, or a folder")
-    if folder.is_dir() and (folder / scratch.MANIFEST).exists():
-        manifest = scratch.manifest(folder)
-        _tell_missing(named, manifest)
-        return DeltaLookup(folder, None), scratch.folded(folder), str(manifest.get("replay") or "")
-    if folder.is_dir() and not named.endswith(".toml") and ("/" in named or folder.is_absolute()):
-        scratch.manifest(folder)
-    file = streams.load(named, config.load().streams)
+    folder = config.expand_user(Path(name), name, "give the name of a stream, or a folder")
+    if folder.is_dir() and (folder / scratch.MANIFEST_FILE).exists():
+        manifest = scratch.read_manifest(folder)
+        _warn_missing_messages(name, manifest)
+        return RecordQuery(folder, None), scratch.folded_ranges(folder), str(manifest.get("replay") or "")
+    if folder.is_dir() and not name.endswith(".toml") and ("/" in name or folder.is_absolute()):
+        scratch.read_manifest(folder)
+    file = streams.load_stream(name, config.load_settings().streams)
     head = read_head(wiring.ledger(file), file.stream.name)
     if head is None:
         raise ConfigError(f"{file.stream.name}: it was never run", next=f"seriatim run {file.stream.name}")
     accounts = head.ledger.partitions.items()
-    folded = {(Partition.parse(p), a.topic_id): OffsetRange(min(a.born, a.frontier), a.frontier) for p, a in accounts}
+    folded = {(Partition.parse(p), a.topic_id): OffsetRange(min(a.initial_frontier, a.frontier), a.frontier) for p, a in accounts}
     root = Path(file.stream.output.path)
-    return DeltaLookup(root, file.stream.name, version=head.token.version()), folded, named
+    return RecordQuery(root, file.stream.name, version=head.token.version()), folded, name
 
 
-def _tell_missing(named: str, manifest: dict[str, Any]) -> None:
+def _warn_missing_messages(name: str, manifest: dict[str, Any]) -> None:
     """A replay over messages that were gone differs by them; what is damaged is told by whoever reads it whole."""
     parts = manifest.get("partitions")
     for part in parts if isinstance(parts, list) else ():
         if isinstance(part, dict) and part.get("missing"):
             place = f"{part.get('topic')}/{part.get('partition')}"
-            say(f"{named} was folded without {part['missing']} messages of {place}: Kafka did not have them any more")
+            print_notice(f"{name} was folded without {part['missing']} messages of {place}: Kafka did not have them any more")
 
 
-def _tell(left: str, right: str, stream: str, done: Compared, *, json: bool) -> None:
+def _print_result(left: str, right: str, stream: str, result: DiffResult, *, json: bool) -> None:
     if json:
-        print_json(_values(left, right, done))
+        print_json(_result_values(left, right, result))
     else:
-        for note in done.not_compared:
-            say(f"not compared: {note}")
-        for place, whole in done.ranges.items():
+        for note in result.not_compared:
+            print_notice(f"not compared: {note}")
+        for place, whole in result.ranges.items():
             typer.echo(f"{place[0]} {whole} compared")
-        for parting in done.partings[:SHOWN]:
-            _show(left, right, parting)
-    if not done.count:
+        for parting in result.differences[:DIFFERENCES_SHOWN]:
+            _print_difference(left, right, parting)
+    if not result.count:
         if not json:
-            typer.echo(f"{left} and {right} do not differ: {done.records} records")
+            typer.echo(f"{left} and {right} do not differ: {result.records} records")
         return
-    first = done.partings[0]
-    session = typed(str((first.left or first.right or {}).get("session")))
-    counted = f"{done.differing} records differ, {done.only_left} only in {left}, {done.only_right} only in {right}"
+    first = result.differences[0]
+    session = shell_quote(str((first.left or first.right or {}).get("session")))
+    counted = f"{result.differing} records differ, {result.only_left} only in {left}, {result.only_right} only in {right}"
     raise IntegrityError(
         f"{left} and {right} differ, first at {first.partition}, offset {first.offset}, index {first.index}",
         count=counted,
-        next=f"seriatim trace {typed(stream or left)} {session} --partition {first.partition}"
+        next=f"seriatim trace {shell_quote(stream or left)} {session} --partition {first.partition}"
         f" --from {max(0, first.offset - 5)} --until {first.offset + 1}",
     )
 
 
-def _values(left: str, right: str, done: Compared) -> dict[str, Any]:
+def _result_values(left: str, right: str, result: DiffResult) -> dict[str, Any]:
     return {
         "left": left,
         "right": right,
         "compared": [
             {"topic": p.topic, "partition": p.number, "topic_id": life, "from": whole.start, "until": whole.end}
-            for (p, life), whole in done.ranges.items()
+            for (p, life), whole in result.ranges.items()
         ],
-        "records": done.records,
-        "count": done.count,
-        "differing": done.differing,
-        "only_left": done.only_left,
-        "only_right": done.only_right,
-        "first": _parted(done.partings[0]) if done.partings else None,
-        "partings": [_parted(one) for one in done.partings],
-        "not_compared": done.not_compared,
+        "records": result.records,
+        "count": result.count,
+        "differing": result.differing,
+        "only_left": result.only_left,
+        "only_right": result.only_right,
+        "first": _difference_values(result.differences[0]) if result.differences else None,
+        "partings": [_difference_values(one) for one in result.differences],
+        "not_compared": result.not_compared,
     }
 
 
-def _parted(one: Parting) -> dict[str, Any]:
-    place = {"topic": one.partition.topic, "partition": one.partition.number}
+def _difference_values(difference: RecordDifference) -> dict[str, Any]:
+    place = {"topic": difference.partition.topic, "partition": difference.partition.number}
     return {
         **place,
-        "offset": one.offset,
-        "index": one.index,
-        "columns": one.columns,
-        "left": one.left,
-        "right": one.right,
+        "offset": difference.offset,
+        "index": difference.index,
+        "columns": difference.columns,
+        "left": difference.left,
+        "right": difference.right,
     }
 
 
-def _show(left: str, right: str, one: Parting) -> None:
-    there = one.left or one.right or {}
+def _print_difference(left: str, right: str, difference: RecordDifference) -> None:
+    there = difference.left or difference.right or {}
     typer.secho(
-        f"{one.partition} offset {one.offset} index {one.index}  session {plain(there.get('session'))}", bold=True
+        f"{difference.partition} offset {difference.offset} index {difference.index}  session {render_value(there.get('session'))}", bold=True
     )
-    if one.columns and one.left and one.right:
-        for name in one.columns:
-            typer.echo(f"    {name:<12} {plain(one.left[name])} → {plain(one.right[name])}")
+    if difference.columns and difference.left and difference.right:
+        for name in difference.columns:
+            typer.echo(f"    {name:<12} {render_value(difference.left[name])} → {render_value(difference.right[name])}")
     else:
-        typer.echo(f"    only in {left if one.left else right}: {plain(there)}")
+        typer.echo(f"    only in {left if difference.left else right}: {render_value(there)}")

@@ -18,7 +18,7 @@ from seriatim.core.errors import SeriatimError
 
 if TYPE_CHECKING:
     from seriatim.config import Settings
-    from seriatim.embedded.checkup import Check
+    from seriatim.embedded.checkup import DoctorCheck
 
 NAME_WIDTH = 14
 
@@ -36,43 +36,43 @@ def doctor(
     """
     from seriatim.embedded import checkup
 
-    missing, settings = False, config.load()
-    for check in chain(checkup.checks(settings), retention(settings)):
-        typer.echo(msgspec.json.encode(check) if json else _line(check))
-        missing = missing or (check.required and not check.good)
+    missing, settings = False, config.load_settings()
+    for check in chain(checkup.run_checks(settings), check_retention(settings)):
+        typer.echo(msgspec.json.encode(check) if json else _render_check(check))
+        missing = missing or (check.is_required and not check.is_good)
     if missing:
         raise typer.Exit(2)
 
 
-def retention(settings: Settings) -> Iterator[Check]:
+def check_retention(settings: Settings) -> Iterator[DoctorCheck]:
     """Whether every stream's topics keep messages for long enough. A line for each that does not."""
     from seriatim import streams, wiring
     from seriatim.adapters.clock import WallClock
     from seriatim.core.ledger import Ledger
-    from seriatim.embedded.checkup import Check
+    from seriatim.embedded.checkup import DoctorCheck
     from seriatim.steps.plan import short_retention
 
     warned, looked = False, 0
-    for name in streams.names(settings.streams):
+    for name in streams.list_streams(settings.streams):
         try:
-            file = streams.load(name, settings.streams)
+            file = streams.load_stream(name, settings.streams)
         except SeriatimError as error:
-            yield Check("retention", False, False, f"{name}: not looked at: {error.message}", error.next)
+            yield DoctorCheck("retention", False, False, f"{name}: not looked at: {error.message}", error.next)
             continue
         try:
             found = short_retention(file.stream, wiring.log(file, settings), Ledger(stream=name), WallClock())
         except SeriatimError as error:
-            yield Check("retention", False, False, f"{name}: not looked at: {error.message}", error.next)
+            yield DoctorCheck("retention", False, False, f"{name}: not looked at: {error.message}", error.next)
             return  # the broker is the same for all: the next stream would wait for it as long
         looked += 1
         for topic in found:
             warned = True
-            yield Check("retention", False, False, f"{name}: {topic.text}", topic.next)
+            yield DoctorCheck("retention", False, False, f"{name}: {topic.text}", topic.next)
     if looked and not warned:
-        yield Check("retention", True, True, "72 h or more in every topic")
+        yield DoctorCheck("retention", True, True, "72 h or more in every topic")
 
 
-def _line(check: Check) -> str:
-    mark = "✓" if check.good else "✗" if check.required else "–"
-    line = f"{mark} {check.name:<{NAME_WIDTH}} {check.found}"
+def _render_check(check: DoctorCheck) -> str:
+    mark = "✓" if check.is_good else "✗" if check.is_required else "–"
+    line = f"{mark} {check.name:<{NAME_WIDTH}} {check.description}"
     return f"{line}\n  {'':<{NAME_WIDTH}} → {check.fix}" if check.fix else line

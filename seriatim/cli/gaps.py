@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import Options, app, say
+from seriatim.cli import Options, app, print_notice
 from seriatim.cli.accept import Because, DryRun
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError
@@ -44,17 +44,17 @@ def gaps(
     """
     from seriatim import streams, wiring
     from seriatim.cli import show
-    from seriatim.steps.derive import gaps_now
+    from seriatim.steps.derive import read_gaps
 
     Options.json = json
-    file = streams.load(stream, config.load().streams)
+    file = streams.load_stream(stream, config.load_settings().streams)
     name, store = file.stream.name, wiring.ledger(file)
-    ledger = _ledger(store, name)
-    found = [gap.row() for gap in gaps_now(store, wiring.derived(file), ledger) if not only_open or gap.closed is None]
+    ledger = _load_ledger(store, name)
+    found = [gap.to_row() for gap in read_gaps(store, wiring.derived_tables(file), ledger) if not only_open or gap.closed is None]
     if json:
-        return _print({"stream": name, "sequence": ledger.sequence, "gaps": found})
+        return _print_json({"stream": name, "sequence": ledger.sequence, "gaps": found})
     if found:
-        show.table(COLUMNS, [{**row, "session": _named(row["session"])} for row in found])
+        show.print_table(COLUMNS, [{**row, "session": _render_session(row["session"])} for row in found])
     still = sum(row["closed"] is None for row in found)
     typer.echo(f"{name}: {len(found)} gap{'s' * (len(found) != 1)}, {still} open, as of entry {ledger.sequence}")
     return None
@@ -70,16 +70,16 @@ def rebuild(stream: StreamName, json: Json = False) -> None:
     Example: seriatim rebuild demo
     """
     from seriatim import streams, wiring
-    from seriatim.steps.derive import catch_up
+    from seriatim.steps.derive import catch_up_derived
 
     Options.json = json
-    file = streams.load(stream, config.load().streams)
+    file = streams.load_stream(stream, config.load_settings().streams)
     name, store = file.stream.name, wiring.ledger(file)
-    ledger = _ledger(store, name)
-    say(f"{name}: reading {ledger.sequence + 1} entries", entries=ledger.sequence + 1)
-    catch_up(store, wiring.derived(file), ledger, whole=True)
+    ledger = _load_ledger(store, name)
+    print_notice(f"{name}: reading {ledger.sequence + 1} entries", entries=ledger.sequence + 1)
+    catch_up_derived(store, wiring.derived_tables(file), ledger, rebuild=True)
     if json:
-        _print({"stream": name, "sequence": ledger.sequence})
+        _print_json({"stream": name, "sequence": ledger.sequence})
     else:
         typer.echo(f"{name}: gaps and quarantine are as of entry {ledger.sequence}")
 
@@ -101,24 +101,24 @@ def release(
     Example: seriatim quarantine release demo session-00007 --because "the producer sends the row again"
     """
     from seriatim import streams, wiring
-    from seriatim.steps.derive import keep_up
-    from seriatim.steps.release import release as decide
+    from seriatim.steps.derive import catch_up_after_run
+    from seriatim.steps.release import release_session as decide
 
     Options.json = json
-    settings = config.load()
+    settings = config.load_settings()
     config.arm_crash_point(settings.crash_point)
     if not because.strip() and not dry_run:
         raise ConfigError(
             "a decision needs its reason: --because is missing", next='add --because "…"; --dry-run needs none'
         )
-    file = streams.load(stream, settings.streams)
-    name, means = file.stream.name, wiring.means(file, settings)
+    file = streams.load_stream(stream, settings.streams)
+    name, means = file.stream.name, wiring.decision_context(file, settings)
     made = decide(means, session, because, topic, dry_run=dry_run)
-    if not dry_run and (trouble := keep_up(means.ledger, wiring.derived(file), _ledger(means.ledger, name))):
-        say(f"{name}: the tables gaps and quarantine are behind; the next run catches up\n{trouble}", behind=trouble)
+    if not dry_run and (trouble := catch_up_after_run(means.ledger, wiring.derived_tables(file), _load_ledger(means.ledger, name))):
+        print_notice(f"{name}: the tables gaps and quarantine are behind; the next run catches up\n{trouble}", behind=trouble)
     told = {**msgspec.to_builtins(made), "partition": str(made.partition), "stream": name}
     if json:
-        return _print({**told, "sequence": None if dry_run else made.sequence})
+        return _print_json({**told, "sequence": None if dry_run else made.sequence})
     done = "would be released" if dry_run else f"released by entry {made.sequence}"
     typer.echo(
         f"{name}: {session} {done}: in {made.partition} since offset {made.offset} ({made.finding}); "
@@ -127,7 +127,7 @@ def release(
     return None
 
 
-def _ledger(store: LedgerStore, stream: str) -> Ledger:
+def _load_ledger(store: LedgerStore, stream: str) -> Ledger:
     from seriatim.steps.commit import read_head
 
     head = read_head(store, stream)
@@ -136,9 +136,9 @@ def _ledger(store: LedgerStore, stream: str) -> Ledger:
     return head.ledger
 
 
-def _named(session: str | None) -> str:
+def _render_session(session: str | None) -> str:
     return "(all)" if session is None else session
 
 
-def _print(value: dict[str, Any]) -> None:
+def _print_json(value: dict[str, Any]) -> None:
     typer.echo(msgspec.json.encode(value).decode())

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from seriatim import config
-from seriatim.cli import app, say
+from seriatim.cli import app, print_notice
 
 jars = typer.Typer(help="The JARs that Spark and the embedded broker need.", no_args_is_help=True)
 app.add_typer(jars, name="jars")
@@ -32,9 +32,9 @@ def fetch(
     """
     from seriatim.embedded import jars as cache
 
-    settings = config.load()
-    for name in group or [name for name in cache.groups() if not name.startswith("bench")]:
-        files = cache.ensure(name, settings, say)
+    settings = config.load_settings()
+    for name in group or [name for name in cache.jar_groups() if not name.startswith("bench")]:
+        files = cache.ensure_jars(name, settings, print_notice)
         typer.echo(f"{name}: {len(files)} JARs in {settings.home / 'jars'}")
 
 
@@ -48,7 +48,7 @@ def lock(
     """
     from seriatim.embedded import jars as cache
 
-    text = cache.make_lock(config.load(), say)
+    text = cache.make_lock(config.load_settings(), print_notice)
     path = output or cache.LOCK_FILE
     path.write_text(text)
     typer.echo(f"wrote {path}")

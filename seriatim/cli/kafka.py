@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import app, say
+from seriatim.cli import app, print_notice
 from seriatim.core.errors import PlatformError
 
 kafka = typer.Typer(help="The embedded Kafka broker: real, single, on 127.0.0.1.", no_args_is_help=True)
@@ -42,9 +42,9 @@ def start(
     from seriatim.embedded import broker, properties
 
     overrides = properties.parse_overrides(settings or [])
-    home = config.load().home
-    program = broker.program_of(config.load(), say)
-    _show(broker.start(home, port, overrides, program=program, say=say), json=json)
+    home = config.load_settings().home
+    program = broker.find_kafka_program(config.load_settings(), print_notice)
+    _print_broker(broker.start_broker(home, port, overrides, program=program, print_notice=print_notice), json=json)
 
 
 @kafka.command()
@@ -55,7 +55,7 @@ def stop() -> None:
     """
     from seriatim.embedded import broker
 
-    stopped = broker.stop(config.load().home, say)
+    stopped = broker.stop_broker(config.load_settings().home, print_notice)
     typer.echo("stopped" if stopped else "no broker was running")
 
 
@@ -67,16 +67,16 @@ def status(json: Json = False) -> None:
     """
     from seriatim.embedded import broker
 
-    home = config.load().home
-    running = broker.status(home)
+    home = config.load_settings().home
+    running = broker.broker_status(home)
     if running is None:
         if json:
             typer.echo(msgspec.json.encode(dict.fromkeys(("bootstrap_servers", "pid", "data"))))
         raise PlatformError("no embedded broker is running", home=str(home), next="seriatim kafka start")
-    _show(running, json=json)
+    _print_broker(running, json=json)
 
 
-def _show(broker: msgspec.Struct, *, json: bool) -> None:
+def _print_broker(broker: msgspec.Struct, *, json: bool) -> None:
     if json:
         typer.echo(msgspec.json.encode(broker, enc_hook=str))
         return

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import Options, app, tell
+from seriatim.cli import Options, app, print_error
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError, IntegrityError
 
@@ -36,24 +36,24 @@ def status(
     """
     from seriatim import streams, tables, wiring
     from seriatim.adapters.clock import WallClock
-    from seriatim.steps.status import status as gather
+    from seriatim.steps.status import read_status as gather
 
     Options.json = json
-    settings, failed = config.load(), set[int]()
-    names = [stream] if stream else streams.names(settings.streams)
+    settings, failed = config.load_settings(), set[int]()
+    names = [stream] if stream else streams.list_streams(settings.streams)
     if not names:
         raise ConfigError(f"there are no stream files in {settings.streams}", next="make one, or set SERIATIM_STREAMS")
     for name in names:
         try:
-            file = streams.load(name, settings.streams)
+            file = streams.load_stream(name, settings.streams)
             now = WallClock().now_seconds()
             found = gather(file.stream, wiring.log(file, settings), wiring.ledger(file), wiring.state(file), now)
-            found |= tables.reach(file)
+            found |= tables.table_sequences(file)
         except (ConfigError, IntegrityError) as error:
-            tell(error)
+            print_error(error)
             failed.add(error.exit_code)
             continue
-        _print(found) if json else _show_status(found)
+        _print_json(found) if json else _print_status(found)
     if failed:
         raise typer.Exit(max(failed))
 
@@ -79,7 +79,7 @@ def version(
     from seriatim.steps.sweep import refuse_swept
 
     Options.json = json
-    file = streams.load(stream, config.load().streams)
+    file = streams.load_stream(stream, config.load_settings().streams)
     name, store = file.stream.name, wiring.ledger(file)
     head = read_head(store, name)
     if head is None:
@@ -89,53 +89,53 @@ def version(
     last = head.ledger.checked if checked else head.ledger.sequence
     entry = last if sequence is None else sequence
     found = store.delta_version(name, entry)
-    refuse_swept(store, wiring.files(file), head.ledger, entry, "records")
-    _print({"stream": name, "sequence": entry, "version": found}) if json else typer.echo(found)
+    refuse_swept(store, wiring.record_files(file), head.ledger, entry, "records")
+    _print_json({"stream": name, "sequence": entry, "version": found}) if json else typer.echo(found)
 
 
-def _show_status(found: dict[str, Any]) -> None:
+def _print_status(values: dict[str, Any]) -> None:
     from seriatim.cli import show
 
-    headline = f"{found['stream']}: {found['verdict']}, tier {found['tier']}, entry {found['sequence']}"
-    typer.secho(f"{headline}, checked up to entry {found['checked']}", bold=True)
-    rows = [{**part, "waits": _waits(part), **_time_left(part)} for part in found["partitions"]]
-    show.table(PARTITION_COLUMNS, rows)
-    followers = {"current": found["published"], **{f"records-{name}": at for name, at in found["outputs"].items()}}
+    headline = f"{values['stream']}: {values['verdict']}, tier {values['tier']}, entry {values['sequence']}"
+    typer.secho(f"{headline}, checked up to entry {values['checked']}", bold=True)
+    rows = [{**part, "waits": _describe_wait(part), **_time_left_columns(part)} for part in values["partitions"]]
+    show.print_table(PARTITION_COLUMNS, rows)
+    followers = {"current": values["published"], **{f"records-{name}": at for name, at in values["outputs"].items()}}
     if told := [f"{name} is as of entry {at}" for name, at in followers.items() if at is not None]:
         typer.echo(", ".join(told))
-    if found["buffers"]:
+    if values["buffers"]:
         typer.echo("Messages that wait in the window for those before them:")
-        show.table(["session", "topic", "partition", "offset", "messages", "expects"], found["buffers"])
-    if (far := found["snapshot_distance"])["messages"]:
+        show.print_table(["session", "topic", "partition", "offset", "messages", "expects"], values["buffers"])
+    if (far := values["snapshot_distance"])["messages"]:
         agreed = f", agreed {far['agreed_minutes']} minutes" if far["agreed_minutes"] else ""
         typer.echo(f"Loss bound: {far['messages']} messages or {far['seconds'] / 60:.1f} minutes to a snapshot{agreed}")
-    if found["failed"]:
+    if values["failed"]:
         typer.echo("The circuit is open, publishing waits. What a check called bad:")
-        for one in found["failed"]:
+        for one in values["failed"]:
             typer.echo(f"  {one['says']}")
-        typer.echo(f"  next: {found['closes']}")
-    if found["quarantined"]:
+        typer.echo(f"  next: {values['closes']}")
+    if values["quarantined"]:
         typer.echo("In quarantine until their next snapshot:")
-        show.table(["session", "topic", "partition", "offset", "finding"], found["quarantined"])
+        show.print_table(["session", "topic", "partition", "offset", "finding"], values["quarantined"])
 
 
-def _time_left(part: dict[str, Any]) -> dict[str, str]:
+def _time_left_columns(partition: dict[str, Any]) -> dict[str, str]:
     """Hours and minutes until Kafka drops what waits; nothing where nothing waits, or nothing is dropped."""
-    from seriatim.core.retention import duration
+    from seriatim.core.retention import format_duration
 
-    seconds, known = part["time_left_seconds"], {True: "yes", False: "no", None: ""}
+    seconds, known = partition["time_left_seconds"], {True: "yes", False: "no", None: ""}
     return {
-        "time_left": "" if seconds is None else duration(seconds),
-        "catches_up": known[part["catches_up"]] if part["lag"] else "",
+        "time_left": "" if seconds is None else format_duration(seconds),
+        "catches_up": known[partition["catches_up"]] if partition["lag"] else "",
     }
 
 
-def _waits(part: dict[str, Any]) -> str:
-    halt = part["halted"]
+def _describe_wait(partition: dict[str, Any]) -> str:
+    halt = partition["halted"]
     if halt is None:
-        return f"held by {part['held']}" if part["held"] else ""
+        return f"held by {partition['held']}" if partition["held"] else ""
     return f"{halt['finding']} at {halt['offset']}: {halt['cause']}"
 
 
-def _print(value: dict[str, Any]) -> None:
+def _print_json(value: dict[str, Any]) -> None:
     typer.echo(msgspec.json.encode(value).decode())

@@ -18,19 +18,19 @@ import typer
 from msgspec import Struct
 
 from seriatim import config
-from seriatim.cli import Options, say
+from seriatim.cli import Options, print_notice
 from seriatim.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from seriatim.core.machine import Runner
     from seriatim.core.offsets import Partition
-    from seriatim.core.step import Step
-    from seriatim.ports import Head
-    from seriatim.steps.retrace import Looking, Way
+    from seriatim.core.step import TraceStep
+    from seriatim.ports import LedgerHead
+    from seriatim.steps.retrace import ReplayContext, SessionReplay
     from seriatim.streams import StreamFile
 
 
-def session_name(name: str | None) -> str | None:
+def check_session_name(name: str | None) -> str | None:
     """A session's name as typed. A key that is not UTF-8 belongs to no session, so there is none of such a name."""
     try:
         return name if name is None else name.encode().decode()
@@ -42,7 +42,7 @@ def session_name(name: str | None) -> str | None:
 
 
 SessionName = Annotated[
-    str, typer.Argument(metavar="SESSION", help="The session's name: its Kafka key.", callback=session_name)
+    str, typer.Argument(metavar="SESSION", help="The session's name: its Kafka key.", callback=check_session_name)
 ]
 Topic = Annotated[str | None, typer.Option(help="Where a key lives in several topics.")]
 InPartition = Annotated[
@@ -50,20 +50,20 @@ InPartition = Annotated[
 ]
 From = Annotated[str | None, typer.Option("--from", metavar="EDGE", help="An offset, or a time in UTC.")]
 Until = Annotated[str | None, typer.Option("--until", metavar="EDGE", help="Up to, and without, this offset or time.")]
-EDGE = "an offset like 41000, or a time in UTC like 2026-11-16T08:00:00Z"
-TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,6})?)?Z")
-WIDTH = 300
-PATIENCE_SECONDS = 2.0
-LINES = 5
+EDGE_FORMAT = "an offset like 41000, or a time in UTC like 2026-11-16T08:00:00Z"
+TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,6})?)?Z")
+LINE_WIDTH_MAX = 300
+PROGRESS_DELAY_SECONDS = 2.0
+LINES_SHOWN_MAX = 5
 """Rows and records that are shown of one message."""
 
 
-class Lookback(Struct, frozen=True):
+class LookbackCommand(Struct, frozen=True):
     """A stream that is looked back at."""
 
     file: StreamFile
-    tools: Looking
-    head: Head
+    context: ReplayContext
+    head: LedgerHead
 
     @property
     def name(self) -> str:
@@ -73,82 +73,82 @@ class Lookback(Struct, frozen=True):
     @property
     def runner(self) -> Runner:
         """The machine of now."""
-        return self.tools.runner
+        return self.context.runner
 
-    def quiet(self) -> None:
+    def stop_progress(self) -> None:
         """No more progress: what was asked for is printed now."""
-        if isinstance(self.tools.told, Patient):
-            self.tools.told.close()
-        self.tools.told = None
+        if isinstance(self.context.on_progress, DelayedProgress):
+            self.context.on_progress.close()
+        self.context.on_progress = None
 
-    def find(self, session: str, topic: str | None, partition: str | None) -> tuple[Partition, int]:
+    def find_session(self, session: str, topic: str | None, partition: str | None) -> tuple[Partition, int]:
         """Where a session lives, and the first offset that is known to be its own; -1: none is."""
         from seriatim.core.offsets import Partition
-        from seriatim.steps.find import find
+        from seriatim.steps.find import find_session
 
         wanted = None if partition is None else Partition.parse(partition)
-        found = find(self.tools, self.head, session, topic, wanted)
-        if found.others:
-            told = ", ".join(map(str, found.others))
-            say(f"{self.name}: session {session!r} was in {told} as well; this is {found.partition}")
+        found = find_session(self.context, self.head, session, topic, wanted)
+        if found.other_partitions:
+            told = ", ".join(map(str, found.other_partitions))
+            print_notice(f"{self.name}: session {session!r} was in {told} as well; this is {found.partition}")
         return found.partition, found.session.first_offset
 
-    def way(self, partition: Partition, session: str) -> Way:
+    def session_replay(self, partition: Partition, session: str) -> SessionReplay:
         """A session's way."""
-        from seriatim.steps.retrace import Way
+        from seriatim.steps.retrace import SessionReplay
 
-        return Way(self.tools, self.head, partition, session)
+        return SessionReplay(self.context, self.head, partition, session)
 
-    def begin(self, way: Way, start: str | None, first: int) -> int:
+    def begin_replay(self, replay: SessionReplay, start: str | None, first_offset: int) -> int:
         """Set out for where a look begins: at `--from`, or at the session's first message that can be reached."""
         if start is not None:
-            begin = self.offset(way, start, 0)
-            way.begin(begin)
+            begin = self.resolve_offset(replay, start, 0)
+            replay.begin_at(begin)
             return begin
-        begin = way.since(first)
-        way.begin_early(begin)
-        if way.at > begin:
-            kafka = f"Kafka has it from offset {way.seen.log_start} on"
-            say(f"{self.name}: {way.partition} can be folded again from offset {way.at} on, not from {begin}; {kafka}")
-        return max(begin, way.at)
+        begin = replay.first_message_offset(first_offset)
+        replay.begin_at_or_after(begin)
+        if replay.next_offset > begin:
+            kafka = f"Kafka has it from offset {replay.bounds.log_start} on"
+            print_notice(f"{self.name}: {replay.partition} can be folded again from offset {replay.next_offset} on, not from {begin}; {kafka}")
+        return max(begin, replay.next_offset)
 
-    def point(self, way: Way, text: str) -> int:
+    def resolve_point(self, replay: SessionReplay, text: str) -> int:
         """The end of what a state is of, by an offset or a time: all messages before it.
 
         A time of which Kafka has no message before it any more is refused: what came first after it may be gone, too,
         and the state of a later time would be shown for it.
         """
-        if (offset := offset_of(text)) is not None:
+        if (offset := parse_offset(text)) is not None:
             return offset + 1
-        end, seen = self.offset(way, text, 0), way.seen
-        if end == seen.log_start > way.account.born:
+        end, seen = self.resolve_offset(replay, text, 0), replay.bounds
+        if end == seen.log_start > replay.account.initial_frontier:
             raise ConfigError(
-                f"{self.name}: {way.partition}: which message came first at {text} or after it is not known:"
+                f"{self.name}: {replay.partition}: which message came first at {text} or after it is not known:"
                 f" Kafka has messages from offset {seen.log_start} on, and none of before that time",
                 next="give an offset: the column `timestamp` of the records tells which came when",
             )
         return end
 
-    def offset(self, way: Way, text: str | None, otherwise: int) -> int:
+    def resolve_offset(self, replay: SessionReplay, text: str | None, default: int) -> int:
         """An edge as a person writes it, as an offset: of a time, the first message at or after it."""
         if text is None:
-            return otherwise
-        if (offset := offset_of(text)) is not None:
+            return default
+        if (offset := parse_offset(text)) is not None:
             return offset
-        found = self.tools.log.offsets_for_time([way.partition], time_ms(text)).get(way.partition, -1)
-        return way.seen.log_end if found < 0 else found
+        found = self.context.log.offsets_for_time([replay.partition], parse_time_ms(text)).get(replay.partition, -1)
+        return replay.bounds.log_end if found < 0 else found
 
 
-class Patient:
+class DelayedProgress:
     """Progress of what takes more than two seconds."""
 
     def __init__(self, stream: str) -> None:
-        from seriatim.cli.show import Progress
+        from seriatim.cli.show import RunProgress
 
-        self.began, self.progress = time.monotonic(), Progress(stream, "offsets")
+        self.began_seconds, self.progress = time.monotonic(), RunProgress(stream, "offsets")
 
     def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() - self.began > PATIENCE_SECONDS:
+        if time.monotonic() - self.began_seconds > PROGRESS_DELAY_SECONDS:
             self.progress(done, total)
 
     def close(self) -> None:
@@ -157,42 +157,42 @@ class Patient:
 
 
 @contextmanager
-def lookback(stream: str, *, json: bool) -> Iterator[Lookback]:
+def open_lookback(stream: str, *, json: bool) -> Iterator[LookbackCommand]:
     """Open a stream to look back at it."""
     from seriatim import streams, wiring
-    from seriatim.adapters.consumer import KafkaReread
+    from seriatim.adapters.consumer import KafkaPastMessageReader
     from seriatim.steps.commit import read_head
-    from seriatim.steps.retrace import Looking
+    from seriatim.steps.retrace import ReplayContext
 
     Options.json = json
-    settings = config.load()
-    file = streams.load(stream, settings.streams)
-    runner = streams.runner(file)
-    leave_pandas_out()
+    settings = config.load_settings()
+    file = streams.load_stream(stream, settings.streams)
+    runner = streams.load_runner(file)
+    block_pandas_import()
     name, store = file.stream.name, wiring.ledger(file)
     head = read_head(store, name)
     if head is None:
         raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
-    wiring.refuse_code(file, head.ledger)
-    reread = KafkaReread(wiring.kafka_client(settings), file.stream.isolation)
-    tools = Looking(
+    wiring.refuse_machine_for_ledger(file, head.ledger)
+    reread = KafkaPastMessageReader(wiring.kafka_client(settings), file.stream.isolation)
+    tools = ReplayContext(
         stream=file.stream,
         runner=runner,
         ledger=store,
         state=wiring.state(file),
         log=wiring.log(file, settings),
-        reread=reread,
-        told=Patient(name),
+        past_reader=reread,
+        on_progress=DelayedProgress(name),
     )
-    opened = Lookback(file, tools, head)
+    opened = LookbackCommand(file, tools, head)
     try:
         yield opened
     finally:
-        opened.quiet()
+        opened.stop_progress()
         reread.close()
 
 
-class _NoPandas:
+class _PandasBlocker:
     """Finds that there is no pandas."""
 
     def find_spec(self, name: str, *_: Any) -> None:
@@ -201,15 +201,15 @@ class _NoPandas:
             raise ModuleNotFoundError(name)
 
 
-def leave_pandas_out() -> None:
+def block_pandas_import() -> None:
     """Arrow loads pandas with its first array, to know its arrays: 0.6 s of CPU before the first line, for nothing.
 
     A machine that uses pandas has loaded it by now; then it stays. Arrow remembers that there is none, so this is for
     a process of our own.
     """
-    if "pandas" in sys.modules or not Options.own_process:
+    if "pandas" in sys.modules or not Options.is_own_process:
         return
-    finder: Any = _NoPandas()
+    finder: Any = _PandasBlocker()
     sys.meta_path.insert(0, finder)
     try:
         import pyarrow as pa
@@ -219,24 +219,24 @@ def leave_pandas_out() -> None:
         sys.meta_path.remove(finder)
 
 
-def offset_of(text: str) -> int | None:
+def parse_offset(text: str) -> int | None:
     """An offset as a person writes it; None: it is something else, and so is what no log can have."""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
-def time_ms(text: str) -> int:
+def parse_time_ms(text: str) -> int:
     """A time in UTC, in milliseconds since 1970."""
     try:
-        if not TIME.fullmatch(text):
+        if not TIME_PATTERN.fullmatch(text):
             raise ValueError
         return round(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
         raise ConfigError(
-            f"{text!r} is neither an offset nor a time", allowed=EDGE, next="write one of these"
+            f"{text!r} is neither an offset nor a time", allowed=EDGE_FORMAT, next="write one of these"
         ) from None
 
 
-def shown_time(ms: int) -> str:
+def render_time(ms: int) -> str:
     """A message's time as people write it, and can paste."""
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -249,32 +249,32 @@ def print_json(value: Any) -> None:
     typer.echo(msgspec.json.encode(value, enc_hook=str).decode())
 
 
-def shortened(text: str | None, length: int = 400) -> str:
+def shorten_text(text: str | None, length: int = 400) -> str:
     """A text without what a terminal would act on, and not too long. What it takes is loaded with the first."""
-    from seriatim.core.integrity import shortened as cut
+    from seriatim.core.integrity import shorten as cut
 
     return cut(text, length)
 
 
-def plain(value: Any) -> str:
+def render_value(value: Any) -> str:
     """Any value on one line, short enough for people, without what a terminal would act on."""
-    return shortened(msgspec.json.encode(value, enc_hook=str).decode(), WIDTH)
+    return shorten_text(msgspec.json.encode(value, enc_hook=str).decode(), LINE_WIDTH_MAX)
 
 
-def step_values(runner: Runner, step: Step, frontier: int) -> dict[str, Any]:
+def step_values(runner: Runner, step: TraceStep, frontier: int) -> dict[str, Any]:
     """A step for scripts."""
-    from seriatim.core.looks import changes
+    from seriatim.core.looks import diff_states
 
     return {
         "offset": step.offset,
-        "time": shown_time(step.timestamp),
+        "time": render_time(step.timestamp),
         "sequence": step.sequence,
         "outcome": step.outcome,
         "committed": step.offset < frontier,
-        "message": message_of(runner, step),
+        "message": message_values(runner, step),
         "changes": [
             {"what": one.what, "before": one.before, "after": one.after}
-            for one in changes(runner, step.before, step.after)
+            for one in diff_states(runner, step.before, step.after)
         ],
         "records": step.records,
         "findings": [{"finding": one.finding, "level": one.level, "cause": one.cause} for one in step.findings],
@@ -283,7 +283,7 @@ def step_values(runner: Runner, step: Step, frontier: int) -> dict[str, Any]:
     }
 
 
-def message_of(runner: Runner, step: Step) -> Any:
+def message_values(runner: Runner, step: TraceStep) -> Any:
     """A message as plain values; one that cannot be decoded, as text."""
     from seriatim.core.looks import view_of_message
     from seriatim.core.message import plain_values
@@ -294,7 +294,7 @@ def message_of(runner: Runner, step: Step) -> Any:
     return seen
 
 
-def show_step(runner: Runner, step: Step, frontier: int, *, mark: str = "") -> None:
+def print_step(runner: Runner, step: TraceStep, frontier: int, *, mark: str = "") -> None:
     """A step for people."""
     values = step_values(runner, step, frontier)
     counted = "" if step.sequence is None else f"  seq {step.sequence}"
@@ -302,18 +302,18 @@ def show_step(runner: Runner, step: Step, frontier: int, *, mark: str = "") -> N
     headline = f"{mark}{step.offset}  {values['time']}{counted}  {step.outcome}{ahead}"
     color = typer.colors.RED if step.findings else None
     typer.secho(headline, bold=True, fg=color)
-    typer.echo(f"    message   {plain(values['message'])}")
-    for one in values["changes"][:LINES]:
-        typer.echo(f"    {shortened(one['what'], 40):<8}  {plain(one['before'])} → {plain(one['after'])}")
-    if (more := len(values["changes"]) - LINES) > 0:
+    typer.echo(f"    message   {render_value(values['message'])}")
+    for one in values["changes"][:LINES_SHOWN_MAX]:
+        typer.echo(f"    {shorten_text(one['what'], 40):<8}  {render_value(one['before'])} → {render_value(one['after'])}")
+    if (more := len(values["changes"]) - LINES_SHOWN_MAX) > 0:
         typer.echo(f"    … and {more} more; --json has them all")
-    for record in values["records"][:LINES]:
+    for record in values["records"][:LINES_SHOWN_MAX]:
         told = {k: v for k, v in record.items() if k != "index" and not k.startswith("before_")}
-        typer.echo(f"    record {record['index']:<3}{plain(told)}")
-    if (more := len(values["records"]) - LINES) > 0:
+        typer.echo(f"    record {record['index']:<3}{render_value(told)}")
+    if (more := len(values["records"]) - LINES_SHOWN_MAX) > 0:
         typer.echo(f"    … and {more} more records")
     for found in step.findings:
         text = (
-            f"    finding   {found.finding} ({found.level}){': ' if found.cause else ''}{shortened(found.cause, WIDTH)}"
+            f"    finding   {found.finding} ({found.level}){': ' if found.cause else ''}{shorten_text(found.cause, LINE_WIDTH_MAX)}"
         )
         typer.secho(text, fg=color)

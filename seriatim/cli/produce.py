@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from seriatim import config
-from seriatim.cli import app, say
+from seriatim.cli import app, print_notice
 
 produce = typer.Typer(help="Sample data.", no_args_is_help=True)
 app.add_typer(produce, name="produce")
@@ -42,19 +42,19 @@ def demo(
     Example: seriatim produce demo --messages 50000 --fault drop:1000 --fault poison:2000
     """
     from seriatim import wiring
-    from seriatim.adapters.producer import Asked, make_topics, send
-    from seriatim.demo import CollectionPoints, Fault, hurt
+    from seriatim.adapters.producer import SnapshotRequestListener, create_topics, send_messages
+    from seriatim.demo import CollectionPoints, DemoFault, inject_faults
 
     names = [f"{prefix}-{chr(ord('a') + i)}" for i in range(topics)]
-    faults = [Fault.parse(text) for text in fault or []]
-    client, asked = wiring.kafka_client(config.load()), None
+    faults = [DemoFault.parse(text) for text in fault or []]
+    client, asked = wiring.kafka_client(config.load_settings()), None
     if answer:
-        make_topics(client, {answer: 1})
-        asked = Asked(client, answer)
-    stream = hurt(CollectionPoints(names, sessions, seed).messages(asked or tuple), faults)
+        create_topics(client, {answer: 1})
+        asked = SnapshotRequestListener(client, answer)
+    stream = inject_faults(CollectionPoints(names, sessions, seed).messages(asked or tuple), faults)
     wanted = islice(stream, messages) if messages else stream
     try:
-        sent = send(client, dict.fromkeys(names, partitions), wanted, rate, messages or None, say)
+        sent = send_messages(client, dict.fromkeys(names, partitions), wanted, rate, messages or None, print_notice)
     finally:
         if asked is not None:
             asked.close()

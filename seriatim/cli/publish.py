@@ -11,15 +11,15 @@ import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import Options, app, say
+from seriatim.cli import Options, app, print_notice
 from seriatim.cli.accept import DryRun
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from seriatim.core.current import Catch
+    from seriatim.core.current import PartitionCatchUp
     from seriatim.ports import LedgerStore
-    from seriatim.steps.publish import Published
+    from seriatim.steps.publish import PublishResult
     from seriatim.streams import StreamFile
 
 COLUMNS = ["topic", "partition", "from", "until", "epoch", "records", "anew"]
@@ -53,19 +53,19 @@ def publish(
     from seriatim import streams
 
     Options.json = json
-    settings = config.load()
+    settings = config.load_settings()
     config.arm_crash_point(settings.crash_point)
     if unchecked and sequence is not None:
         raise ConfigError("--unchecked and --sequence are two answers", next="give one of them")
-    file = streams.load(stream, settings.streams)
-    if if_keyed and streams.runner(file).keyed is None:
-        say(f"{file.stream.name}: its records name no key, so there is no table `current` to bring up", changed=False)
+    file = streams.load_stream(stream, settings.streams)
+    if if_keyed and streams.load_runner(file).row_key_spec is None:
+        print_notice(f"{file.stream.name}: its records name no key, so there is no table `current` to bring up", changed=False)
         return
     asked = {"unchecked": unchecked, "rebuild": rebuild, "dry_run": dry_run, "json": json}
-    bring(file, sequence=sequence, since=since, **asked)
+    publish_stream(file, sequence=sequence, since=since, **asked)
 
 
-def bring(
+def publish_stream(
     file: StreamFile,
     *,
     sequence: int | None = None,
@@ -78,15 +78,15 @@ def bring(
     """Publish a stream, and tell what was done."""
     from seriatim import streams, wiring
     from seriatim.cli import show
-    from seriatim.steps.publish import counted_from
-    from seriatim.steps.publish import publish as publishing
+    from seriatim.steps.publish import changes_since
+    from seriatim.steps.publish import publish_current as publishing
 
     name, store = file.stream.name, wiring.ledger(file, with_schema=True)
     if not dry_run:
         streams.refuse_unwritable_output(file)
-        _follow(file, store)
-    current, progress = wiring.current(file), show.Progress(name, "records")
-    wanted = sequence if unchecked or sequence is not None else _checked(store, name)
+        _catch_up_output_tables(file, store)
+    current, progress = wiring.current_table(file), show.RunProgress(name, "records")
+    wanted = sequence if unchecked or sequence is not None else _last_checked_sequence(store, name)
     try:
         done = publishing(name, store, current, sequence=wanted, rebuild=rebuild, dry_run=dry_run, progress=progress)
     finally:
@@ -97,25 +97,25 @@ def bring(
             next=f"`seriatim publish {name} --rebuild --sequence {sequence}` makes it as of an earlier entry",
         )
     if since is not None:
-        done = counted_from(name, store, since, done)
+        done = changes_since(name, store, since, done)
     if json:
-        typer.echo(msgspec.json.encode(_values(name, done, dry_run=dry_run)).decode())
+        typer.echo(msgspec.json.encode(_result_values(name, done, dry_run=dry_run)).decode())
     else:
-        _tell(name, done, dry_run=dry_run)
+        _print_result(name, done, dry_run=dry_run)
 
 
-def _follow(file: StreamFile, store: LedgerStore) -> None:
+def _catch_up_output_tables(file: StreamFile, store: LedgerStore) -> None:
     """Bring the tables of further kinds of records up to the ledger, where a crash left them behind."""
     from seriatim import wiring
     from seriatim.steps.commit import read_head
     from seriatim.steps.outputs import catch_up_outputs
 
-    beside, head = wiring.derived(file).beside, read_head(store, file.stream.name)
+    beside, head = wiring.derived_tables(file).output_store, read_head(store, file.stream.name)
     if beside is not None and head is not None:
         catch_up_outputs(store, beside, head.ledger)
 
 
-def _checked(store: LedgerStore, stream: str) -> int | None:
+def _last_checked_sequence(store: LedgerStore, stream: str) -> int | None:
     """The last checked entry; what is past it is said, and waits."""
     from seriatim.steps.commit import read_head
 
@@ -123,56 +123,56 @@ def _checked(store: LedgerStore, stream: str) -> int | None:
     if head is None:
         return None
     ledger = head.ledger
-    if ledger.judged < ledger.sequence and not ledger.failed:
+    if ledger.judged_until < ledger.sequence and not ledger.failed_ranges:
         way = f"seriatim check {stream}"
-        text = f"{stream}: entries after {ledger.judged} are not checked yet and stay out of current"
-        say(f"{text}; next: {way}", checked=ledger.checked, sequence=ledger.sequence, next=way)
-    elif ledger.failed:
-        from seriatim.cli.check import open_circuit
+        text = f"{stream}: entries after {ledger.judged_until} are not checked yet and stay out of current"
+        print_notice(f"{text}; next: {way}", checked=ledger.checked, sequence=ledger.sequence, next=way)
+    elif ledger.failed_ranges:
+        from seriatim.cli.check import print_open_circuit
 
-        open_circuit(ledger)
+        print_open_circuit(ledger)
     return ledger.checked
 
 
-def _values(stream: str, done: Published, *, dry_run: bool) -> dict[str, Any]:
+def _result_values(stream: str, result: PublishResult, *, dry_run: bool) -> dict[str, Any]:
     return {
         "stream": stream,
-        "sequence": done.sequence,
-        "before": done.before if done.before >= 0 else None,
-        "changed": done.changed and not dry_run,
-        "partitions": [_part(catch) for catch in done.catches],
-        "rows_written": done.written.rows,
-        "files_written": done.written.files,
+        "sequence": result.sequence,
+        "before": result.previous_sequence if result.previous_sequence >= 0 else None,
+        "changed": result.has_changed and not dry_run,
+        "partitions": [_partition_values(catch) for catch in result.catch_ups],
+        "rows_written": result.written.written_rows,
+        "files_written": result.written.written_files,
     }
 
 
-def _part(catch: Catch) -> dict[str, Any]:
+def _partition_values(catch_up_derived: PartitionCatchUp) -> dict[str, Any]:
     return {
-        "topic": catch.partition.topic,
-        "partition": catch.partition.number,
-        "from": None if catch.whole else catch.since,
-        "until": catch.until,
-        "epoch": catch.epoch,
-        "records": catch.reads(),
-        "anew": catch.whole,
+        "topic": catch_up_derived.partition.topic,
+        "partition": catch_up_derived.partition.number,
+        "from": None if catch_up_derived.is_full_rebuild else catch_up_derived.first_new_offset,
+        "until": catch_up_derived.until,
+        "epoch": catch_up_derived.epoch,
+        "records": catch_up_derived.record_count(),
+        "anew": catch_up_derived.is_full_rebuild,
     }
 
 
-def _tell(stream: str, done: Published, *, dry_run: bool) -> None:
+def _print_result(stream: str, result: PublishResult, *, dry_run: bool) -> None:
     from seriatim.cli import show
 
-    if not done.changed:
-        typer.echo(f"{stream}: current is as of entry {done.sequence} already")
+    if not result.has_changed:
+        typer.echo(f"{stream}: current is as of entry {result.sequence} already")
         return
-    if dry_run and done.catches:
-        show.table(COLUMNS, [_part(catch) for catch in done.catches])
-    was = f" (was {done.before})" if done.before >= 0 else ""
-    anew = sum(catch.whole for catch in done.catches)
-    counted = f"{len(done.catches)} partition{'s' * (len(done.catches) != 1)}" + (f", {anew} anew" if anew else "")
+    if dry_run and result.catch_ups:
+        show.print_table(COLUMNS, [_partition_values(catch) for catch in result.catch_ups])
+    was = f" (was {result.previous_sequence})" if result.previous_sequence >= 0 else ""
+    anew = sum(catch.is_full_rebuild for catch in result.catch_ups)
+    counted = f"{len(result.catch_ups)} partition{'s' * (len(result.catch_ups) != 1)}" + (f", {anew} anew" if anew else "")
     if dry_run:
-        typer.echo(f"{stream}: would bring current to entry {done.sequence}{was}: {counted}, {done.reads()} records")
+        typer.echo(f"{stream}: would bring current to entry {result.sequence}{was}: {counted}, {result.records_to_read()} records")
     else:
         typer.echo(
-            f"{stream}: current is as of entry {done.sequence}{was}: {counted}, "
-            f"{done.written.rows} rows in {done.written.files} files written"
+            f"{stream}: current is as of entry {result.sequence}{was}: {counted}, "
+            f"{result.written.written_rows} rows in {result.written.written_files} files written"
         )

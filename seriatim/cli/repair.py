@@ -11,18 +11,18 @@ import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import Options, app, say
+from seriatim.cli import Options, app, print_notice
 from seriatim.cli.accept import DryRun
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from seriatim.config import Settings
-    from seriatim.steps.repair import Mending
+    from seriatim.steps.repair import RepairContext
     from seriatim.streams import StreamFile
     from seriatim.wiring import LazySpark
 
-MACHINES = ("deployed", "unchanged")
+MACHINE_CHOICES = ("deployed", "unchanged")
 MessagesMax = Annotated[int | None, typer.Option(min=1, help="Messages in one stage. Default: those of a slice.")]
 
 
@@ -54,17 +54,17 @@ def repair(
 
     Example: seriatim repair demo --partition demo-a/3 --apply
     """
-    from seriatim.cli.mend import mend
-    from seriatim.core.repair import Request
-    from seriatim.steps.repair import abandon as give_up
-    from seriatim.steps.repair import held_request
+    from seriatim.cli.mend import run_repair
+    from seriatim.core.repair import RepairRequest
+    from seriatim.steps.repair import abandon_repair as give_up
+    from seriatim.steps.repair import request_of_hold
 
-    file, mending, spark = _begin(stream, json=json)
+    file, mending, spark = _open_repair(stream, json=json)
     name = file.stream.name
     if abandon:
         given = give_up(mending, abandon)
-        return _say_abandoned(name, abandon, list(map(str, given)), json=json)
-    request = Request(partition=partition, session=session, start=start, forward=forward)
+        return _print_abandoned(name, abandon, list(map(str, given)), json=json)
+    request = RepairRequest(partition=partition, session=session, start=start, forward=forward)
     if session is not None and forward:
         raise ConfigError(
             "--forward is about a partition",
@@ -73,10 +73,10 @@ def repair(
     if approval and not (apply or resume):
         raise ConfigError("--approval is of a plan that is to be applied", next="add --apply")
     if resume:
-        if request != Request():
+        if request != RepairRequest():
             raise ConfigError("--resume knows what was asked", next="give --resume ID and nothing else")
-        request, apply = held_request(mending, resume), True
-    mend(file, mending, spark, request, apply=apply, approval=approval, messages_max=messages_max, json=json)
+        request, apply = request_of_hold(mending, resume), True
+    run_repair(file, mending, spark, request, apply=apply, approval=approval, messages_max=messages_max, json=json)
     return None
 
 
@@ -106,56 +106,56 @@ def backfill(
 
     Example: seriatim backfill demo --partitions demo-a/3 --from 41000 --until 52000 --dry-run
     """
-    from seriatim.cli.mend import mend
-    from seriatim.core.repair import Request
-    from seriatim.core.request import RefusedValueError, parse
-    from seriatim.steps.accept import known_head
-    from seriatim.steps.backfill import ranges
+    from seriatim.cli.mend import run_repair
+    from seriatim.core.repair import RepairRequest
+    from seriatim.core.request import RefusedValueError, parse_run_request
+    from seriatim.steps.accept import require_head
+    from seriatim.steps.backfill import backfill_ranges
 
-    given = {"topics": _split(topics), "partitions": _split(partitions), "from": start, "until": until}
+    given = {"topics": _split_values(topics), "partitions": _split_values(partitions), "from": start, "until": until}
     try:
-        asked = parse({"action": "backfill", **given, "messages_max": messages_max, "dry_run": dry_run})
+        asked = parse_run_request({"action": "backfill", **given, "messages_max": messages_max, "dry_run": dry_run})
     except RefusedValueError as error:
         raise ConfigError(
             f"--{error.key.replace('_', '-')}: {error.problem}",
             allowed=error.allowed,
             next="`seriatim backfill --help` shows what can be given",
         ) from None
-    if machine not in MACHINES:
-        raise ConfigError(f"--machine: found {machine!r}", allowed=" | ".join(MACHINES), next="give one of these")
-    file, mending, spark = _begin(stream, json=json)
-    ledger = known_head(mending.world.ledger, file.stream.name).ledger
-    request = Request(ranges=ranges(asked, ledger, mending.world.log), unchanged=machine == "unchanged")
-    mend(file, mending, spark, request, apply=not dry_run, approval="", messages_max=messages_max, json=json)
+    if machine not in MACHINE_CHOICES:
+        raise ConfigError(f"--machine: found {machine!r}", allowed=" | ".join(MACHINE_CHOICES), next="give one of these")
+    file, mending, spark = _open_repair(stream, json=json)
+    ledger = require_head(mending.fold_context.ledger, file.stream.name).ledger
+    request = RepairRequest(ranges=backfill_ranges(asked, ledger, mending.fold_context.log), unchanged=machine == "unchanged")
+    run_repair(file, mending, spark, request, apply=not dry_run, approval="", messages_max=messages_max, json=json)
 
 
-def _split(given: list[str] | None) -> list[str]:
-    return [one.strip() for text in given or [] for one in text.split(",") if one.strip()]
+def _split_values(texts: list[str] | None) -> list[str]:
+    return [one.strip() for text in texts or [] for one in text.split(",") if one.strip()]
 
 
-def _begin(stream: str, *, json: bool) -> tuple[StreamFile, Mending, LazySpark]:
+def _open_repair(stream: str, *, json: bool) -> tuple[StreamFile, RepairContext, LazySpark]:
     from seriatim import streams, wiring
 
     Options.json = json
-    settings = config.load()
-    file = streams.load(stream, settings.streams)
+    settings = config.load_settings()
+    file = streams.load_stream(stream, settings.streams)
     config.arm_crash_point(settings.crash_point)
-    spark = wiring.LazySpark(file, settings, say)
-    return file, mending(file, settings, spark), spark
+    spark = wiring.LazySpark(file, settings, print_notice)
+    return file, repair_context(file, settings, spark), spark
 
 
-def mending(file: StreamFile, settings: Settings, spark: LazySpark) -> Mending:
+def repair_context(file: StreamFile, settings: Settings, spark: LazySpark) -> RepairContext:
     """What a repair is made with, for real."""
     from seriatim import streams, wiring
-    from seriatim.adapters.consumer import KafkaReread
-    from seriatim.steps.repair import Mending
+    from seriatim.adapters.consumer import KafkaPastMessageReader
+    from seriatim.steps.repair import RepairContext
 
-    world = wiring.world(file, settings, spark)
-    reread = KafkaReread(wiring.kafka_client(settings), file.stream.isolation)
-    return Mending(stream=file.stream, runner=streams.runner(file), world=world, reread=reread)
+    world = wiring.fold_context(file, settings, spark)
+    reread = KafkaPastMessageReader(wiring.kafka_client(settings), file.stream.isolation)
+    return RepairContext(stream=file.stream, runner=streams.load_runner(file), fold_context=world, past_reader=reread)
 
 
-def _say_abandoned(name: str, hold: str, partitions: list[str], *, json: bool) -> None:
+def _print_abandoned(name: str, hold: str, partitions: list[str], *, json: bool) -> None:
     if json:
         typer.echo(msgspec.json.encode({"stream": name, "abandoned": hold, "partitions": partitions}).decode())
         return

@@ -12,13 +12,13 @@ from typing import Annotated
 
 import typer
 
-from seriatim.cli import app, say
-from seriatim.cli.looking import From, InPartition, Topic, Until, lookback, session_name
+from seriatim.cli import app, print_notice
+from seriatim.cli.looking import From, InPartition, Topic, Until, check_session_name, open_lookback
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError
-from seriatim.core.integrity import typed
+from seriatim.core.integrity import shell_quote
 
-Break = Annotated[
+BreakOption = Annotated[
     str | None, typer.Option("--break", metavar="EXPRESSION", help="Stop where it is true: 'message.price < 0'.")
 ]
 
@@ -27,9 +27,9 @@ Break = Annotated[
 def replay(
     stream: StreamName,
     session: Annotated[
-        str | None, typer.Argument(metavar="[SESSION]", help="To stop at its messages.", callback=session_name)
+        str | None, typer.Argument(metavar="[SESSION]", help="To stop at its messages.", callback=check_session_name)
     ] = None,
-    condition: Break = None,
+    condition: BreakOption = None,
     on_finding: Annotated[bool, typer.Option("--break-on-finding", help="Stop at every finding.")] = False,
     step: Annotated[bool, typer.Option("--step", help="A simple stepper instead of pdb.")] = False,
     topic: Topic = None,
@@ -59,24 +59,24 @@ def replay(
     Example: seriatim replay demo --from 41000 --partition demo-a/3 --machine fixed:OrderBook --to /tmp/again
     """
     if to is not None:
-        from seriatim.cli.scratch import into
+        from seriatim.cli.scratch import replay_into_folder
 
         if session is not None or condition is not None or on_finding or step:
             raise ConfigError("--to folds all sessions, a break point is for one", next="give one or the other")
         edges = {"start": start, "until": until}
-        into(stream, to, machine=machine, partition=partition, topic=topic, fresh=fresh, json=json, **edges)
+        replay_into_folder(stream, to, machine=machine, partition=partition, topic=topic, fresh=fresh, json=json, **edges)
         return
     if session is None or machine is not None or fresh:
         raise ConfigError(
             "a replay stops in one session, or goes into a folder",
-            next=f"seriatim replay {typed(stream)} SESSION --break 'offset == 41337', or --to DIR",
+            next=f"seriatim replay {shell_quote(stream)} SESSION --break 'offset == 41337', or --to DIR",
         )
     if condition is None and not on_finding and not step:
         raise ConfigError("a replay must know where to stop", next="give --break, --break-on-finding or --step")
-    _stop(stream, session, condition, topic, partition, start, until, on_finding=on_finding, step=step, json=json)
+    _stop_at_break_points(stream, session, condition, topic, partition, start, until, on_finding=on_finding, step=step, json=json)
 
 
-def _stop(
+def _stop_at_break_points(
     stream: str,
     session: str,
     condition: str | None,
@@ -89,27 +89,27 @@ def _stop(
     step: bool,
     json: bool,
 ) -> None:
-    from seriatim.cli.debug import Stepper, Wanted, is_terminal, read_line, unseen
-    from seriatim.core.expression import parse
-    from seriatim.core.step import AFTER, BEFORE
+    from seriatim.cli.debug import BreakPoint, Stepper, is_terminal, read_line, warn_unseen_fields
+    from seriatim.core.expression import parse_expression
+    from seriatim.core.step import NAMES_AFTER_FOLD, NAMES_BEFORE_FOLD
 
-    expression = None if condition is None else parse(condition, (*BEFORE, *AFTER))
-    with lookback(stream, json=json) as opened:
-        place, first = opened.find(session, topic, partition)
-        way = opened.way(place, session)
-        begin = opened.begin(way, start, first)
-        end = min(opened.offset(way, until, way.end), max(way.end, way.seen.log_end))
-        way.to(begin)
-        wanted = Wanted(
-            expression=expression, on_finding=on_finding, every=step and condition is None and not on_finding
+    expression = None if condition is None else parse_expression(condition, (*NAMES_BEFORE_FOLD, *NAMES_AFTER_FOLD))
+    with open_lookback(stream, json=json) as opened:
+        place, first = opened.find_session(session, topic, partition)
+        way = opened.session_replay(place, session)
+        begin = opened.begin_replay(way, start, first)
+        end = min(opened.resolve_offset(way, until, way.committed_end), max(way.committed_end, way.bounds.log_end))
+        way.fold_to(begin)
+        wanted = BreakPoint(
+            expression=expression, on_finding=on_finding, at_every_message=step and condition is None and not on_finding
         )
-        stepper = Stepper(way, end, wanted, json=json, quiet=opened.quiet)
+        stepper = Stepper(way, end, wanted, json=json, stop_progress=opened.stop_progress)
         if step and not json:
-            stepper.talk(read_line)
+            stepper.run_interactive(read_line)
         elif is_terminal() and not json:
-            stepper.debug()
+            stepper.run_debugger()
         else:
-            stepper.once()
-        if not stepper.stopped:
-            unseen(opened.name, wanted)
-            say(f"{opened.name}: session {session!r}: nothing stopped it in {place} [{begin}, {end})", stopped=None)
+            stepper.print_first_stop()
+        if not stepper.stop_count:
+            warn_unseen_fields(opened.name, wanted)
+            print_notice(f"{opened.name}: session {session!r}: nothing stopped it in {place} [{begin}, {end})", stopped=None)

@@ -12,14 +12,14 @@ import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import Options, app, say
+from seriatim.cli import Options, app, print_notice
 from seriatim.cli.run import Json, StreamName
 
 if TYPE_CHECKING:
     from seriatim.streams import StreamFile
 
 
-KEPT = 500
+REPORTS_KEPT_MAX = 500
 """Reports; older ones can be made again."""
 
 
@@ -39,8 +39,8 @@ def report(
     from seriatim import streams
 
     Options.json = json
-    file = streams.load(stream, config.load().streams)
-    path, entry = write(file, sequence)
+    file = streams.load_stream(stream, config.load_settings().streams)
+    path, entry = write_report(file, sequence)
     if json:
         typer.echo(msgspec.json.encode({"stream": file.stream.name, "sequence": entry, "path": str(path)}).decode())
     else:
@@ -49,28 +49,28 @@ def report(
         typer.launch(path.as_uri())
 
 
-def write(file: StreamFile, sequence: int | None = None, since: int | None = None) -> tuple[Path, int]:
+def write_report(file: StreamFile, sequence: int | None = None, since: int | None = None) -> tuple[Path, int]:
     """Write a report of the entries after `since` up to `sequence`; its path, and the last entry."""
     from seriatim import wiring
-    from seriatim.core.page import html
+    from seriatim.core.page import render_page
     from seriatim.disk import write_file
-    from seriatim.steps.report import report as make
+    from seriatim.steps.report import build_report as make
 
     last, page = make(wiring.ledger(file), file.stream.name, sequence, since)
     path = Path(file.stream.output.path) / "reports" / f"{last:010d}.html"
-    write_file(path, html(page).encode("utf-8", "backslashreplace"))
+    write_file(path, render_page(page).encode("utf-8", "backslashreplace"))
     return path, last
 
 
-def leave(file: StreamFile, since: int, sequence: int) -> None:
+def write_run_report(file: StreamFile, since: int, sequence: int) -> None:
     """Write the report of a run, if it did something. That it cannot be written does not undo the run: it is said."""
     if sequence <= since:
         return
     try:
-        path, entry = write(file, sequence, since)
-        for old in sorted(path.parent.glob("*.html"))[:-KEPT]:
+        path, entry = write_report(file, sequence, since)
+        for old in sorted(path.parent.glob("*.html"))[:-REPORTS_KEPT_MAX]:
             old.unlink(missing_ok=True)
     except OSError as error:
-        say(f"{file.stream.name}: the report could not be written: {error}", report=None)
+        print_notice(f"{file.stream.name}: the report could not be written: {error}", report=None)
     else:
-        say(f"{file.stream.name}: report {path}", report=str(path), sequence=entry)
+        print_notice(f"{file.stream.name}: report {path}", report=str(path), sequence=entry)

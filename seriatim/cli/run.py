@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from seriatim import config
-from seriatim.cli import Options, app, say
+from seriatim.cli import Options, app, print_notice
 from seriatim.core.errors import ConfigError, IntegrityError, PlatformError
 from seriatim.core.offsets import Partition
 
 if TYPE_CHECKING:
     from seriatim.config import Settings
     from seriatim.core.integrity import Finding
-    from seriatim.steps.fold import Folding
+    from seriatim.steps.fold import FoldRun
     from seriatim.streams import StreamFile
 
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="A name in streams/, or a path to a TOML file.")]
@@ -56,24 +56,24 @@ def run(
     from seriatim import streams
 
     Options.json = json
-    settings = config.load()
-    file = streams.load(stream, settings.streams)
-    until = _until(until_offsets) if until_offsets else None
+    settings = config.load_settings()
+    file = streams.load_stream(stream, settings.streams)
+    until = _parse_until_offsets(until_offsets) if until_offsets else None
     config.arm_crash_point(settings.crash_point)
     steps: list[Callable[[], object]] = [
-        lambda: _fold(file, settings, messages_max, until, trace=_traced(trace), json=json)
+        lambda: _fold_stream(file, settings, messages_max, until, trace=_parse_traced_sessions(trace), json=json)
     ]
     if check:
         from seriatim.cli import check as gate
         from seriatim.cli import publish
 
-        steps += [lambda: gate.judge(file, json=json)]
-        if streams.runner(file).keyed is not None:
-            steps += [lambda: publish.bring(file, json=json)]
-    _one_after_another(steps)
+        steps += [lambda: gate.check_and_report(file, json=json)]
+        if streams.load_runner(file).row_key_spec is not None:
+            steps += [lambda: publish.publish_stream(file, json=json)]
+    _run_steps(steps)
 
 
-def _one_after_another(steps: Sequence[Callable[[], object]]) -> None:
+def _run_steps(steps: Sequence[Callable[[], object]]) -> None:
     """Each step, whatever the data did to those before it; then the first failure. A fault of ours ends it at once."""
     failure: IntegrityError | None = None
     for step in steps:
@@ -81,13 +81,13 @@ def _one_after_another(steps: Sequence[Callable[[], object]]) -> None:
             step()
         except IntegrityError as error:
             if failure is not None:
-                say(error.render())
+                print_notice(error.render())
             failure = failure or error
     if failure is not None:
         raise failure
 
 
-def _fold(
+def _fold_stream(
     file: StreamFile,
     settings: Settings,
     messages_max: int | None,
@@ -98,67 +98,67 @@ def _fold(
 ) -> None:
     from seriatim import streams, wiring
     from seriatim.cli import report, show
-    from seriatim.cli.stop import stoppable
-    from seriatim.page.leave import after_run
-    from seriatim.steps.fold import Folding
-    from seriatim.steps.tell import mark_told, sequence_of, untold
+    from seriatim.cli.stop import exit_on_signal
+    from seriatim.page.leave import write_status_after_run
+    from seriatim.steps.fold import FoldRun
+    from seriatim.steps.tell import last_sequence, mark_reported, unreported_findings
 
-    runner = streams.runner(file)
+    runner = streams.load_runner(file)
     streams.refuse_unwritable_output(file, create=True)
-    spark, progress = wiring.LazySpark(file, settings, say), show.Progress(file.stream.name)
-    spark.trace = trace
-    world = wiring.world(file, settings, spark)
-    folding = Folding(file.stream, runner, world, progress=progress)
-    folding.outcome.findings += untold(world.ledger, file.stream.name)
-    since = sequence_of(world.ledger, file.stream.name)
+    spark, progress = wiring.LazySpark(file, settings, print_notice), show.RunProgress(file.stream.name)
+    spark.traced_sessions = trace
+    world = wiring.fold_context(file, settings, spark)
+    folding = FoldRun(file.stream, runner, world, progress=progress)
+    folding.outcome.findings += unreported_findings(world.ledger, file.stream.name)
+    since = last_sequence(world.ledger, file.stream.name)
 
     def last() -> None:
         progress.close()
-        tell(folding)
+        print_findings_of_run(folding)
         spark.kill()
 
-    with stoppable(file.stream.name, last), _bounded(file, trace):
+    with exit_on_signal(file.stream.name, last), _prune_traces_afterwards(file, trace):
         try:
             outcome = folding.run(messages_max or file.stream.slice.messages_max, until)
         except BaseException:
             progress.close()
-            tell(folding)
+            print_findings_of_run(folding)
             raise
         finally:
             progress.close()
             spark.stop()
-    outcome.findings = under_clock(folding)
-    report.leave(file, since, outcome.sequence)
-    if trouble := after_run(file, world.log, world.ledger, world.state(), world.clock):
-        say(f"{file.stream.name}: the status file could not be written: {trouble}", status=None)
+    outcome.findings = findings_with_time_left(folding)
+    report.write_run_report(file, since, outcome.sequence)
+    if trouble := write_status_after_run(file, world.log, world.ledger, world.open_state(), world.clock):
+        print_notice(f"{file.stream.name}: the status file could not be written: {trouble}", status=None)
     try:
-        show.outcome(file.stream.name, outcome, json=json)
+        show.print_outcome(file.stream.name, outcome, json=json)
     finally:
-        mark_told(world.ledger, outcome.sequence)
+        mark_reported(world.ledger, outcome.sequence)
 
 
-def _traced(given: list[str] | None) -> tuple[str, ...]:
+def _parse_traced_sessions(session_names: list[str] | None) -> tuple[str, ...]:
     """Sessions that are traced beside the fold."""
-    from seriatim.cli.looking import session_name
-    from seriatim.core.request import TRACED_MAX
+    from seriatim.cli.looking import check_session_name
+    from seriatim.core.request import TRACED_SESSIONS_MAX
 
-    names = tuple(dict.fromkeys(name for one in given or () if (name := session_name(one)) is not None))
-    if len(names) > TRACED_MAX:
-        raise ConfigError(f"--trace: {len(names)} sessions", next=f"trace at most {TRACED_MAX} at a time")
+    names = tuple(dict.fromkeys(name for one in session_names or () if (name := check_session_name(one)) is not None))
+    if len(names) > TRACED_SESSIONS_MAX:
+        raise ConfigError(f"--trace: {len(names)} sessions", next=f"trace at most {TRACED_SESSIONS_MAX} at a time")
     return names
 
 
 @contextmanager
-def _bounded(file: StreamFile, trace: tuple[str, ...]) -> Iterator[None]:
+def _prune_traces_afterwards(file: StreamFile, trace: tuple[str, ...]) -> Iterator[None]:
     """However a traced run ends, its traces are bounded."""
     try:
         yield
     finally:
         if trace:
-            _leave_room(file)
+            _prune_traces(file)
 
 
-def _leave_room(file: StreamFile) -> None:
+def _prune_traces(file: StreamFile) -> None:
     """Traces are bounded: the oldest go."""
     from pathlib import Path
 
@@ -168,30 +168,30 @@ def _leave_room(file: StreamFile) -> None:
     try:
         traces.prune(root)
     except OSError as error:  # the run is over and well
-        say(f"{file.stream.name}: old traces could not be deleted: {error}; look at {root / 'traces'}")
-    say(f"{file.stream.name}: traces are in {root / 'traces'}")
+        print_notice(f"{file.stream.name}: old traces could not be deleted: {error}; look at {root / 'traces'}")
+    print_notice(f"{file.stream.name}: traces are in {root / 'traces'}")
 
 
-def under_clock(folding: Folding) -> list[Finding]:
+def findings_with_time_left(folding: FoldRun) -> list[Finding]:
     """A run's findings with the time left to act, and warnings where it runs out."""
-    from seriatim.steps.retention import clocks, timed, warnings
+    from seriatim.steps.retention import partition_clocks, time_left_warnings, with_time_left
 
-    stream, world, ledger = folding.stream, folding.world, folding.head.ledger
+    stream, world, ledger = folding.stream, folding.context, folding.head.ledger
     try:
-        clocked = clocks(ledger, world.log, world.log.bounds(stream.topics), world.clock.now_seconds())
+        clocked = partition_clocks(ledger, world.log, world.log.bounds(stream.topics), world.clock.now_seconds())
     except PlatformError as trouble:  # the run is done and committed: that Kafka is silent now does not undo it
-        say(f"{stream.name}: time left is not known: {trouble.message}")
+        print_notice(f"{stream.name}: time left is not known: {trouble.message}")
         return folding.outcome.findings
-    return [*timed(folding.outcome.findings, clocked), *warnings(stream, ledger, clocked)]
+    return [*with_time_left(folding.outcome.findings, clocked), *time_left_warnings(stream, ledger, clocked)]
 
 
-def tell(folding: Folding) -> None:
+def print_findings_of_run(folding: FoldRun) -> None:
     """Findings of a run that ends before its time."""
     from seriatim.cli import show
-    from seriatim.steps.tell import mark_told
+    from seriatim.steps.tell import mark_reported
 
-    show.findings(folding.stream.name, folding.outcome.findings, json=Options.json)
-    mark_told(folding.world.ledger, folding.head.ledger.sequence)
+    show.print_findings(folding.stream.name, folding.outcome.findings, json=Options.json)
+    mark_reported(folding.context.ledger, folding.head.ledger.sequence)
 
 
 @app.command()
@@ -213,26 +213,26 @@ def plan(
     from seriatim import streams, wiring
     from seriatim.adapters.clock import WallClock
     from seriatim.cli import show
-    from seriatim.core.slice import only, to_read
-    from seriatim.core.verdict import refuse_open
-    from seriatim.steps.plan import plan as make
+    from seriatim.core.slice import ranges_to_read, select_ranges
+    from seriatim.core.verdict import refuse_open_circuit
+    from seriatim.steps.plan import plan_run as make
     from seriatim.steps.plan import short_retention
 
     Options.json = json
-    settings = config.load()
-    file = streams.load(stream, settings.streams)
+    settings = config.load_settings()
+    file = streams.load_stream(stream, settings.streams)
     log = wiring.log(file, settings)
     ledger, made = make(file.stream, log, wiring.ledger(file))
-    made.ranges = only(made, topic or (), [Partition.parse(place) for place in partition or ()], file.stream.name)
+    made.ranges = select_ranges(made, topic or (), [Partition.parse(place) for place in partition or ()], file.stream.name)
     if until_offsets:
-        made.ranges = to_read(made, _until(until_offsets), file.stream.name)
-    wiring.refuse_code(file, ledger)
-    refuse_open(ledger, file.stream.on_check_failure)
+        made.ranges = ranges_to_read(made, _parse_until_offsets(until_offsets), file.stream.name)
+    wiring.refuse_machine_for_ledger(file, ledger)
+    refuse_open_circuit(ledger, file.stream.on_check_failure)
     short = short_retention(file.stream, log, ledger, WallClock())
-    show.plan(file.stream, ledger, made, short, json=json)
+    show.print_plan(file.stream, ledger, made, short, json=json)
 
 
-def _until(text: str) -> dict[Partition, int]:
+def _parse_until_offsets(text: str) -> dict[Partition, int]:
     """`{"topic": {"0": 1200}}` as a person writes it."""
     import msgspec
 

@@ -15,29 +15,29 @@ import typer
 from msgspec.structs import replace
 
 from seriatim import __version__, config
-from seriatim.cli import say
-from seriatim.cli.looking import lookback, offset_of, print_json, time_ms
+from seriatim.cli import print_notice
+from seriatim.cli.looking import open_lookback, parse_offset, parse_time_ms, print_json
 from seriatim.core.errors import ConfigError
-from seriatim.core.integrity import typed
+from seriatim.core.integrity import shell_quote
 from seriatim.core.offsets import OffsetRange, Partition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from seriatim.cli.looking import Lookback
+    from seriatim.cli.looking import LookbackCommand
     from seriatim.core.ledger import File
     from seriatim.core.machine import Runner
-    from seriatim.steps.replay import Made, Replaying
-    from seriatim.steps.task import Kit
+    from seriatim.steps.replay import ReplayOutput, ReplayRun
+    from seriatim.steps.task import TaskContext
     from seriatim.streams import StreamFile
 
-FILE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
-NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|table")
+FILE_MACHINE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
+NAMED_MACHINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|table")
 
 
-def into(
+def replay_into_folder(
     stream: str,
-    to: Path,
+    target: Path,
     *,
     machine: str | None,
     partition: str | None,
@@ -49,43 +49,43 @@ def into(
 ) -> None:
     """Fold a range into a folder."""
     from seriatim.adapters import scratch
-    from seriatim.adapters.consumer import KafkaReread
-    from seriatim.cli.show import Progress
-    from seriatim.steps.replay import Replaying
+    from seriatim.adapters.consumer import KafkaPastMessageReader
+    from seriatim.cli.show import RunProgress
+    from seriatim.steps.replay import ReplayRun
 
-    folder = scratch.settled(to)
-    scratch.refuse(folder)
-    _refuse_meant(folder)
-    with lookback(stream, json=json) as opened:
+    folder = scratch.resolve_path(target)
+    scratch.refuse_unusable_folder(folder)
+    _refuse_stream_outputs(folder)
+    with open_lookback(stream, json=json) as opened:
         file, same = with_machine(opened.file, machine)
-        runner = _runner(opened, file, same=same)
-        reread: Any = opened.tools.reread
-        if isinstance(reread, KafkaReread):
-            reread.headers = True
-        tools, progress = replace(opened.tools, stream=file.stream, runner=runner, told=None), Progress(opened.name)
-        kit = _kit(opened, file, runner, folder)
-        replaying = Replaying(tools, opened.head, kit, fresh=fresh or not same, progress=progress)
-        wanted = _ranges(opened, replaying, partition, topic, start, until)
-        scratch.make(folder)
+        runner = _load_runner(opened, file, is_same_machine=same)
+        reread: Any = opened.context.past_reader
+        if isinstance(reread, KafkaPastMessageReader):
+            reread.with_headers = True
+        tools, progress = replace(opened.context, stream=file.stream, runner=runner, on_progress=None), RunProgress(opened.name)
+        kit = _kit_factory(opened, file, runner, folder)
+        replaying = ReplayRun(tools, opened.head, kit, without_state=fresh or not same, progress=progress)
+        wanted = _ranges_to_replay(opened, replaying, partition, topic, start, until)
+        scratch.create_folder(folder)
         try:
             made = list(replaying.run(wanted))
         except ConfigError:
-            scratch.unmake(folder)
+            scratch.remove_if_empty(folder)
             raise
         finally:
             progress.close()
-        values = _write(opened, file, runner, folder, made, machine=machine, fresh=fresh or not same)
-        print_json(values) if json else _show(opened.name, folder, made)
+        values = _write_tables(opened, file, runner, folder, made, machine=machine, fresh=fresh or not same)
+        print_json(values) if json else _print_result(opened.name, folder, made)
 
 
-def _refuse_meant(folder: Path) -> None:
+def _refuse_stream_outputs(folder: Path) -> None:
     """Refuse what some stream's file names as its output, though nothing is there yet."""
     from seriatim import streams
 
-    home = config.load().streams
-    for name in streams.names(home):
+    home = config.load_settings().streams
+    for name in streams.list_streams(home):
         try:
-            output = Path(streams.load(name, home).stream.output.path).resolve()
+            output = Path(streams.load_stream(name, home).stream.output.path).resolve()
         except ConfigError:  # a stream file that is wrong has no output to protect
             continue
         if folder == output or output in folder.parents or folder in output.parents:
@@ -99,13 +99,13 @@ def with_machine(file: StreamFile, machine: str | None) -> tuple[StreamFile, boo
     """
     if machine is None or machine == file.stream.machine:
         return file, True
-    if match := FILE.fullmatch(machine):
-        path = config.expanded(Path(match["path"]), f"--machine {machine}", "give the path of a Python file").absolute()
+    if match := FILE_MACHINE.fullmatch(machine):
+        path = config.expand_user(Path(match["path"]), f"--machine {machine}", "give the path of a Python file").absolute()
         named = f"replayed_{path.stem}"
-        _import(path, named)
+        _import_file(path, named)
         own = f"{path.stem}:{match['name']}" == file.stream.machine
         return replace(file, stream=replace(file.stream, machine=f"{named}:{match['name']}")), own
-    if not NAMED.fullmatch(machine) or (machine == "table" and file.stream.table is None):
+    if not NAMED_MACHINE.fullmatch(machine) or (machine == "table" and file.stream.table is None):
         raise ConfigError(
             f"--machine {machine!r} is no machine",
             next="write module:Class, of a module beside the stream file, or path/to/file.py:Class",
@@ -113,12 +113,12 @@ def with_machine(file: StreamFile, machine: str | None) -> tuple[StreamFile, boo
     return replace(file, stream=replace(file.stream, machine=machine)), False
 
 
-def _import(path: Path, named: str) -> None:
-    spec = importlib.util.spec_from_file_location(named, path)
+def _import_file(path: Path, module_name: str) -> None:
+    spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise ConfigError(f"--machine: there is no file {path}", next="give the path of a Python file and its class")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[named] = module
+    sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -127,38 +127,38 @@ def _import(path: Path, named: str) -> None:
         ) from error
 
 
-def _runner(opened: Lookback, file: StreamFile, *, same: bool) -> Runner:
+def _load_runner(command: LookbackCommand, file: StreamFile, *, is_same_machine: bool) -> Runner:
     from seriatim import streams
-    from seriatim.core.code import refuse_code
+    from seriatim.core.code import refuse_incompatible_machine
 
-    runner = streams.runner(file)
-    if same:
-        ledger = opened.head.ledger
-        refuse_code(ledger, ledger.machine, runner.state_version, runner.can_upgrade, runner.shape)
+    runner = streams.load_runner(file)
+    if is_same_machine:
+        ledger = command.head.ledger
+        refuse_incompatible_machine(ledger, ledger.machine, runner.state_version, runner.can_upgrade, runner.shape)
     return runner
 
 
-def _kit(opened: Lookback, file: StreamFile, runner: Runner, folder: Path) -> Callable[[tuple[File, ...]], Kit]:
+def _kit_factory(command: LookbackCommand, file: StreamFile, runner: Runner, folder: Path) -> Callable[[tuple[File, ...]], TaskContext]:
     """What tasks work with: everything is read from the stream, and written to the folder."""
     from seriatim import wiring
     from seriatim.adapters.memory import MemoryDigests
     from seriatim.adapters.parquet import ParquetRecords
-    from seriatim.adapters.scratch import OverBase
+    from seriatim.adapters.scratch import LayeredState
     from seriatim.adapters.state import ParquetState
-    from seriatim.steps.task import Kit
+    from seriatim.steps.task import TaskContext
 
     stream, compression = file.stream, file.stream.output.compression
-    explain = wiring.explain(file, wiring.kafka_client(config.load()))
+    explain = wiring.hole_explainer(file, wiring.kafka_client(config.load_settings()))
 
-    def kit(base: tuple[File, ...]) -> Kit:
-        return Kit(
+    def kit(base: tuple[File, ...]) -> TaskContext:
+        return TaskContext(
             runner=runner,
             tier=stream.tier,
             on_poison=stream.on_poison,
             limits=stream.limits,
-            session_field=stream.session_field is not None,
-            records=ParquetRecords(folder, runner.columns, compression, (), others=runner.others),
-            state=OverBase(ParquetState(folder, stream.name, compression), opened.tools.state, base),
+            has_session_field=stream.session_field is not None,
+            records=ParquetRecords(folder, runner.columns, compression, (), other_tables=runner.other_columns),
+            state=LayeredState(ParquetState(folder, stream.name, compression), command.context.state, base),
             explain=explain,
             digests=MemoryDigests,
             peak_memory_bytes=lambda: 0,
@@ -167,47 +167,47 @@ def _kit(opened: Lookback, file: StreamFile, runner: Runner, folder: Path) -> Ca
     return kit
 
 
-def _ranges(
-    opened: Lookback,
-    replaying: Replaying,
+def _ranges_to_replay(
+    command: LookbackCommand,
+    replaying: ReplayRun,
     partition: str | None,
     topic: str | None,
     start: str | None,
     until: str | None,
 ) -> dict[Partition, OffsetRange]:
     """What is folded again, by partition."""
-    ledger, wanted = opened.head.ledger, None if partition is None else Partition.parse(partition)
-    chosen = [p for p in ledger.known() if topic in (None, p.topic) and wanted in (None, p)]
+    ledger, wanted = command.head.ledger, None if partition is None else Partition.parse(partition)
+    chosen = [p for p in ledger.known_partitions() if topic in (None, p.topic) and wanted in (None, p)]
     chosen = [p for p in chosen if not ledger.partitions[str(p)].retired]
     if not chosen:
-        raise ConfigError(f"{opened.name}: it never read {partition or topic}", next=f"seriatim status {opened.name}")
-    if len(chosen) > 1 and any(edge is not None and offset_of(edge) is not None for edge in (start, until)):
+        raise ConfigError(f"{command.name}: it never read {partition or topic}", next=f"seriatim status {command.name}")
+    if len(chosen) > 1 and any(edge is not None and parse_offset(edge) is not None for edge in (start, until)):
         raise ConfigError("an offset is of one partition", next="name it with --partition, or give times")
     found = {}
     for place in chosen:
         frontier = ledger.partitions[str(place)].frontier
-        begin = replaying.earliest(place) if start is None else _edge(opened, place, start)
-        end = frontier if until is None else _edge(opened, place, until)
+        begin = replaying.earliest_start(place) if start is None else _resolve_edge(command, place, start)
+        end = frontier if until is None else _resolve_edge(command, place, until)
         if begin < end:
             found[place] = OffsetRange(begin, end)
     if not found:
-        raise ConfigError(f"{opened.name}: there is nothing in this range", next="choose --from before --until")
+        raise ConfigError(f"{command.name}: there is nothing in this range", next="choose --from before --until")
     return found
 
 
-def _edge(opened: Lookback, place: Partition, text: str) -> int:
-    if (offset := offset_of(text)) is not None:
+def _resolve_edge(command: LookbackCommand, partition: Partition, text: str) -> int:
+    if (offset := parse_offset(text)) is not None:
         return offset
-    found = opened.tools.log.offsets_for_time([place], time_ms(text)).get(place, -1)
-    return opened.head.ledger.partitions[str(place)].frontier if found < 0 else found
+    found = command.context.log.offsets_for_time([partition], parse_time_ms(text)).get(partition, -1)
+    return command.head.ledger.partitions[str(partition)].frontier if found < 0 else found
 
 
-def _write(
-    opened: Lookback,
+def _write_tables(
+    command: LookbackCommand,
     file: StreamFile,
     runner: Runner,
     folder: Path,
-    made: list[Made],
+    outputs: list[ReplayOutput],
     *,
     machine: str | None,
     fresh: bool,
@@ -217,54 +217,54 @@ def _write(
     from seriatim.adapters.clock import WallClock
     from seriatim.adapters.parquet import record_schema
 
-    scratch.put_table(folder, "", record_schema(runner.columns), [one for part in made for one in part.records])
-    for table, columns in runner.others.items():
-        files = [one for part in made for one in part.others.get(table, [])]
-        scratch.put_table(folder, table, record_schema(columns), files)
+    scratch.create_table(folder, "", record_schema(runner.columns), [one for part in outputs for one in part.records])
+    for table, columns in runner.other_columns.items():
+        files = [one for part in outputs for one in part.other_record_files.get(table, [])]
+        scratch.create_table(folder, table, record_schema(columns), files)
     values = {
-        "replay": opened.name,
+        "replay": command.name,
         "machine": machine or file.stream.machine,
         "tier": file.stream.tier,
         "product": __version__,
         "at_seconds": WallClock().now_seconds(),
-        "sequence": opened.head.ledger.sequence,
+        "sequence": command.head.ledger.sequence,
         "fresh": fresh,
-        "partitions": [_told(part) for part in made],
+        "partitions": [_output_values(part) for part in outputs],
     }
-    scratch.put_manifest(folder, values)
+    scratch.write_manifest(folder, values)
     return values
 
 
-def _told(part: Made) -> dict[str, Any]:
+def _output_values(output: ReplayOutput) -> dict[str, Any]:
     return {
-        "topic": part.partition.topic,
-        "topic_id": part.topic_id,
-        "partition": part.partition.number,
-        "asked": part.asked,
-        "from": part.start,
-        "until": part.until,
-        "base": part.base,
-        "messages": part.messages,
-        "records": sum(file.rows for file in part.records),
-        "headless": part.headless,
-        "findings": part.findings,
-        "halted": part.halted or None,
-        "missing": part.missing,
+        "topic": output.partition.topic,
+        "topic_id": output.topic_id,
+        "partition": output.partition.number,
+        "asked": output.requested_start,
+        "from": output.start,
+        "until": output.until,
+        "base": output.base_sequence,
+        "messages": output.messages,
+        "records": sum(file.rows for file in output.records),
+        "headless": output.headless,
+        "findings": output.findings,
+        "halted": output.halt_reason or None,
+        "missing": output.missing_messages,
     }
 
 
-def _show(stream: str, folder: Path, made: list[Made]) -> None:
+def _print_result(stream: str, folder: Path, outputs: list[ReplayOutput]) -> None:
     from seriatim.cli import show
 
-    rows = [_told(part) for part in made]
-    show.table(["topic", "partition", "from", "until", "messages", "records", "headless", "halted"], rows)
-    for part in made:
+    rows = [_output_values(part) for part in outputs]
+    show.print_table(["topic", "partition", "from", "until", "messages", "records", "headless", "halted"], rows)
+    for part in outputs:
         if part.findings:
             told = ", ".join(f"{kind} {number}" for kind, number in part.findings.items())
-            say(f"{part.partition}: {told}")
-        if part.missing:
-            say(
-                f"{part.partition}: {part.missing} messages that were folded when this was committed are not in Kafka"
+            print_notice(f"{part.partition}: {told}")
+        if part.missing_messages:
+            print_notice(
+                f"{part.partition}: {part.missing_messages} messages that were folded when this was committed are not in Kafka"
                 " any more (compacted away, or deleted): these records are of the rest"
             )
-    typer.echo(f"written to {folder}; nothing was committed. Compare: seriatim diff {stream} {typed(str(folder))}")
+    typer.echo(f"written to {folder}; nothing was committed. Compare: seriatim diff {stream} {shell_quote(str(folder))}")

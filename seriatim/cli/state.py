@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seriatim import config
-from seriatim.cli import Options, app, say
+from seriatim.cli import Options, app, print_notice
 from seriatim.cli.looking import (
     InPartition,
     SessionName,
     Topic,
-    lookback,
-    plain,
+    open_lookback,
+    parse_time_ms,
     print_json,
-    shortened,
-    time_ms,
+    render_value,
+    shorten_text,
 )
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError, IntegrityError
 
 if TYPE_CHECKING:
-    from seriatim.cli.looking import Lookback
-    from seriatim.steps.retrace import Way
+    from seriatim.cli.looking import LookbackCommand
+    from seriatim.steps.retrace import SessionReplay
 
 
 @app.command()
@@ -59,119 +59,119 @@ def state(
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} are two answers", next="give one of them")
     if at_time is not None:
-        time_ms(at_time)
+        parse_time_ms(at_time)
     if at_offset is None and at_time is None and diff is None:
         if partition is not None:
             raise ConfigError("--partition is for a point of the past", next="give --at-offset with it, or use --topic")
-        _saved(stream, session, topic, version, json=json)
+        _print_saved_state(stream, session, topic, version, json=json)
         return
-    with lookback(stream, json=json) as opened:
-        place, _ = opened.find(session, topic, partition)
-        way = opened.way(place, session)
+    with open_lookback(stream, json=json) as opened:
+        place, _ = opened.find_session(session, topic, partition)
+        way = opened.session_replay(place, session)
         if diff is not None:
-            _diff(opened, way, diff, json=json)
+            _print_difference(opened, way, diff, json=json)
             return
-        end = at_offset + 1 if at_offset is not None else opened.point(way, at_time or "")
-        found = _at(opened, way, end)
-        opened.quiet()
-        print_json(found) if json else _show_state(found)
+        end = at_offset + 1 if at_offset is not None else opened.resolve_point(way, at_time or "")
+        found = _state_values_at(opened, way, end)
+        opened.stop_progress()
+        print_json(found) if json else _print_state(found)
 
 
-def _saved(stream: str, session: str, topic: str | None, version: int | None, *, json: bool) -> None:
+def _print_saved_state(stream: str, session: str, topic: str | None, version: int | None, *, json: bool) -> None:
     """As an entry saved it."""
     from seriatim import streams, wiring
     from seriatim.steps.commit import read_head
-    from seriatim.steps.status import session_state
+    from seriatim.steps.status import session_states
     from seriatim.steps.sweep import refuse_swept
 
     Options.json = json
-    file = streams.load(stream, config.load().streams)
+    file = streams.load_stream(stream, config.load_settings().streams)
     name, store = file.stream.name, wiring.ledger(file)
     head = read_head(store, name)
     if head is None:
         raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
-    ledger = head.ledger if version is None else store.at(name, version)
-    wiring.refuse_code(file, ledger)
+    ledger = head.ledger if version is None else store.ledger_at(name, version)
+    wiring.refuse_machine_for_ledger(file, ledger)
     try:
-        found = session_state(file.stream, streams.runner(file), ledger, wiring.state(file), session, topic)
+        found = session_states(file.stream, streams.load_runner(file), ledger, wiring.state(file), session, topic)
     except IntegrityError:
-        refuse_swept(store, wiring.files(file), head.ledger, ledger.sequence, "state")
+        refuse_swept(store, wiring.record_files(file), head.ledger, ledger.sequence, "state")
         raise
     if len(found) > 1:
         places = ", ".join(f"{one['topic']}/{one['partition']}" for one in found)
         raise ConfigError(f"{name}: session {session!r} lives in {places}", next="choose one with --topic")
-    print_json(found[0]) if json else _show_state(found[0])
+    print_json(found[0]) if json else _print_state(found[0])
 
 
-def _reach(opened: Lookback, way: Way, end: int) -> None:
+def _fold_to_offset(command: LookbackCommand, replay: SessionReplay, end: int) -> None:
     """Fold to a point: all messages before `end`."""
-    if end > max(way.end, way.seen.log_end):
+    if end > max(replay.committed_end, replay.bounds.log_end):
         raise ConfigError(
-            f"{opened.name}: {way.partition} has no offset {end - 1}: Kafka ends before {way.seen.log_end}",
-            next=f"give an offset up to {way.seen.log_end - 1}",
+            f"{command.name}: {replay.partition} has no offset {end - 1}: Kafka ends before {replay.bounds.log_end}",
+            next=f"give an offset up to {replay.bounds.log_end - 1}",
         )
-    way.begin(end)
-    way.to(end)
-    if end > way.end:
-        say(f"{opened.name}: {way.partition} is committed up to offset {way.end}; beyond it is what a run would make")
+    replay.begin_at(end)
+    replay.fold_to(end)
+    if end > replay.committed_end:
+        print_notice(f"{command.name}: {replay.partition} is committed up to offset {replay.committed_end}; beyond it is what a run would make")
 
 
-def _at(opened: Lookback, way: Way, end: int) -> dict[str, Any]:
-    from seriatim.core.looks import shown
+def _state_values_at(command: LookbackCommand, replay: SessionReplay, end: int) -> dict[str, Any]:
+    from seriatim.core.looks import state_to_plain
 
-    _reach(opened, way, end)
-    session = way.retrace.session
+    _fold_to_offset(command, replay, end)
+    session = replay.tracing_fold.session
     return {
-        "session": way.name,
-        "topic": way.partition.topic,
-        "partition": way.partition.number,
+        "session": replay.session_name,
+        "topic": replay.partition.topic,
+        "partition": replay.partition.number,
         "offset": session.last_offset,
-        "state_version": opened.runner.state_version,
-        "state": shown(opened.runner, way.retrace.state()),
+        "state_version": command.runner.state_version,
+        "state": state_to_plain(command.runner, replay.tracing_fold.copy_of_state()),
         "status": "live" if session.finding is None else "quarantined",
         "sequence": session.sequence,
         "finding": session.finding,
         "at_offset": end - 1,
-        "committed": end <= way.end,
+        "committed": end <= replay.committed_end,
     }
 
 
-def _diff(opened: Lookback, way: Way, points: tuple[str, str], *, json: bool) -> None:
+def _print_difference(command: LookbackCommand, replay: SessionReplay, points: tuple[str, str], *, json: bool) -> None:
     """What differs between two points."""
-    from seriatim.core.looks import changes
+    from seriatim.core.looks import diff_states
 
-    ends = [opened.point(way, text) for text in points]
+    ends = [command.resolve_point(replay, text) for text in points]
     states = []
     for end in ends:
-        _reach(opened, way, end)
-        states.append(way.retrace.state())
-    found = [{"what": one.what, "before": one.before, "after": one.after} for one in changes(opened.runner, *states)]
+        _fold_to_offset(command, replay, end)
+        states.append(replay.tracing_fold.copy_of_state())
+    found = [{"what": one.what, "before": one.before, "after": one.after} for one in diff_states(command.runner, *states)]
     if json:
-        place = {"session": way.name, "topic": way.partition.topic, "partition": way.partition.number}
+        place = {"session": replay.session_name, "topic": replay.partition.topic, "partition": replay.partition.number}
         print_json({**place, "from_offset": ends[0] - 1, "to_offset": ends[1] - 1, "changes": found})
         return
     typer.echo(
-        f"{shortened(way.name)} in {way.partition}: {len(found)} differ between offset {ends[0] - 1} and {ends[1] - 1}"
+        f"{shorten_text(replay.session_name)} in {replay.partition}: {len(found)} differ between offset {ends[0] - 1} and {ends[1] - 1}"
     )
     for one in found:
-        typer.echo(f"  {plain(one['what'])}  {plain(one['before'])} → {plain(one['after'])}")
+        typer.echo(f"  {render_value(one['what'])}  {render_value(one['before'])} → {render_value(one['after'])}")
 
 
-def _show_state(found: dict[str, Any]) -> None:
+def _print_state(values: dict[str, Any]) -> None:
     import msgspec
 
     from seriatim.cli import show
 
-    place = f"{found['topic']}/{found['partition']}"
-    typer.echo(f"{shortened(found['session'])} in {place}, {found['status']}, as of offset {found['offset']}")
-    state = found["state"]
+    place = f"{values['topic']}/{values['partition']}"
+    typer.echo(f"{shorten_text(values['session'])} in {place}, {values['status']}, as of offset {values['offset']}")
+    state = values["state"]
     if isinstance(state, dict) and list(state) == ["rows"] and state["rows"]:
-        rows = [{name: _told(value) for name, value in row.items()} for row in state["rows"]]
-        show.table(list(rows[0]), rows)
+        rows = [{name: _render_cell(value) for name, value in row.items()} for row in state["rows"]]
+        show.print_table(list(rows[0]), rows)
     else:
         typer.echo(msgspec.json.format(msgspec.json.encode(state)).decode())
 
 
-def _told(value: Any) -> Any:
+def _render_cell(value: Any) -> Any:
     """A column's value: false, null and an empty text are three things, and all look like nothing in a table."""
-    return plain(value) if value is None or value is False or value is True or value == "" else value
+    return render_value(value) if value is None or value is False or value is True or value == "" else value

@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from seriatim.cli import say
+from seriatim.cli import print_notice
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def stoppable(name: str, last: Callable[[], None]) -> Iterator[None]:
+def exit_on_signal(name: str, before_exit: Callable[[], None]) -> Iterator[None]:
     """Within it either signal does `last`, says so and exits with 128 + its number, as shells count."""
 
     def stop(number: int, _: FrameType | None) -> None:
         for each in SIGNALS:
             signal.signal(each, signal.SIG_IGN)
         try:
-            last()
-            say(f"{name}: stopped; run again goes on from the last commit", stopped=signal.Signals(number).name)
+            before_exit()
+            print_notice(f"{name}: stopped; run again goes on from the last commit", stopped=signal.Signals(number).name)
         finally:
             os._exit(128 + number)  # an exception would come out of Spark's threads as pages of traces
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from seriatim.config import Settings
-    from seriatim.core.status import Glance, Tone
-    from seriatim.page.read import Reader
+    from seriatim.core.status import StreamStatus, Tone
+    from seriatim.page.read import PageReader
 
 COLUMNS = [
     "stream",
@@ -41,13 +41,13 @@ COLUMNS = [
     "gaps",
 ]
 COLUMNS += ["circuit", "Kafka as of"]
-NUMBERS = ("lag", "time left", "last run", "messages/s", "quarantined", "gaps")
+NUMBER_COLUMNS = ("lag", "time left", "last run", "messages/s", "quarantined", "gaps")
 STYLES: dict[Tone, str] = {"": "dim", "good": "green", "warn": "yellow", "bad": "bold red"}
-SPARED = ("Kafka as of", "circuit", "tier", "partitions", "messages/s", "gaps", "last run", "quarantined")
+OPTIONAL_COLUMNS = ("Kafka as of", "circuit", "tier", "partitions", "messages/s", "gaps", "last run", "quarantined")
 """Columns that a narrow terminal does without, the first of them first. The name of a stream is never one."""
 PADDING = 3
-CELLS_MAX = 24
-NEEDS_MAX = 12
+PARTITIONS_SHOWN_MAX = 24
+CONCERNS_SHOWN_MAX = 12
 WAIT_SECONDS = 0.05
 
 
@@ -71,57 +71,57 @@ def top(
     Example: seriatim top
     Example: seriatim top --once --no-ask
     """
-    from seriatim.page.read import Reader
+    from seriatim.page.read import PageReader
 
     Options.json = json
-    settings = config.load()
-    reader = Reader(settings.streams, time.time)
-    names = [stream] if stream else reader.names()
+    settings = config.load_settings()
+    reader = PageReader(settings.streams, time.time)
+    names = [stream] if stream else reader.stream_names()
     if not names:
         raise ConfigError(f"there are no stream files in {settings.streams}", next="make one, or set SERIATIM_STREAMS")
     if stream:
-        reader.file(stream)
+        reader.stream_file(stream)
     if json:
-        for one in _look(names, settings, reader, ask=ask):
-            typer.echo(msgspec.json.encode(told(one)).decode())
+        for one in _read_statuses(names, settings, reader, ask_kafka=ask):
+            typer.echo(msgspec.json.encode(status_values(one)).decode())
         return
-    _show(names, settings, reader, ask=ask, every=0.0 if once or not sys.stdout.isatty() else every)
+    _print_live(names, settings, reader, ask_kafka=ask, every_seconds=0.0 if once or not sys.stdout.isatty() else every)
 
 
-def told(one: Glance) -> dict[str, Any]:
+def status_values(stream_status: StreamStatus) -> dict[str, Any]:
     """A stream for scripts."""
-    nearest = one.nearest
+    nearest = stream_status.nearest
     left = nearest.time_left_seconds if nearest else None
-    return {**msgspec.to_builtins(one), "time_left_seconds": left, "nearest": nearest.place if nearest else None}
+    return {**msgspec.to_builtins(stream_status), "time_left_seconds": left, "nearest": nearest.partition_name if nearest else None}
 
 
-def _show(names: list[str], settings: Settings, reader: Reader, *, ask: bool, every: float) -> None:
+def _print_live(names: list[str], settings: Settings, reader: PageReader, *, ask_kafka: bool, every_seconds: float) -> None:
     """On the terminal, again and again; once if `every` is 0."""
     from rich.console import Console
     from rich.live import Live
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    if not every:
-        console.print(screen(_look(names, settings, reader, ask=ask), time.time(), console.width))
+    if not every_seconds:
+        console.print(render_streams_screen(_read_statuses(names, settings, reader, ask_kafka=ask_kafka), time.time(), console.width))
         return
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            live.update(screen(_look(names, settings, reader, ask=False), time.time(), console.width), refresh=True)
+            live.update(render_streams_screen(_read_statuses(names, settings, reader, ask_kafka=False), time.time(), console.width), refresh=True)
             while True:
-                seen = aside(lambda: _look(names, settings, reader, ask=ask))
-                live.update(screen(seen, time.time(), console.width), refresh=True)
-                time.sleep(every)
+                seen = run_in_thread(lambda: _read_statuses(names, settings, reader, ask_kafka=ask_kafka))
+                live.update(render_streams_screen(seen, time.time(), console.width), refresh=True)
+                time.sleep(every_seconds)
     except KeyboardInterrupt:
         return
 
 
-def aside(look: Callable[[], list[Glance]]) -> list[Glance]:
+def run_in_thread(read_statuses: Callable[[], list[StreamStatus]]) -> list[StreamStatus]:
     """A look in a thread of its own: a client that waits for a silent broker would not let Ctrl-C through."""
-    answers: SimpleQueue[tuple[list[Glance], BaseException | None]] = SimpleQueue()
+    answers: SimpleQueue[tuple[list[StreamStatus], BaseException | None]] = SimpleQueue()
 
     def run() -> None:
         try:
-            answers.put((look(), None))
+            answers.put((read_statuses(), None))
         except BaseException as error:  # noqa: BLE001  # raised where it is waited for
             answers.put(([], error))
 
@@ -134,18 +134,18 @@ def aside(look: Callable[[], list[Glance]]) -> list[Glance]:
     return seen
 
 
-def _look(names: list[str], settings: Settings, reader: Reader, *, ask: bool) -> list[Glance]:
+def _read_statuses(names: list[str], settings: Settings, reader: PageReader, *, ask_kafka: bool) -> list[StreamStatus]:
     """Every stream, what needs a person first."""
     from seriatim.core.status import urgent_first
 
-    troubles = _ask_all(names, settings, reader) if ask else {}
-    found = [reader.glance(name) for name in names]
+    troubles = _refresh_all(names, settings, reader) if ask_kafka else {}
+    found = [reader.stream_status(name) for name in names]
     return urgent_first(
         msgspec.structs.replace(one, trouble=one.trouble or troubles.get(one.stream, "")) for one in found
     )
 
 
-def _ask_all(names: list[str], settings: Settings, reader: Reader) -> dict[str, str]:
+def _refresh_all(names: list[str], settings: Settings, reader: PageReader) -> dict[str, str]:
     """Ask about each. A broker that did not answer once is not waited for again, a stream after the other."""
     troubles: dict[str, str] = {}
     broker_silence = ""
@@ -154,24 +154,24 @@ def _ask_all(names: list[str], settings: Settings, reader: Reader) -> dict[str, 
             troubles[name] = broker_silence
             continue
         try:
-            troubles[name] = _ask(name, settings, reader)
+            troubles[name] = _refresh_status_file(name, settings, reader)
         except KafkaSilentError as error:
             troubles[name] = broker_silence = error.message
     return troubles
 
 
-def _ask(name: str, settings: Settings, reader: Reader) -> str:
+def _refresh_status_file(name: str, settings: Settings, reader: PageReader) -> str:
     """Ask Kafka, and leave what it says for all who look; why that was not possible. Raises `KafkaSilentError`."""
     from seriatim import wiring
     from seriatim.adapters.clock import WallClock
-    from seriatim.page.leave import leave
-    from seriatim.steps.watch import gather, judge
+    from seriatim.page.leave import write_status_file
+    from seriatim.steps.watch import assess_watch_input, read_watch_input
 
     try:
-        file = reader.file(name)
+        file = reader.stream_file(name)
         store = wiring.ledger(file)
-        seen = gather(file.stream, wiring.log(file, settings), store, wiring.state(file), WallClock())
-        leave(file, seen, judge(file.stream, seen), store)
+        seen = read_watch_input(file.stream, wiring.log(file, settings), store, wiring.state(file), WallClock())
+        write_status_file(file, seen, assess_watch_input(file.stream, seen), store)
     except KafkaSilentError:
         raise
     except SeriatimError as error:
@@ -181,87 +181,87 @@ def _ask(name: str, settings: Settings, reader: Reader) -> str:
     return ""
 
 
-def screen(glances: list[Glance], now_seconds: float, width: int = 200) -> Group:
+def render_streams_screen(stream_statuses: list[StreamStatus], now_seconds: float, width: int = 200) -> Group:
     """A table of streams, and below it what needs a person."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    rows = [dict(zip(COLUMNS, _row(one, now_seconds), strict=True)) for one in glances]
-    shown = _fitting(rows, width)
+    rows = [dict(zip(COLUMNS, _render_row(one, now_seconds), strict=True)) for one in stream_statuses]
+    shown = _columns_that_fit(rows, width)
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
     for name in shown:
-        drawn.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=name != "stream")
+        drawn.add_column(name, justify="right" if name in NUMBER_COLUMNS else "left", no_wrap=name != "stream")
     for row in rows:
         drawn.add_row(*(row[name] for name in shown))
-    needs = [(one.stream, need) for one in glances for need in one.concerns]
+    needs = [(one.stream, need) for one in stream_statuses for need in one.concerns]
     lines: list[Text] = []
-    for stream, need in needs[:NEEDS_MAX]:
-        lines.append(Text(_plain(f"{stream} {need.key}: {need.text}"), style="red", no_wrap=True, overflow="ellipsis"))
+    for stream, need in needs[:CONCERNS_SHOWN_MAX]:
+        lines.append(Text(_single_line(f"{stream} {need.key}: {need.text}"), style="red", no_wrap=True, overflow="ellipsis"))
         command, _, _ = need.next.partition("\n")
-        lines.append(Text(f"  → {_plain(command)}", no_wrap=True, overflow="ellipsis"))
-    lines += [Text(_plain(f"{one.stream}: {one.trouble}"), style="yellow") for one in glances if one.trouble]
-    if len(needs) > NEEDS_MAX:
-        lines.append(Text(f"… and {len(needs) - NEEDS_MAX} more", style="dim"))
+        lines.append(Text(f"  → {_single_line(command)}", no_wrap=True, overflow="ellipsis"))
+    lines += [Text(_single_line(f"{one.stream}: {one.trouble}"), style="yellow") for one in stream_statuses if one.trouble]
+    if len(needs) > CONCERNS_SHOWN_MAX:
+        lines.append(Text(f"… and {len(needs) - CONCERNS_SHOWN_MAX} more", style="dim"))
     return Group(drawn, *lines)
 
 
-def _fitting(rows: list[dict[str, Text]], width: int) -> list[str]:
+def _columns_that_fit(rows: list[dict[str, Text]], width: int) -> list[str]:
     """The columns that there is room for."""
     widths = {name: max(len(name), *(row[name].cell_len for row in rows)) + PADDING for name in COLUMNS}
     shown = list(COLUMNS)
-    for name in SPARED:
+    for name in OPTIONAL_COLUMNS:
         if sum(widths[one] for one in shown) <= width:
             break
         shown.remove(name)
     return shown
 
 
-def _row(one: Glance, now_seconds: float) -> list[Text]:
+def _render_row(stream_status: StreamStatus, now_seconds: float) -> list[Text]:
     from rich.text import Text
 
     from seriatim.core.status import time_tone
-    from seriatim.page.draw import ago, time_left
+    from seriatim.page.draw import render_age, render_time_left
 
-    nearest = one.nearest
+    nearest = stream_status.nearest
     left: Tone = time_tone(nearest) if nearest else ""
     return [
-        Text(_plain(one.stream), style="bold"),
-        Text(one.tier),
-        Text(one.verdict, style=STYLES[one.tone]),
-        _cells(one),
-        Text("–" if one.lag is None else f"{one.lag:,}"),
-        Text(time_left(nearest.time_left_seconds if nearest else None), style=STYLES[left] if left else ""),
-        Text(ago(one.ran_seconds, now_seconds)),
-        Text("–" if one.rate is None else f"{one.rate:,.0f}"),
-        _count(one.quarantined),
-        _count(one.gaps_open),
-        Text(one.circuit, style="bold red" if one.circuit == "open" else ""),
-        Text(ago(one.as_of_seconds, now_seconds), style="dim"),
+        Text(_single_line(stream_status.stream), style="bold"),
+        Text(stream_status.tier),
+        Text(stream_status.verdict, style=STYLES[stream_status.tone]),
+        _render_partitions(stream_status),
+        Text("–" if stream_status.lag is None else f"{stream_status.lag:,}"),
+        Text(render_time_left(nearest.time_left_seconds if nearest else None), style=STYLES[left] if left else ""),
+        Text(render_age(stream_status.last_run_seconds, now_seconds)),
+        Text("–" if stream_status.rate is None else f"{stream_status.rate:,.0f}"),
+        _render_count(stream_status.quarantined),
+        _render_count(stream_status.gaps_open),
+        Text(stream_status.circuit, style="bold red" if stream_status.circuit == "open" else ""),
+        Text(render_age(stream_status.as_of_seconds, now_seconds), style="dim"),
     ]
 
 
-def _cells(one: Glance) -> Text:
+def _render_partitions(stream_status: StreamStatus) -> Text:
     """A block for each partition, by colour; the worst of them where there are too many."""
     from rich.text import Text
 
-    order = sorted(one.partitions, key=lambda place: (place.tone != "bad", place.tone != "warn"))
-    shown = one.partitions if len(one.partitions) <= CELLS_MAX else order[:CELLS_MAX]
+    order = sorted(stream_status.partitions, key=lambda place: (place.tone != "bad", place.tone != "warn"))
+    shown = stream_status.partitions if len(stream_status.partitions) <= PARTITIONS_SHOWN_MAX else order[:PARTITIONS_SHOWN_MAX]
     drawn = Text()
     for place in shown:
         drawn.append("■", style=STYLES[place.tone])
-    return drawn if len(shown) == len(one.partitions) else drawn.append(f" of {len(one.partitions)}", style="dim")
+    return drawn if len(shown) == len(stream_status.partitions) else drawn.append(f" of {len(stream_status.partitions)}", style="dim")
 
 
-def _count(number: int | None) -> Text:
+def _render_count(number: int | None) -> Text:
     from rich.text import Text
 
     return Text("–" if number is None or number < 0 else f"{number:,}", style="bold red" if number else "dim")
 
 
-def _plain(words: str) -> str:
+def _single_line(text: str) -> str:
     """One line; what a terminal would obey is made visible."""
-    from seriatim.core.integrity import shortened
+    from seriatim.core.integrity import shorten
 
-    return shortened(" ".join(words.splitlines()), 300)
+    return shorten(" ".join(text.splitlines()), 300)

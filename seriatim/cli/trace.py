@@ -9,16 +9,16 @@ from typing import Annotated
 
 import typer
 
-from seriatim.cli import app, say
+from seriatim.cli import app, print_notice
 from seriatim.cli.looking import (
     From,
     InPartition,
     SessionName,
     Topic,
     Until,
-    lookback,
+    open_lookback,
     print_json,
-    show_step,
+    print_step,
     step_values,
 )
 from seriatim.cli.run import Json, StreamName
@@ -44,27 +44,27 @@ def trace(
 
     Example: seriatim trace demo session-00007 --from 41000 --until 41020
     """
-    with lookback(stream, json=json) as opened:
-        place, first = opened.find(session, topic, partition)
-        way = opened.way(place, session)
-        begin = opened.begin(way, start, first)
-        end = min(opened.offset(way, until, way.end), max(way.end, way.seen.log_end))
-        way.to(begin)
-        opened.quiet()
+    with open_lookback(stream, json=json) as opened:
+        place, first = opened.find_session(session, topic, partition)
+        way = opened.session_replay(place, session)
+        begin = opened.begin_replay(way, start, first)
+        end = min(opened.resolve_offset(way, until, way.committed_end), max(way.committed_end, way.bounds.log_end))
+        way.fold_to(begin)
+        opened.stop_progress()
         shown = 0
         for step in way.steps(end):
             if findings and not step.findings:
                 continue
             if json:
-                print_json(step_values(opened.runner, step, way.end))
+                print_json(step_values(opened.runner, step, way.committed_end))
             else:
-                show_step(opened.runner, step, way.end)
+                print_step(opened.runner, step, way.committed_end)
             shown += 1
             if shown == limit:
                 return
-        if way.parted():
-            told = f"{opened.name}: at offset {way.at} this is not the state that was committed: the machine or the"
-            say(f"{told} stream's file changed since; --from {way.at} begins with the committed one", parted=way.at)
+        if way.differs_from_saved():
+            told = f"{opened.name}: at offset {way.next_offset} this is not the state that was committed: the machine or the"
+            print_notice(f"{told} stream's file changed since; --from {way.next_offset} begins with the committed one", parted=way.next_offset)
         if not shown:
             what = "findings" if findings else "messages"
-            say(f"{opened.name}: session {session!r} has no {what} in {place} [{begin}, {end})")
+            print_notice(f"{opened.name}: session {session!r} has no {what} in {place} [{begin}, {end})")

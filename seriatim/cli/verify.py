@@ -13,20 +13,20 @@ import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import Options, app, say
+from seriatim.cli import Options, app, print_notice
 from seriatim.cli.run import Json, StreamName
 from seriatim.core.errors import ConfigError, IntegrityError
 
 if TYPE_CHECKING:
-    from seriatim.adapters.consumer import KafkaReread
+    from seriatim.adapters.consumer import KafkaPastMessageReader
     from seriatim.config import Settings
-    from seriatim.core.validator import Parting
-    from seriatim.steps.validate import Judged
-    from seriatim.steps.verify import Table, Verified
+    from seriatim.core.validator import FirstDifference
+    from seriatim.steps.validate import ValidationResult
+    from seriatim.steps.verify import VerifyResult, VerifyTableSpec
     from seriatim.streams import StreamFile
 
 
-class At(StrEnum):
+class MessageView(StrEnum):
     """Where messages are looked at."""
 
     RAW = "raw"
@@ -40,7 +40,7 @@ def verify(
     everything: Annotated[bool, typer.Option("--all", help="Look at everything, whatever was signed off.")] = False,
     kafka: Annotated[bool, typer.Option("--kafka", help="Read again what Kafka still has, and compare.")] = False,
     at: Annotated[
-        list[At] | None,
+        list[MessageView] | None,
         typer.Option(help="Judge the messages there instead; give two or three to see where they part."),
     ] = None,
     capture: Annotated[
@@ -61,37 +61,37 @@ def verify(
     from seriatim import streams
 
     Options.json = json
-    settings = config.load()
-    file = streams.load(stream, settings.streams)
-    if (At.RAW in (at or ())) != (capture is not None):
+    settings = config.load_settings()
+    file = streams.load_stream(stream, settings.streams)
+    if (MessageView.RAW in (at or ())) != (capture is not None):
         raise ConfigError("--at raw and --capture FILE go together", next="give both, or neither")
     if at and (everything or kafka):
         raise ConfigError("--at judges messages; --all and --kafka are for files", next="give one or the other")
     if at:
-        _judge(file, settings, at, capture, json=json)
+        _judge_messages(file, settings, at, capture, json=json)
     else:
-        _verify(file, settings, everything=everything, kafka=kafka, json=json)
+        _verify_output(file, settings, everything=everything, kafka=kafka, json=json)
 
 
-def _verify(file: StreamFile, settings: Settings, *, everything: bool, kafka: bool, json: bool) -> None:
+def _verify_output(file: StreamFile, settings: Settings, *, everything: bool, kafka: bool, json: bool) -> None:
     from seriatim import wiring
     from seriatim.adapters.audit import FileAudit
     from seriatim.adapters.memory import MemoryDigests
-    from seriatim.cli.show import Progress
-    from seriatim.steps.compare import Comparing
-    from seriatim.steps.verify import Verifying
+    from seriatim.cli.show import RunProgress
+    from seriatim.steps.compare import KafkaComparison
+    from seriatim.steps.verify import Verification
 
     name, root = file.stream.name, Path(file.stream.output.path)
-    read, reread, after = Progress(name, "bytes"), None, None
-    counted = Progress(name)
+    read, reread, after = RunProgress(name, "bytes"), None, None
+    counted = RunProgress(name)
     if kafka:
-        reread = _reread(file, settings)
-        after = Comparing(reread, wiring.log(file, settings).bounds(file.stream.topics), MemoryDigests, counted)
-    verifying = Verifying(
+        reread = _open_message_reader(file, settings)
+        after = KafkaComparison(reread, wiring.log(file, settings).bounds(file.stream.topics), MemoryDigests, counted)
+    verifying = Verification(
         name,
         FileAudit(root),
-        table=table(file),
-        everything=everything,
+        table_spec=verify_table_spec(file),
+        from_first_entry=everything,
         progress=read,
     )
     try:
@@ -101,99 +101,109 @@ def _verify(file: StreamFile, settings: Settings, *, everything: bool, kafka: bo
         counted.close()
         if reread is not None:
             reread.close()
-    _show(name, done, json=json)
+    _print_result(name, done, json=json)
 
 
-def table(file: StreamFile) -> Table | None:
+def verify_table_spec(file: StreamFile) -> VerifyTableSpec | None:
     """How the stream's records fold to state; None: its machine does not say, or cannot be loaded here."""
     from seriatim import streams
     from seriatim.steps.verify import foldable
 
     try:
-        return foldable(streams.runner(file))
+        return foldable(streams.load_runner(file))
     except ConfigError as error:
         # Files can be looked at without the machine, which may be on another computer.
-        say(f"{file.stream.name}: {error.message}")
+        print_notice(f"{file.stream.name}: {error.message}")
         return None
 
 
-def _reread(file: StreamFile, settings: Settings) -> KafkaReread:
+def _open_message_reader(file: StreamFile, settings: Settings) -> KafkaPastMessageReader:
     from seriatim import wiring
-    from seriatim.adapters.consumer import KafkaReread
+    from seriatim.adapters.consumer import KafkaPastMessageReader
 
-    return KafkaReread(wiring.kafka_client(settings), file.stream.isolation)
+    return KafkaPastMessageReader(wiring.kafka_client(settings), file.stream.isolation)
 
 
-def _show(stream: str, done: Verified, *, json: bool) -> None:
+def _print_result(stream: str, result: VerifyResult, *, json: bool) -> None:
     """Warnings and notes on stderr, the summary on stdout; a difference raises."""
-    for warning in done.warnings:
+    for warning in result.warnings:
         facts = warning.facts(stream)
         told = ". ".join(str(facts[name]) for name in ("file", "next") if name in facts)
-        say(f"{stream}: warning: {warning.what}: {told}", warning=warning.what, **facts)
-    for note in done.notes:
-        say(f"{stream}: {note}", note=note)
+        print_notice(f"{stream}: warning: {warning.description}: {told}", warning=warning.description, **facts)
+    for note in result.notes:
+        print_notice(f"{stream}: {note}", note=note)
     if json:
-        typer.echo(msgspec.json.encode(_values(stream, done)).decode())
-    if done.difference is not None:
-        raise done.difference.error(stream)
+        typer.echo(msgspec.json.encode(_result_values(stream, result)).decode())
+    if result.difference is not None:
+        raise result.difference.to_error(stream)
     if not json:
-        typer.echo(_summary(stream, done))
+        typer.echo(_describe_result(stream, result))
 
 
-def _summary(stream: str, done: Verified) -> str:
-    since = f" since entry {done.since}" if done.since >= 0 else ""
-    parts = [f"{done.entries} entries{since}", f"{done.files} files", f"{done.records} records"]
-    parts.append(f"{done.sessions} sessions")
-    if done.compared:
-        parts.append(f"{done.compared} messages as Kafka has them")
-    folded = "; the records fold to the state" if done.folded else ""
-    return f"{stream}: good up to entry {done.sequence}: {', '.join(parts)}{folded}"
+def _describe_result(stream: str, result: VerifyResult) -> str:
+    since = f" since entry {result.since}" if result.since >= 0 else ""
+    parts = [f"{result.entries} entries{since}", f"{result.files} files", f"{result.records} records"]
+    parts.append(f"{result.sessions} sessions")
+    if result.compared_messages:
+        parts.append(f"{result.compared_messages} messages as Kafka has them")
+    folded = "; the records fold to the state" if result.has_folded_records else ""
+    return f"{stream}: good up to entry {result.sequence}: {', '.join(parts)}{folded}"
 
 
-def _values(stream: str, done: Verified) -> dict[str, Any]:
-    difference = done.difference
+def _result_values(stream: str, result: VerifyResult) -> dict[str, Any]:
+    difference = result.difference
     return {
         "stream": stream,
         "verdict": "good" if difference is None else "differs",
-        **{name: getattr(done, name) for name in ("sequence", "since", "entries", "files", "bytes", "records")},
-        **{name: getattr(done, name) for name in ("sessions", "gone", "orphans", "compared", "folded", "notes")},
-        "warnings": [{"what": warning.what, **warning.facts(stream)} for warning in done.warnings],
-        "difference": None if difference is None else {"what": difference.what, **difference.facts(stream)},
+        "sequence": result.sequence,
+        "since": result.since,
+        "entries": result.entries,
+        "files": result.files,
+        "bytes": result.bytes,
+        "records": result.records,
+        "sessions": result.sessions,
+        "gone": result.deleted_files,
+        "orphans": result.orphans,
+        "compared": result.compared_messages,
+        "folded": result.has_folded_records,
+        "notes": result.notes,
+        "warnings": [{"what": warning.description, **warning.facts(stream)} for warning in result.warnings],
+        "difference": None if difference is None else {"what": difference.description, **difference.facts(stream)},
     }
 
 
-def _judge(file: StreamFile, settings: Settings, at: list[At], capture: Path | None, *, json: bool) -> None:
+def _judge_messages(file: StreamFile, settings: Settings, message_views: list[MessageView], capture: Path | None, *, json: bool) -> None:
     from seriatim import streams, wiring
     from seriatim.adapters.audit import FileAudit
     from seriatim.adapters.capture import read_capture
-    from seriatim.cli.show import Progress
-    from seriatim.core.difference import Differs
+    from seriatim.cli.show import RunProgress
+    from seriatim.core.difference import DifferenceError
     from seriatim.steps import validate
-    from seriatim.steps.verify import Verifying
+    from seriatim.steps.verify import Verification
 
-    stream, runner, views = file.stream, streams.runner(file), dict[str, Any]()
-    audit, progress = FileAudit(Path(stream.output.path)), Progress(stream.name)
-    reread = _reread(file, settings) if At.KAFKA in at else None
+    stream, runner, views = file.stream, streams.load_runner(file), dict[str, Any]()
+    audit, progress = FileAudit(Path(stream.output.path)), RunProgress(stream.name)
+    reread = _open_message_reader(file, settings) if MessageView.KAFKA in message_views else None
     certificates: list[Any] = []
     try:
         if capture is not None:
-            views["raw"] = validate.raw_places(read_capture(capture), stream, runner)
+            views["raw"] = validate.capture_sources(read_capture(capture), stream, runner)
         if reread is not None:
             bounds = wiring.log(file, settings).bounds(stream.topics)
-            views["kafka"] = validate.kafka_places(reread, bounds, stream, runner)
-        if At.OUTPUT in at:
-            views["output"], certificates = validate.output_places(Verifying(stream.name, audit), audit)
-        judged = validate.judge(stream, runner, views, validate.explained_by(certificates), progress)
-    except Differs as differs:
-        raise differs.difference.error(stream.name) from None
+            views["kafka"] = validate.kafka_sources(reread, bounds, stream, runner)
+        if MessageView.OUTPUT in message_views:
+            views["output"], certificates = validate.output_sources(Verification(stream.name, audit), audit)
+        judged = validate.validate_views(stream, runner, views, validate.holes_explained_by(certificates), progress)
+    except DifferenceError as differs:
+        raise differs.difference.to_error(stream.name) from None
     finally:
         progress.close()
         if reread is not None:
             reread.close()
-    show_judged(stream.name, judged, json=json)
+    report_judged(stream.name, judged, json=json)
 
 
-def show_judged(stream: str, judged: Judged, *, json: bool) -> None:
+def report_judged(stream: str, judged: ValidationResult, *, json: bool) -> None:
     """What is wrong where, and where the views part; either raises if it is an error."""
     rows = [
         {
@@ -207,44 +217,44 @@ def show_judged(stream: str, judged: Judged, *, json: bool) -> None:
             "expected": wrong.expected,
             "found": wrong.found,
         }
-        for view, wrongs in judged.wrongs.items()
+        for view, wrongs in judged.faults.items()
         for wrong in wrongs
     ]
     partings = [
-        {"partition": str(one.partition), "offset": one.offset, "what": one.what, "views": dict(one.views)}
-        for one in judged.partings
+        {"partition": str(one.partition), "offset": one.offset, "what": one.description, "views": dict(one.views)}
+        for one in judged.first_differences
     ]
     for note in judged.notes:
-        say(f"{stream}: {note}", note=note)
+        print_notice(f"{stream}: {note}", note=note)
     if json:
         values = {"stream": stream, "messages": judged.messages, "wrong": rows, "partings": partings}
         typer.echo(msgspec.json.encode(values).decode())
     else:
-        _tell_judged(stream, judged, rows)
-    _fail_judged(stream, rows, judged.partings)
+        _print_judged(stream, judged, rows)
+    _raise_for_judged(stream, rows, judged.first_differences)
 
 
-def _tell_judged(stream: str, judged: Judged, rows: list[dict[str, Any]]) -> None:
+def _print_judged(stream: str, judged: ValidationResult, rows: list[dict[str, Any]]) -> None:
     from seriatim.cli import show
 
     for view, messages in judged.messages.items():
         typer.echo(f"{stream}: {messages} messages at {view}")
     if rows:
         typer.echo("First place where each is wrong:")
-        show.table(list(rows[0]), rows)
-    for one in judged.partings:
+        show.print_table(list(rows[0]), rows)
+    for one in judged.first_differences:
         sides = "; ".join(f"{view}: {what}" for view, what in one.views.items())
-        typer.echo(f"{one.partition}: parts at offset {one.offset}: {one.what} ({sides})")
-    if len(judged.messages) > 1 and not judged.partings:
+        typer.echo(f"{one.partition}: parts at offset {one.offset}: {one.description} ({sides})")
+    if len(judged.messages) > 1 and not judged.first_differences:
         typer.echo(f"{stream}: {', '.join(judged.messages)} do not part")
 
 
-def _fail_judged(stream: str, rows: list[dict[str, Any]], partings: list[Parting]) -> None:
+def _raise_for_judged(stream: str, rows: list[dict[str, Any]], partings: list[FirstDifference]) -> None:
     errors = [row for row in rows if row["level"] == "error"]
     if partings:
         first = partings[0]
         raise IntegrityError(
-            f"{stream}: {' and '.join(first.views)} part at {first.partition}, offset {first.offset}: {first.what}",
+            f"{stream}: {' and '.join(first.views)} part at {first.partition}, offset {first.offset}: {first.description}",
             **dict(first.views),
             next="up to this offset they agree: look at what happened to this message between the two",
         )

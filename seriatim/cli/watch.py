@@ -17,16 +17,16 @@ import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import Options, app, say, unforeseen
+from seriatim.cli import Options, app, print_notice, unexpected_error
 from seriatim.cli.run import Json
 from seriatim.core.errors import ConfigError, IntegrityError, PlatformError, SeriatimError
-from seriatim.core.retention import duration
+from seriatim.core.retention import format_duration
 
 if TYPE_CHECKING:
     from seriatim.config import Settings
-    from seriatim.core.alert import Seen
-    from seriatim.steps.alert import Notifier, Outbox, Sent
-    from seriatim.steps.watch import Look
+    from seriatim.core.alert import Observation
+    from seriatim.steps.alert import Notifier, Outbox, SendResult
+    from seriatim.steps.watch import WatchResult
     from seriatim.streams import StreamFile
 
 INTERRUPTED = 130
@@ -54,53 +54,53 @@ def watch(
     Example: seriatim watch --once --json
     """
     Options.json = json
-    settings = config.load()
+    settings = config.load_settings()
     if once:
-        if code := _round(stream, settings, mail=mail, json=json):
+        if code := _watch_all(stream, settings, mail=mail, json=json):
             raise typer.Exit(code)
         return
     try:
         while True:
-            _round(stream, settings, mail=mail, json=json)
+            _watch_all(stream, settings, mail=mail, json=json)
             sleep(every)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _round(stream: str | None, settings: Settings, *, mail: bool, json: bool) -> int:
+def _watch_all(stream: str | None, settings: Settings, *, mail: bool, json: bool) -> int:
     """Look at every stream; the exit code that says how they are."""
     from seriatim import streams
 
-    names = [stream] if stream else streams.names(settings.streams)
+    names = [stream] if stream else streams.list_streams(settings.streams)
     if not names:
         raise ConfigError(f"there are no stream files in {settings.streams}", next="make one, or set SERIATIM_STREAMS")
-    round_, codes = Round(settings, json=json), []
+    round_, codes = WatchRound(settings, json=json), []
     for name in names if mail else ():
         with suppress(Exception):  # the look says it
-            codes.append(round_.send_waiting(name))
+            codes.append(round_.send_waiting_mails(name))
     for name in names:
         try:
-            codes.append(round_.one(name, mail=mail))
+            codes.append(round_.watch_stream(name, mail=mail))
         except Exception as error:  # one stream's trouble, foreseen or not, hides no other
             if Options.debug:
                 raise
-            known = error if isinstance(error, SeriatimError) else unforeseen(error)
-            _say_trouble(name, known, json=json)
+            known = error if isinstance(error, SeriatimError) else unexpected_error(error)
+            _print_stream_error(name, known, json=json)
             codes.append(known.exit_code)
-    return gravest(codes)
+    return gravest_exit_code(codes)
 
 
-def gravest(codes: Sequence[int]) -> int:
+def gravest_exit_code(codes: Sequence[int]) -> int:
     """One exit code for all. What needs a person was mailed: what keeps a look or a mail from its work comes first."""
     trouble = set(codes) - {0, IntegrityError.exit_code}
     return min(trouble) if trouble else max(codes)
 
 
-class Round:
+class WatchRound:
     """A look at each stream, one after the other: a broker or a mail server that is away keeps all waiting once."""
 
     def __init__(self, settings: Settings, *, json: bool) -> None:
-        self.settings, self.json, self.hurried = settings, json, False
+        self.settings, self.json, self.is_hurried = settings, json, False
 
     @cached_property
     def notifier(self) -> Notifier | None:
@@ -108,94 +108,94 @@ class Round:
 
         return wiring.notifier(self.settings)
 
-    def send_waiting(self, name: str) -> int:
+    def send_waiting_mails(self, name: str) -> int:
         """What waits since earlier, before anybody is looked at: a look may take long. 4: some was put aside."""
         from seriatim import streams, wiring
         from seriatim.adapters.clock import WallClock
-        from seriatim.steps.alert import send_waiting
+        from seriatim.steps.alert import send_waiting_mails
 
         outbox, to = wiring.outbox(name, self.settings), None
-        if not outbox.desk().mails:
+        if not outbox.alert_state().mails:
             return 0
         with suppress(SeriatimError):
-            to = streams.load(name, self.settings.streams).stream.alerts.to
-        with outbox.alone():
-            told = send_waiting(to, WallClock().now_seconds(), outbox, self.notifier)
-        _say_sent(name, told, last=False)
-        return PlatformError.exit_code if told.aside else 0
+            to = streams.load_stream(name, self.settings.streams).stream.alerts.to
+        with outbox.lock():
+            told = send_waiting_mails(to, WallClock().now_seconds(), outbox, self.notifier)
+        _print_sent(name, told, is_last_try=False)
+        return PlatformError.exit_code if told.refused_mail_paths else 0
 
-    def one(self, name: str, *, mail: bool) -> int:
+    def watch_stream(self, name: str, *, mail: bool) -> int:
         """Look at one stream, say it, and tell whom it concerns. What cannot be looked at is told as well."""
         from seriatim import streams, wiring
         from seriatim.adapters.clock import WallClock
-        from seriatim.steps.alert import seen, unseen
+        from seriatim.steps.alert import observe_failure, observe_stream
 
         settings = self.settings
         if not mail:
-            look = self._look(streams.load(name, settings.streams))
-            _say(look, json=self.json)
+            look = self._observe(streams.load_stream(name, settings.streams))
+            _print_watch_result(look, json=self.json)
             return IntegrityError.exit_code if look.concerns else 0
         outbox, file = wiring.outbox(name, settings), None
-        with outbox.alone():
+        with outbox.lock():
             try:
-                file = streams.load(name, settings.streams)
-                look = self._look(file)
-                found = seen(file.stream, look, wiring.ledger(file), outbox.desk())
+                file = streams.load_stream(name, settings.streams)
+                look = self._observe(file)
+                found = observe_stream(file.stream, look, wiring.ledger(file), outbox.alert_state())
             except SeriatimError as error:
-                self._tell(name, file, unseen(error, WallClock().now_seconds()), outbox)
+                self._send_alerts(name, file, observe_failure(error, WallClock().now_seconds()), outbox)
                 raise
-            _say(look, json=self.json)
-            unsent = self._tell(name, file, found, outbox)
+            _print_watch_result(look, json=self.json)
+            unsent = self._send_alerts(name, file, found, outbox)
         return PlatformError.exit_code if unsent else IntegrityError.exit_code if look.concerns else 0
 
-    def _look(self, file: StreamFile) -> Look:
+    def _observe(self, file: StreamFile) -> WatchResult:
         from seriatim import wiring
         from seriatim.adapters.clock import WallClock
-        from seriatim.page.leave import leave
-        from seriatim.steps.watch import gather, judge
+        from seriatim.page.leave import write_status_file
+        from seriatim.steps.watch import assess_watch_input, read_watch_input
 
         store, began = wiring.ledger(file), time.monotonic()
-        hurry = (HURRIED_SECONDS,) if self.hurried else ()
+        hurry = (HURRIED_SECONDS,) if self.is_hurried else ()
         try:
             log = wiring.log(file, self.settings, *hurry)
-            seen = gather(file.stream, log, store, wiring.state(file), WallClock())
+            seen = read_watch_input(file.stream, log, store, wiring.state(file), WallClock())
         except PlatformError:
-            self.hurried = self.hurried or time.monotonic() - began >= LONG_SECONDS
+            self.is_hurried = self.is_hurried or time.monotonic() - began >= LONG_SECONDS
             raise
-        look = judge(file.stream, seen)
+        look = assess_watch_input(file.stream, seen)
         try:
-            leave(file, seen, look, store)
+            write_status_file(file, seen, look, store)
         except OSError as error:  # whoever only watches may not write there
-            say(f"{file.stream.name}: the status file could not be written: {error}", status=None)
+            print_notice(f"{file.stream.name}: the status file could not be written: {error}", status=None)
         return look
 
-    def _tell(self, name: str, file: StreamFile | None, found: Seen, outbox: Outbox) -> bool:
+    def _send_alerts(self, name: str, file: StreamFile | None, observation: Observation, outbox: Outbox) -> bool:
         """Mail what is new, and what waits since earlier; whether any of it was not taken."""
-        from seriatim.core.mail import Place
-        from seriatim.core.stream import Alerts
-        from seriatim.steps.alert import alert
+        from seriatim.core.mail import MailContext
+        from seriatim.core.stream import AlertSettings
+        from seriatim.steps.alert import send_alerts
 
-        alerts = file.stream.alerts if file else Alerts()
-        place = Place(
+        alerts = file.stream.alerts if file else AlertSettings()
+        place = MailContext(
             stream=file.stream.name if file else name,
             to=alerts.to if file else None,
             airflow_url=self.settings.airflow_url,
-            report=_last_report(file, self.settings) if file else "",
+            report_url=_last_report(file, self.settings) if file else "",
         )
-        told = alert(place, alerts.remind_hours, found, outbox, self.notifier)
-        _say_sent(name, told)
-        return bool(told.waiting or told.aside)
+        told = send_alerts(place, alerts.remind_hours, observation, outbox, self.notifier)
+        _print_sent(name, told)
+        return bool(told.waiting_mails or told.refused_mail_paths)
 
 
-def _say_sent(name: str, told: Sent, *, last: bool = True) -> None:
+def _print_sent(name: str, send_result: SendResult, *, is_last_try: bool = True) -> None:
     """What was mailed, what was put aside, and, of the last try, what waits."""
-    for one in told.sent:
-        say(f"{name}: mailed to {', '.join(one.to)}: {one.subject}", mailed=one.subject)
-    for where in told.aside:
-        say(f"{name}: a mail was refused for two days and is not tried any more; it is {where}", aside=where)
-    if told.trouble and last:
-        what = f"{len(told.waiting)} mails wait in the outbox" if told.waiting else "not all were told"
-        say(f"{name}: {what}: {told.trouble}; the next look tries again", waiting=len(told.waiting))
+    for one in send_result.sent_mails:
+        print_notice(f"{name}: mailed to {', '.join(one.to)}: {one.subject}", mailed=one.subject)
+    for where in send_result.refused_mail_paths:
+        print_notice(f"{name}: a mail was refused for two days and is not tried any more; it is {where}", aside=where)
+    if send_result.trouble and is_last_try:
+        what = f"{len(send_result.waiting_mails)} mails wait in the outbox" if send_result.waiting_mails else "not all were told"
+        print_notice(f"{name}: {what}: {send_result.trouble}; the next look tries again", waiting=len(send_result.waiting_mails))
 
 
 def _last_report(file: StreamFile, settings: Settings) -> str:
@@ -206,41 +206,41 @@ def _last_report(file: StreamFile, settings: Settings) -> str:
     if not found:
         return ""
     if settings.airflow_url and Path(file.folder) == settings.streams:
-        return address.report(settings.airflow_url, file.stream.name, int(found[-1].stem))
+        return address.report_url(settings.airflow_url, file.stream.name, int(found[-1].stem))
     return found[-1].absolute().as_uri()
 
 
-def _say(seen: Look, *, json: bool) -> None:
+def _print_watch_result(watch_result: WatchResult, *, json: bool) -> None:
     """A line for the stream, and two for each thing that needs a person. Colours only on a terminal."""
     if json:
-        _print(msgspec.to_builtins(seen))
+        _print_json(msgspec.to_builtins(watch_result))
         return
     left = "no message is in danger"
-    if seen.time_left_seconds is not None:
-        left = f"time left {duration(seen.time_left_seconds)} ({seen.nearest})"
-        left += {True: ", catches up", False: ", would not catch up", None: ""}[seen.catches_up]
-    facts = f"{seen.verdict} · {seen.partitions} partitions · lag {seen.lag} · {left}"
-    line = f"{_when(seen.at_seconds)} {seen.stream}: {facts}"
-    typer.secho(line, fg=typer.colors.GREEN if not seen.concerns else typer.colors.YELLOW)
-    for concern in seen.concerns:
-        place = f" {concern.place}" if concern.place else ""
-        typer.secho(f"  {concern.concern}{place}: {concern.text}", fg=typer.colors.RED)
+    if watch_result.time_left_seconds is not None:
+        left = f"time left {format_duration(watch_result.time_left_seconds)} ({watch_result.nearest_partition})"
+        left += {True: ", catches up", False: ", would not catch up", None: ""}[watch_result.will_catch_up]
+    facts = f"{watch_result.verdict} · {watch_result.partitions} partitions · lag {watch_result.lag} · {left}"
+    line = f"{_render_time(watch_result.at_seconds)} {watch_result.stream}: {facts}"
+    typer.secho(line, fg=typer.colors.GREEN if not watch_result.concerns else typer.colors.YELLOW)
+    for concern in watch_result.concerns:
+        place = f" {concern.location}" if concern.location else ""
+        typer.secho(f"  {concern.kind}{place}: {concern.text}", fg=typer.colors.RED)
         for line in concern.next.splitlines():
             typer.echo(f"    → {line}")
 
 
-def _say_trouble(name: str, error: SeriatimError, *, json: bool) -> None:
+def _print_stream_error(name: str, error: SeriatimError, *, json: bool) -> None:
     if json:
-        _print({"stream": name, "error": error.title, "message": error.message, "next": error.next})
+        _print_json({"stream": name, "error": error.title, "message": error.message, "next": error.next})
         return
-    typer.secho(f"{_when(time.time())} {name}: {error.title}: {error.message}", fg=typer.colors.RED)
+    typer.secho(f"{_render_time(time.time())} {name}: {error.title}: {error.message}", fg=typer.colors.RED)
     for line in error.next.splitlines():
         typer.echo(f"    → {line}")
 
 
-def _when(seconds: float) -> str:
+def _render_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def _print(value: dict[str, Any]) -> None:
+def _print_json(value: dict[str, Any]) -> None:
     typer.echo(msgspec.json.encode(value).decode())

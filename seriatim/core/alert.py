@@ -23,9 +23,9 @@ from seriatim.core.integrity import Finding, FindingsError
 RUN, REPAIR, TROUBLE, BUG = "run", "repair", "trouble", "bug"
 REPAIR_DAG = "seriatim_repair"
 """Its runs are no runs of the stream: a good fold says nothing of a repair that failed."""
-PATIENCE_SECONDS = {TROUBLE: 600.0, "held": 3600.0}
+MAIL_DELAY_SECONDS = {TROUBLE: 600.0, "held": 3600.0}
 """What may pass by itself is mailed only when it lasts: a broker that restarts, a repair at work."""
-HURT = (RUN, "halted", "quarantine", "circuit")
+CONCERNS_EXPLAINING_FINDINGS = (RUN, "halted", "quarantine", "circuit")
 """What explains that a run failed by findings, once it was told."""
 REPAIRABLE = ("halted", "held", "quarantine", "circuit")
 """What a repair is for, as far as a look at a stream shows it."""
@@ -35,32 +35,32 @@ REPAIR_AGAIN = (
 )
 MOST_URGENT_FIRST = ("time left", "halted", "circuit", RUN, REPAIR, TROUBLE, "quarantine", "late")
 URGENCY = {concern: number for number, concern in enumerate(MOST_URGENT_FIRST)}
-FAILURES_KEPT = 50
+FAILURES_REMEMBERED_MAX = 50
 HOUR_SECONDS = 3600.0
-NOTE_KEPT_SECONDS = 48 * HOUR_SECONDS
+NOTE_RETENTION_SECONDS = 48 * HOUR_SECONDS
 """A run that is over leaves a note; after so long nobody waits for it any more."""
 CALLBACK_LATE_SECONDS = HOUR_SECONDS
 """A run that watch found failed may still have its callback called: within this time that tells nothing new."""
-REFUSED_KEPT_SECONDS = 48 * HOUR_SECONDS
+REFUSED_MAIL_RETENTION_SECONDS = 48 * HOUR_SECONDS
 """A mail that its server refuses is tried for so long: somebody may put `alerts.to` right."""
 
 
-class Concern(Struct, frozen=True, kw_only=True):
+class Concern(Struct, frozen=True, kw_only=True, rename={"kind": "concern", "location": "place"}):
     """One thing that needs a person."""
 
-    concern: str
+    kind: str
     """time left, halted, held, quarantine, buffer, late, circuit, blind (the clock cannot see), run, trouble."""
-    place: str = ""
+    location: str = ""
     text: str
     next: str
 
     @property
     def key(self) -> str:
         """By which it is known again."""
-        return f"{self.concern} {self.place}".strip()
+        return f"{self.kind} {self.location}".strip()
 
 
-class Note(Struct, frozen=True, kw_only=True):
+class Note(Struct, frozen=True, kw_only=True, rename={"is_form_error": "asked"}):
     """What a scheduler left for watch to tell."""
 
     kind: Literal["task", "failed", "good"]
@@ -77,7 +77,7 @@ class Note(Struct, frozen=True, kw_only=True):
     """The one screen that a task ended with; of a run, why the scheduler says it failed."""
     next: str = ""
     """What `text` says to do; empty: it has no advice."""
-    asked: bool = False
+    is_form_error: bool = False
     """Of a task: a person's form asked for what may not be. That is told, and nothing stays open."""
     inferred: bool = False
     """Of a run: watch asked Airflow and learned that it failed; no callback had said so."""
@@ -116,12 +116,12 @@ class MailRefusedError(PlatformError):
     title = "MailRefusedError"
 
 
-class Desk(Struct, frozen=True, kw_only=True):
+class AlertState(Struct, frozen=True, kw_only=True, rename={"reported_sequence": "told", "open_incidents": "open"}):
     """What is known of a stream's incidents, and the mails that wait to be sent: one file, written as a whole."""
 
-    told: int | None = None
+    reported_sequence: int | None = None
     """The last entry whose findings were told; None: nobody looked before."""
-    open: dict[str, Incident] = field(default_factory=dict)
+    open_incidents: dict[str, Incident] = field(default_factory=dict)
     mails: tuple[Mail, ...] = ()
     to: tuple[str, ...] = ()
     """Who was to be told when the stream file was last read: it may be broken now."""
@@ -129,7 +129,7 @@ class Desk(Struct, frozen=True, kw_only=True):
     """Runs that watch found failed, and when. Their callback, should it come after all, tells nothing new."""
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class Observation(Struct, frozen=True, kw_only=True):
     """One look at a stream."""
 
     at_seconds: float
@@ -148,51 +148,51 @@ class Seen(Struct, frozen=True, kw_only=True):
 class Alert(Struct, kw_only=True):
     """All the news of one look."""
 
-    failed: list[Note] = field(default_factory=list)
+    failed_runs: list[Note] = field(default_factory=list)
     """Runs that failed, oldest first, with what their tasks said."""
-    passed: list[Note] = field(default_factory=list)
+    recovered_runs: list[Note] = field(default_factory=list)
     """Runs that failed and were followed by a good one before anybody was told."""
     findings: list[Finding] = field(default_factory=list)
-    new: list[Concern] = field(default_factory=list)
-    reminded: list[Incident] = field(default_factory=list)
-    over: list[Incident] = field(default_factory=list)
+    new_concerns: list[Concern] = field(default_factory=list)
+    reminded_incidents: list[Incident] = field(default_factory=list)
+    closed_incidents: list[Incident] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.failed or self.passed or self.findings or self.new or self.reminded or self.over)
+        return bool(self.failed_runs or self.recovered_runs or self.findings or self.new_concerns or self.reminded_incidents or self.closed_incidents)
 
 
-def judge(desk: Desk, seen: Seen, remind_hours: float) -> tuple[Desk, Alert]:
+def update_incidents(alert_state: AlertState, observation: Observation, remind_hours: float) -> tuple[AlertState, Alert]:
     """What is known after a look, and what of it is news."""
-    now, alert = seen.at_seconds, Alert(findings=list(seen.findings))
-    inferred_runs = _inferred_runs(desk, seen)
-    seen = replace(seen, notes=[note for note in seen.notes if not _is_late_callback(note, desk, seen)])
-    opened, alert.over = _ended(desk.open, seen)
-    current = [*(seen.concerns or []), *([seen.trouble] if seen.trouble else [])]
+    now, alert = observation.at_seconds, Alert(findings=list(observation.findings))
+    inferred_runs = _inferred_runs(alert_state, observation)
+    observation = replace(observation, notes=[note for note in observation.notes if not _is_late_callback(note, alert_state, observation)])
+    opened, alert.closed_incidents = _close_incidents(alert_state.open_incidents, observation)
+    current = [*(observation.concerns or []), *([observation.trouble] if observation.trouble else [])]
     for one in current:
         known = opened.get(one.key)
         opened[one.key] = replace(known, concern=one) if known else Incident(concern=one, since_seconds=now)
     due = {key for key, incident in opened.items() if incident.mailed_seconds is None and _is_due(incident, now)}
-    due -= _silent(opened)
-    standing, passed = _failures(seen)
-    alert.passed = [one for one in passed if not _is_told(one, desk.open, desk, seen)]
-    alert.failed = [one for one in standing if not _is_told(one, opened, desk, seen)]
-    if standing and not alert.failed and (due or alert.findings):
-        alert.failed = standing[-1:]  # what is news is told with the run that met it
-    lasting = [one for one in alert.failed if _lasts(one, seen)]
+    due -= _suppressed_keys(opened)
+    standing, passed = _split_failed_runs(observation)
+    alert.recovered_runs = [one for one in passed if not _is_already_reported(one, alert_state.open_incidents, alert_state, observation)]
+    alert.failed_runs = [one for one in standing if not _is_already_reported(one, opened, alert_state, observation)]
+    if standing and not alert.failed_runs and (due or alert.findings):
+        alert.failed_runs = standing[-1:]  # what is news is told with the run that met it
+    lasting = [one for one in alert.failed_runs if _opens_run_incident(one, observation)]
     hurt = tuple(key for key in opened if key.startswith(REPAIRABLE))
     for failed in lasting:
         key = _incident_key(failed)
         opened[key] = _run_incident(failed, opened.get(key), now, hurt)
     if lasting:
         due |= {key for key, one in opened.items() if key == TROUBLE and one.mailed_seconds is None}
-    due -= _silent(opened)
-    alert.new = sorted((opened[key].concern for key in due), key=_weight)
+    due -= _suppressed_keys(opened)
+    alert.new_concerns = sorted((opened[key].concern for key in due), key=_urgency)
     told_now = due | {_incident_key(failed) for failed in lasting}
-    alert.reminded = _reminders({k: one for k, one in opened.items() if k not in told_now}, now, remind_hours)
-    mailed = due | {one.concern.key for one in alert.reminded}
+    alert.reminded_incidents = _due_reminders({k: one for k, one in opened.items() if k not in told_now}, now, remind_hours)
+    mailed = due | {one.concern.key for one in alert.reminded_incidents}
     opened |= {key: replace(opened[key], mailed_seconds=now) for key in mailed}
-    told = desk.told if seen.sequence is None else seen.sequence  # lower, where the stream was begun anew
-    return replace(desk, told=told, open=opened, inferred_runs=inferred_runs), alert
+    told = alert_state.reported_sequence if observation.sequence is None else observation.sequence  # lower, where the stream was begun anew
+    return replace(alert_state, reported_sequence=told, open_incidents=opened, inferred_runs=inferred_runs), alert
 
 
 def runs_without_an_end(notes: Iterable[Note]) -> list[tuple[str, str]]:
@@ -203,7 +203,7 @@ def runs_without_an_end(notes: Iterable[Note]) -> list[tuple[str, str]]:
     return list(dict.fromkeys((note.dag, note.run) for note in tasks))
 
 
-def _inferred_runs(desk: Desk, seen: Seen) -> dict[str, float]:
+def _inferred_runs(desk: AlertState, seen: Observation) -> dict[str, float]:
     """The runs that watch found failed, up to this look; old ones are forgotten."""
     oldest = seen.at_seconds - CALLBACK_LATE_SECONDS
     runs = {run: at for run, at in desk.inferred_runs.items() if at >= oldest}
@@ -213,7 +213,7 @@ def _inferred_runs(desk: Desk, seen: Seen) -> dict[str, float]:
     return runs
 
 
-def _is_late_callback(note: Note, desk: Desk, seen: Seen) -> bool:
+def _is_late_callback(note: Note, desk: AlertState, seen: Observation) -> bool:
     """Whether a note is of the callback of a run whose failure watch told before.
 
     A run that was cleared and failed again has a new note of a task, and is told again.
@@ -225,37 +225,37 @@ def _is_late_callback(note: Note, desk: Desk, seen: Seen) -> bool:
     return not any(other.kind == "task" and other.run == note.run for other in seen.notes)
 
 
-def _silent(opened: Mapping[str, Incident]) -> set[str]:
+def _suppressed_keys(open_incidents: Mapping[str, Incident]) -> set[str]:
     """What is no news: messages wait, of course, while runs fail."""
-    return {"late"} if RUN in opened else set()
+    return {"late"} if RUN in open_incidents else set()
 
 
-def settled(notes: Mapping[str, Note], now_seconds: float) -> list[str]:
+def consumed_note_names(notes: Mapping[str, Note], now_seconds: float) -> list[str]:
     """Notes that a look has used up. What a task said waits for the end of its run, which tells it."""
     over = {note.run for note in notes.values() if note.kind != "task"}
     return [
         name
         for name, note in notes.items()
-        if note.kind != "task" or note.run in over or now_seconds - note.at_seconds > NOTE_KEPT_SECONDS
+        if note.kind != "task" or note.run in over or now_seconds - note.at_seconds > NOTE_RETENTION_SECONDS
     ]
 
 
-def _ended(known: dict[str, Incident], seen: Seen) -> tuple[dict[str, Incident], list[Incident]]:
+def _close_incidents(open_incidents: dict[str, Incident], observation: Observation) -> tuple[dict[str, Incident], list[Incident]]:
     """What is still open, and what is over. What cannot be looked at is not over."""
-    good = _last_good(seen.notes, RUN)
+    good = _last_good(observation.notes, RUN)
     gone = set()
-    if seen.concerns is not None:
-        gone = set(known) - {one.key for one in seen.concerns} - {RUN, REPAIR}
-    if RUN in known and good is not None and good >= known[RUN].since_seconds:
+    if observation.concerns is not None:
+        gone = set(open_incidents) - {one.key for one in observation.concerns} - {RUN, REPAIR}
+    if RUN in open_incidents and good is not None and good >= open_incidents[RUN].since_seconds:
         gone.add(RUN)
-    if REPAIR in known and _is_repaired(known[REPAIR], seen):
+    if REPAIR in open_incidents and _is_repaired(open_incidents[REPAIR], observation):
         gone.add(REPAIR)
-    over = [known[key] for key in gone if known[key].mailed_seconds is not None]
-    over.sort(key=lambda one: _weight(one.concern))
-    return {key: incident for key, incident in known.items() if key not in gone}, over
+    over = [open_incidents[key] for key in gone if open_incidents[key].mailed_seconds is not None]
+    over.sort(key=lambda one: _urgency(one.concern))
+    return {key: incident for key, incident in open_incidents.items() if key not in gone}, over
 
 
-def _is_repaired(incident: Incident, seen: Seen) -> bool:
+def _is_repaired(incident: Incident, seen: Observation) -> bool:
     """Whether a repair that failed is not needed any more.
 
     A later one succeeded or was given up; or what was hurt when it failed is well. A repair of damaged files may have
@@ -268,7 +268,7 @@ def _is_repaired(incident: Incident, seen: Seen) -> bool:
     return not {one.key for one in seen.concerns}.intersection(incident.hurt)
 
 
-def _last_repaired(seen: Seen) -> float:
+def _last_repaired(seen: Observation) -> float:
     """When a repair last succeeded, was given up, or found nothing hurt; -1: not since the look before."""
     return max(seen.repaired_seconds or -1.0, _last_good(seen.notes, REPAIR) or -1.0)
 
@@ -284,22 +284,22 @@ def _last_good(notes: Iterable[Note], key: str) -> float | None:
     return max(times, default=None)
 
 
-def _failures(seen: Seen) -> tuple[list[Note], list[Note]]:
+def _split_failed_runs(seen: Observation) -> tuple[list[Note], list[Note]]:
     """Runs that failed, no good one after them, and those with one; of each kind the last, oldest first."""
     notes = seen.notes
     good = {RUN: _last_good(notes, RUN) or -1.0, REPAIR: _last_repaired(seen)}
     runs = sorted((note for note in notes if note.kind == "failed"), key=lambda note: note.at_seconds)
     standing, passed = dict[tuple[str, str], Note](), dict[tuple[str, str], Note]()
     for run in runs:
-        failed = _in_words(run, notes)
+        failed = _with_task_error(run, notes)
         kind = passed if run.at_seconds < good[_incident_key(failed)] else standing
-        name = _incident_key(failed), _which(failed)
+        name = _incident_key(failed), _failure_key(failed)
         kind.pop(name, None)
         kind[name] = failed
     return list(standing.values()), list(passed.values())
 
 
-def _in_words(run: Note, notes: Sequence[Note]) -> Note:
+def _with_task_error(run: Note, notes: Sequence[Note]) -> Note:
     """A run that failed, with what its task said."""
     said = [note for note in notes if note.kind == "task" and note.run == run.run]
     if not said:
@@ -314,69 +314,69 @@ def _in_words(run: Note, notes: Sequence[Note]) -> Note:
         error=task.error,
         text=task.text or run.text,
         next=task.next if task.text else run.next,
-        asked=task.asked,
+        is_form_error=task.is_form_error,
         links={**run.links, **task.links},
     )
 
 
-def _is_told(failed: Note, opened: Mapping[str, Incident], desk: Desk, seen: Seen) -> bool:
+def _is_already_reported(failed_run: Note, open_incidents: Mapping[str, Incident], alert_state: AlertState, observation: Observation) -> bool:
     """Whether a failure adds nothing: runs are known to fail so, or its findings are told by themselves."""
-    if failed.asked:
+    if failed_run.is_form_error:
         return False
-    if _is_of_findings(failed):
-        read_before = desk.told is not None and seen.sequence is not None and desk.told <= seen.sequence
-        told = (one.concern.concern for one in opened.values() if one.mailed_seconds is not None)
-        return read_before or any(concern in HURT for concern in told)
-    known = opened.get(_incident_key(failed))
-    return known is not None and _which(failed) in known.failures
+    if _is_caused_by_findings(failed_run):
+        read_before = alert_state.reported_sequence is not None and observation.sequence is not None and alert_state.reported_sequence <= observation.sequence
+        told = (one.concern.kind for one in open_incidents.values() if one.mailed_seconds is not None)
+        return read_before or any(concern in CONCERNS_EXPLAINING_FINDINGS for concern in told)
+    known = open_incidents.get(_incident_key(failed_run))
+    return known is not None and _failure_key(failed_run) in known.failures
 
 
-def _lasts(failed: Note, seen: Seen) -> bool:
+def _opens_run_incident(failed_run: Note, observation: Observation) -> bool:
     """Whether runs are known to fail by it. A slip in a form is whose it is; findings have incidents of their own."""
-    return not failed.asked and (not _is_of_findings(failed) or seen.sequence is None)
+    return not failed_run.is_form_error and (not _is_caused_by_findings(failed_run) or observation.sequence is None)
 
 
-def _is_of_findings(failed: Note) -> bool:
-    return failed.error == FindingsError.__name__
+def _is_caused_by_findings(failed_run: Note) -> bool:
+    return failed_run.error == FindingsError.__name__
 
 
-def _which(failed: Note) -> str:
+def _failure_key(failed_run: Note) -> str:
     """By which a failure is known again: its headline, or, where words change from run to run, its kind."""
-    if failed.exit_code in (ConfigError.exit_code, IntegrityError.exit_code):
-        return _headline(failed)
-    return BUG if failed.exit_code == BrokenPromiseError.exit_code else TROUBLE
+    if failed_run.exit_code in (ConfigError.exit_code, IntegrityError.exit_code):
+        return _headline(failed_run)
+    return BUG if failed_run.exit_code == BrokenPromiseError.exit_code else TROUBLE
 
 
-def _headline(failed: Note) -> str:
-    return failed.text.partition("\n")[0] or "the scheduler gave no reason"
+def _headline(failed_run: Note) -> str:
+    return failed_run.text.partition("\n")[0] or "the scheduler gave no reason"
 
 
-def _run_incident(failed: Note, known: Incident | None, now_seconds: float, hurt: tuple[str, ...]) -> Incident:
+def _run_incident(failed_run: Note, open_incident: Incident | None, now_seconds: float, hurt: tuple[str, ...]) -> Incident:
     """Runs fail, or a repair does, in this way and in those that were told before."""
-    before = known.failures if known else ()
-    key = _incident_key(failed)
+    before = open_incident.failures if open_incident else ()
+    key = _incident_key(failed_run)
     return Incident(
-        concern=Concern(concern=key, text=_headline(failed), next=REPAIR_AGAIN if key == REPAIR else ""),
+        concern=Concern(kind=key, text=_headline(failed_run), next=REPAIR_AGAIN if key == REPAIR else ""),
         hurt=hurt if key == REPAIR else (),
-        since_seconds=known.since_seconds if known else failed.at_seconds,
+        since_seconds=open_incident.since_seconds if open_incident else failed_run.at_seconds,
         mailed_seconds=now_seconds,
-        failures=tuple(dict.fromkeys((*before, _which(failed))))[-FAILURES_KEPT:],
+        failures=tuple(dict.fromkeys((*before, _failure_key(failed_run))))[-FAILURES_REMEMBERED_MAX:],
     )
 
 
 def _is_due(incident: Incident, now_seconds: float) -> bool:
-    patience = PATIENCE_SECONDS.get(incident.concern.concern, 0.0)
+    patience = MAIL_DELAY_SECONDS.get(incident.concern.kind, 0.0)
     return now_seconds - incident.since_seconds >= patience
 
 
-def _reminders(opened: dict[str, Incident], now_seconds: float, remind_hours: float) -> list[Incident]:
+def _due_reminders(open_incidents: dict[str, Incident], now_seconds: float, remind_hours: float) -> list[Incident]:
     """All that is open and was told, as soon as one of it was told too long ago."""
-    told = [one for one in opened.values() if one.mailed_seconds is not None]
+    told = [one for one in open_incidents.values() if one.mailed_seconds is not None]
     if not any(now_seconds - (one.mailed_seconds or 0) >= remind_hours * HOUR_SECONDS for one in told):
         return []
-    return sorted(told, key=lambda one: _weight(one.concern))
+    return sorted(told, key=lambda one: _urgency(one.concern))
 
 
-def _weight(concern: Concern) -> tuple[int, str]:
+def _urgency(concern: Concern) -> tuple[int, str]:
     """The most urgent first."""
-    return URGENCY.get(concern.concern, len(URGENCY)), concern.key
+    return URGENCY.get(concern.kind, len(URGENCY)), concern.key

@@ -19,83 +19,83 @@ from math import isfinite
 from typing import Any
 from uuid import UUID
 
-NUMBERS = (int, float, Decimal)
-NUMBER = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})([eE][+-]?\d{1,3})?", re.ASCII)
-TRUTHS = {"true": True, "false": False}
-NAMES: dict[type, str] = {str: "text", bytes: "bytes", bool: "true or false", int: "a number", float: "a number"}
+NUMBER_TYPES = (int, float, Decimal)
+NUMBER_PATTERN = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})([eE][+-]?\d{1,3})?", re.ASCII)
+BOOLEANS = {"true": True, "false": False}
+TYPE_NAMES: dict[type, str] = {str: "text", bytes: "bytes", bool: "true or false", int: "a number", float: "a number"}
 
 
-def alike(one: Any, other: Any) -> tuple[Any, Any]:
+def to_comparable(left: Any, right: Any) -> tuple[Any, Any]:
     """The two as values of one kind, where they can be."""
-    kind = one.__class__
-    if one is None or other is None or (kind is other.__class__ and kind is not datetime):
-        return one, other
-    one, other = _plain(one), _plain(other)
-    if isinstance(one, str):
-        return beside(other, one), other
-    if isinstance(other, str):
-        return one, beside(one, other)
-    return _exact(one, other), _exact(other, one)
+    kind = left.__class__
+    if left is None or right is None or (kind is right.__class__ and kind is not datetime):
+        return left, right
+    left, right = _unwrap(left), _unwrap(right)
+    if isinstance(left, str):
+        return parse_like(right, left), right
+    if isinstance(right, str):
+        return left, parse_like(left, right)
+    return _match_precision(left, right), _match_precision(right, left)
 
 
-def beside(value: Any, text: str) -> Any:
+def parse_like(example: Any, text: str) -> Any:
     """Text as a value of the kind of another."""
-    if isinstance(value, bool):
-        return TRUTHS.get(text.lower(), text)
-    if isinstance(value, NUMBERS):
-        found = number(text)
-        return text if found is None else float(found) if isinstance(value, float) else found
-    if isinstance(value, date):
-        return _time(text) if isinstance(value, datetime) else _date(text)
-    return _bytes(text) if isinstance(value, bytes) else text
+    if isinstance(example, bool):
+        return BOOLEANS.get(text.lower(), text)
+    if isinstance(example, NUMBER_TYPES):
+        found = parse_number(text)
+        return text if found is None else float(found) if isinstance(example, float) else found
+    if isinstance(example, date):
+        return _parse_time(text) if isinstance(example, datetime) else _parse_date(text)
+    return _parse_base64(text) if isinstance(example, bytes) else text
 
 
-def key(mapping: Mapping[Any, Any], asked: Any) -> Any:
+def coerce_key(mapping: Mapping[Any, Any], wanted_key: Any) -> Any:
     """What is asked for as a key of the kind that a mapping has."""
     first = next(iter(mapping), None)
-    return asked if first is None or asked is None else alike(first, asked)[1]
+    return wanted_key if first is None or wanted_key is None else to_comparable(first, wanted_key)[1]
 
 
-def number(text: str) -> Decimal | None:
+def parse_number(text: str) -> Decimal | None:
     """A number that is written in a text; None: it is none."""
-    return Decimal(text) if len(text) < 100 and NUMBER.fullmatch(text) else None
+    return Decimal(text) if len(text) < 100 and NUMBER_PATTERN.fullmatch(text) else None
 
 
-def named(value: Any) -> str:
+def describe_type(value: Any) -> str:
     """What a value is, for people."""
-    return NAMES.get(value.__class__, value.__class__.__name__)
+    return TYPE_NAMES.get(value.__class__, value.__class__.__name__)
 
 
-def _exact(value: Any, beside: Any) -> Any:
+def _match_precision(value: Any, counterpart: Any) -> Any:
     """A float beside a decimal, as it is written; beside a float, a decimal as a float."""
-    if value.__class__ is float and beside.__class__ is Decimal and isfinite(value):
+    if value.__class__ is float and counterpart.__class__ is Decimal and isfinite(value):
         return Decimal(repr(value))
-    return float(value) if value.__class__ is Decimal and beside.__class__ is float and not isfinite(beside) else value
+    return float(value) if value.__class__ is Decimal and counterpart.__class__ is float and not isfinite(counterpart) else value
 
 
-def _plain(value: Any) -> Any:
+def _unwrap(value: Any) -> Any:
     """What stands behind an enumeration or an id; a time without a zone is in UTC."""
     if isinstance(value, datetime):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value
     return value.value if isinstance(value, Enum) else str(value) if isinstance(value, UUID) else value
 
 
-def _time(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     try:
-        found: datetime = _plain(datetime.fromisoformat(text))
+        found: datetime = _unwrap(datetime.fromisoformat(text))
     except ValueError:
         raise ValueError(f"{text[:50]!r} is no time: write it like '2026-11-16T08:00:00Z'") from None
     return found
 
 
-def _date(text: str) -> date:
+def _parse_date(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
         raise ValueError(f"{text[:50]!r} is no date: write it like '2026-11-16'") from None
 
 
-def _bytes(text: str) -> bytes:
+def _parse_base64(text: str) -> bytes:
     try:
         return b64decode(text, validate=True)
     except ValueError:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import Struct
 
-from seriatim.core.integrity import Mark
+from seriatim.core.integrity import GapMark
 from seriatim.core.ledger import Change, Entry
 from seriatim.core.offsets import Partition
 
@@ -36,37 +36,37 @@ class SnapshotRequest(Struct, frozen=True, kw_only=True):
         """The session's own, so that requests are spread as its messages are."""
         return self.session.encode()
 
-    def body(self) -> bytes:
+    def to_json(self) -> bytes:
         """As it is sent."""
         return msgspec.json.encode(self)
 
 
-class Asking:
+class SnapshotRequestCollector:
     """Sessions that need a snapshot, while entries are taken in."""
 
     def __init__(self, stream: str) -> None:
         self.stream = stream
-        self._open: dict[Partition, dict[str, SnapshotRequest]] = {}
-        self._lives: dict[Partition, str] = {}
+        self._open_requests: dict[Partition, dict[str, SnapshotRequest]] = {}
+        self._topic_ids: dict[Partition, str] = {}
 
-    def take(self, entry: Entry) -> None:
+    def add_entry(self, entry: Entry) -> None:
         """One more entry: who began to wait, and who is right again."""
         for change in entry.changes:
-            if self._lives.get(change.partition) != change.topic_id:  # a new life has none of the old sessions
-                self._lives[change.partition], self._open[change.partition] = change.topic_id, {}
+            if self._topic_ids.get(change.partition) != change.topic_id:  # a new life has none of the old sessions
+                self._topic_ids[change.partition], self._open_requests[change.partition] = change.topic_id, {}
             for mark in change.marks:
-                self._mark(entry, change, mark)
+                self._apply_mark(entry, change, mark)
 
-    def _mark(self, entry: Entry, change: Change, mark: Mark) -> None:
-        waiting = self._open[change.partition]
+    def _apply_mark(self, entry: Entry, change: Change, mark: GapMark) -> None:
+        waiting = self._open_requests[change.partition]
         if mark.session is None or mark.until >= 0:
             return
-        if mark.closed:
+        if mark.closed_by:
             waiting.pop(mark.session, None)
         elif entry.kind == "slice" and (mark.quarantined or mark.finding == "gap"):
             waiting.setdefault(mark.session, self._request(change.partition, mark, mark.session))
 
-    def _request(self, partition: Partition, mark: Mark, session: str) -> SnapshotRequest:
+    def _request(self, partition: Partition, mark: GapMark, session: str) -> SnapshotRequest:
         return SnapshotRequest(
             stream=self.stream,
             topic=partition.topic,
@@ -78,12 +78,12 @@ class Asking:
 
     def requests(self) -> list[SnapshotRequest]:
         """Who is to be asked for now."""
-        return [request for waiting in self._open.values() for request in waiting.values()]
+        return [request for waiting in self._open_requests.values() for request in waiting.values()]
 
 
-def asked_for(stream: str, entries: Iterable[Entry]) -> list[SnapshotRequest]:
+def collect_snapshot_requests(stream: str, entries: Iterable[Entry]) -> list[SnapshotRequest]:
     """The requests that these entries call for."""
-    asking = Asking(stream)
+    asking = SnapshotRequestCollector(stream)
     for entry in entries:
-        asking.take(entry)
+        asking.add_entry(entry)
     return asking.requests()

@@ -14,23 +14,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.core.difference import RESTORE, RESTORE_LOG, Difference
-from seriatim.core.ledger import Account, Change, Ledger, Manifest, state_after
-from seriatim.core.outputs import MAIN, table_in
+from seriatim.core.difference import RESTORE_ADVICE, RESTORE_LOG_ADVICE, Difference
+from seriatim.core.ledger import Account, Change, Ledger, Manifest, state_files_after
+from seriatim.core.outputs import MAIN_TABLE, table_of_path
 
 
-class Added(Struct, frozen=True, kw_only=True):
+class AddedFile(Struct, frozen=True, kw_only=True):
     """A file as a Delta commit adds it."""
 
     path: str
     size: int = -1
     rows: int = -1
-    first: int = -1
-    last: int = -1
+    first_offset: int = -1
+    last_offset: int = -1
     partition_values: dict[str, str | None] = field(default_factory=dict)
 
 
-class Sign(Struct, frozen=True):
+class CommitSignature(Struct, frozen=True):
     """What a Delta commit says of the entry that it is."""
 
     sequence: int
@@ -43,99 +43,99 @@ class Commit(Struct, frozen=True, kw_only=True):
     """One Delta commit, as its JSON file has it."""
 
     version: int
-    sign: Sign | None = None
+    signature: CommitSignature | None = None
     transaction: int | None = None
-    adds: tuple[Added, ...] = ()
+    adds: tuple[AddedFile, ...] = ()
     removes: tuple[str, ...] = ()
-    rewrites: bool = False
+    is_rewrite: bool = False
     """It says that it changed no data: an OPTIMIZE by somebody."""
-    trouble: str = ""
+    read_error: str = ""
     """Why it cannot be read."""
-    log: str = ""
+    log_sha256: str = ""
     """SHA-256 over the bytes of all commits up to and including this one."""
 
 
-def chained(commits: Iterable[Commit]) -> Iterator[Difference]:
+def check_chain(commits: Iterable[Commit]) -> Iterator[Difference]:
     """The log has every version; entries follow each other, each naming the one before by its hash."""
-    version, last = 0, Sign(-1, "", "", "")
+    version, last = 0, CommitSignature(-1, "", "", "")
     for commit in commits:
         at = f"records/_delta_log/{commit.version:020d}.json"
         if commit.version != version:
             missing = f"records/_delta_log/{version:020d}.json"
-            yield Difference(what="a commit of the Delta log is missing", file=missing, next=RESTORE)
-        if commit.trouble:
-            yield Difference(what="a commit cannot be read", file=at, found=commit.trouble, next=RESTORE)
+            yield Difference(description="a commit of the Delta log is missing", file=missing, next=RESTORE_ADVICE)
+        if commit.read_error:
+            yield Difference(description="a commit cannot be read", file=at, found=commit.read_error, next=RESTORE_ADVICE)
         version = commit.version + 1
-        sign = commit.sign
+        sign = commit.signature
         if sign is None:
             continue
-        wanted = Sign(last.sequence + 1, last.sha256, sign.manifest, sign.sha256)
+        wanted = CommitSignature(last.sequence + 1, last.sha256, sign.manifest, sign.sha256)
         name = f"manifests/{sign.sequence:010d}-{sign.sha256}.json.zst"
         rules = [
-            ("the chain of entries is broken", _shown(wanted), _shown(sign)),
+            ("the chain of entries is broken", _describe_signature(wanted), _describe_signature(sign)),
             ("an entry names a manifest of another name than its own", name, sign.manifest),
             ("a commit's transaction is of another entry", str(sign.sequence), str(commit.transaction)),
         ]
         for what, expected, found in rules:
             if expected != found:
                 yield Difference(
-                    what=what, file=at, sequence=sign.sequence, expected=expected, found=found, next=RESTORE_LOG
+                    description=what, file=at, sequence=sign.sequence, expected=expected, found=found, next=RESTORE_LOG_ADVICE
                 )
         last = sign
 
 
-def _shown(sign: Sign) -> str:
-    return f"entry {sign.sequence} after {sign.previous or 'nothing'}"
+def _describe_signature(signature: CommitSignature) -> str:
+    return f"entry {signature.sequence} after {signature.previous or 'nothing'}"
 
 
-def witnessed(witness: bytes | None, signs: Mapping[int, Sign]) -> Iterator[Difference]:
+def check_witness(witness: bytes | None, signatures: Mapping[int, CommitSignature]) -> Iterator[Difference]:
     """head.json has seen an entry that is in the ledger."""
-    last = max(signs, default=-1)
+    last = max(signatures, default=-1)
     if witness is None:
         if last > 0:
             told = "without head.json a ledger that is rolled back is not noticed; the next run writes it again"
-            yield Difference(what="the witness is missing", file="head.json", level="warning", next=told)
+            yield Difference(description="the witness is missing", file="head.json", level="warning", next=told)
         return
     try:
         seen = json.loads(witness)
         sequence, found = int(seen["sequence"]), str(seen["sha256"])
     except (ValueError, KeyError, TypeError, OverflowError):
-        yield Difference(what="the witness cannot be read", file="head.json", next=RESTORE)
+        yield Difference(description="the witness cannot be read", file="head.json", next=RESTORE_ADVICE)
         return
-    if sequence not in signs:
+    if sequence not in signatures:
         wanted = f"an entry up to {last}"
         cause = "the records table was rolled back, or the witness was changed"
         yield Difference(
-            what="the witness has seen an entry that the ledger has not",
+            description="the witness has seen an entry that the ledger has not",
             file="head.json",
             sequence=sequence,
             expected=wanted,
             found=f"entry {sequence}",
             cause=cause,
-            next=RESTORE_LOG,
+            next=RESTORE_LOG_ADVICE,
         )
-    elif found != signs[sequence].sha256:
+    elif found != signatures[sequence].sha256:
         yield Difference(
-            what="the witness has seen another entry than the ledger has",
+            description="the witness has seen another entry than the ledger has",
             file="head.json",
             sequence=sequence,
-            expected=signs[sequence].sha256,
+            expected=signatures[sequence].sha256,
             found=found,
-            next=RESTORE_LOG,
+            next=RESTORE_LOG_ADVICE,
         )
 
 
-def expected_files(commits: Iterable[Commit]) -> dict[str, Added]:
+def replay_expected_files(commits: Iterable[Commit]) -> dict[str, AddedFile]:
     """The table's files by our own entries, and by others' rewriting of them."""
-    files: dict[str, Added] = {}
+    files: dict[str, AddedFile] = {}
     for commit in commits:
-        if commit.sign is not None or commit.rewrites:
+        if commit.signature is not None or commit.is_rewrite:
             files = {path: added for path, added in files.items() if path not in commit.removes}
             files |= {added.path: added for added in commit.adds}
     return files
 
 
-def active_files(commits: Iterable[Commit]) -> set[str]:
+def replay_active_files(commits: Iterable[Commit]) -> set[str]:
     """The table's files by all its commits."""
     files: set[str] = set()
     for commit in commits:
@@ -143,34 +143,34 @@ def active_files(commits: Iterable[Commit]) -> set[str]:
     return files
 
 
-def same_table(expected: Iterable[str], active: Iterable[str], readers: Iterable[str]) -> Iterator[Difference]:
+def check_table_files(expected_paths: Iterable[str], active_paths: Iterable[str], reader_paths: Iterable[str]) -> Iterator[Difference]:
     """The table holds exactly what the entries added and did not remove, and readers see the same."""
-    wanted, there, seen = set(expected), set(active), set(readers)
+    wanted, there, seen = set(expected_paths), set(active_paths), set(reader_paths)
     for path in sorted(there - wanted):
         take_back = "find who wrote to the records table beside Seriatim, and take that commit back"
-        yield Difference(what="the table has a file that no entry added", file=path, next=take_back)
+        yield Difference(description="the table has a file that no entry added", file=path, next=take_back)
     for path in sorted(wanted - there):
         take_back = "find who removed it from the records table beside Seriatim, and take that commit back"
-        yield Difference(what="the table lacks a file that an entry added", file=path, next=take_back)
+        yield Difference(description="the table lacks a file that an entry added", file=path, next=take_back)
     for path in sorted(seen ^ there):
         what = "readers see a file that the commits do not have" if path in seen else "readers do not see a file"
         yield Difference(
-            what=what,
+            description=what,
             file=path,
             cause="a checkpoint of the Delta log does not agree with its commits",
             next="delete records/_delta_log/*.checkpoint.parquet and _last_checkpoint: they are made of the commits",
         )
 
 
-def rewritten(commits: Iterable[Commit]) -> Iterator[Difference]:
+def check_rewrites(commits: Iterable[Commit]) -> Iterator[Difference]:
     """Whoever rewrites files says that no data changed: then the rows are as many."""
     rows: dict[str, int] = {}
     for commit in commits:
         rows |= {added.path: added.rows for added in commit.adds}
         was, now = sum(rows.get(path, 0) for path in commit.removes), sum(added.rows for added in commit.adds)
-        if commit.rewrites and was != now:
+        if commit.is_rewrite and was != now:
             yield Difference(
-                what="somebody rewrote files of the table, and rows were lost or came in",
+                description="somebody rewrote files of the table, and rows were lost or came in",
                 file=f"records/_delta_log/{commit.version:020d}.json",
                 expected=f"{was} rows",
                 found=f"{now} rows",
@@ -178,55 +178,55 @@ def rewritten(commits: Iterable[Commit]) -> Iterator[Difference]:
             )
 
 
-def same_entry(sign: Sign, commit: Commit, manifest: Manifest, stream: str) -> Iterator[Difference]:
+def check_manifest(signature: CommitSignature, commit: Commit, manifest: Manifest, stream: str) -> Iterator[Difference]:
     """A manifest is its entry's, and the commit adds and removes what it says, size and rows alike."""
     entry = manifest.entry
 
     def differs(what: str, expected: object, found: object) -> Iterator[Difference]:
         if expected != found:
             yield Difference(
-                what=what,
-                file=sign.manifest,
-                sequence=sign.sequence,
+                description=what,
+                file=signature.manifest,
+                sequence=signature.sequence,
                 expected=str(expected),
                 found=str(found),
-                next=RESTORE,
+                next=RESTORE_ADVICE,
             )
 
-    yield from differs("a manifest is of another entry", sign.sequence, entry.sequence)
-    yield from differs("a manifest is of another entry", sign.sequence, manifest.ledger.sequence)
-    yield from differs("a manifest follows another entry", sign.previous, entry.previous)
+    yield from differs("a manifest is of another entry", signature.sequence, entry.sequence)
+    yield from differs("a manifest is of another entry", signature.sequence, manifest.ledger.sequence)
+    yield from differs("a manifest follows another entry", signature.previous, entry.previous)
     yield from differs("a manifest is of another stream", stream, manifest.ledger.stream)
     files = {file.path: file for change in entry.changes for file in change.records}
     adds = {added.path: added for added in commit.adds}
-    removed = sorted(path for path in entry.removed if table_in(path) == MAIN)
+    removed = sorted(path for path in entry.removed_paths if table_of_path(path) == MAIN_TABLE)
     yield from differs("a commit adds other files than its manifest says", sorted(files), sorted(adds))
     yield from differs("a commit removes other files than its manifest says", removed, sorted(commit.removes))
     for path, file in files.items():
-        wanted = (file.bytes, file.rows, file.first, file.last)
+        wanted = (file.size_bytes, file.rows, file.first_offset, file.last_offset)
         found = adds[path]
-        if wanted != (found.size, found.rows, found.first, found.last):
+        if wanted != (found.size, found.rows, found.first_offset, found.last_offset):
             yield Difference(
-                what="a commit says something else of a file than its manifest (bytes, rows, first, last offset)",
+                description="a commit says something else of a file than its manifest (bytes, rows, first, last offset)",
                 file=path,
-                sequence=sign.sequence,
+                sequence=signature.sequence,
                 expected=str(wanted),
-                found=str((found.size, found.rows, found.first, found.last)),
-                next=RESTORE_LOG,
+                found=str((found.size, found.rows, found.first_offset, found.last_offset)),
+                next=RESTORE_LOG_ADVICE,
             )
 
 
-def follows(manifest: Manifest, before: Ledger) -> Iterator[Difference]:
+def check_ledger_step(manifest: Manifest, previous_ledger: Ledger) -> Iterator[Difference]:
     """The ledger in a manifest is what its entry makes of the ledger before it; certificates join without hole."""
     entry, after = manifest.entry, manifest.ledger
     changes = {str(change.partition): change for change in entry.changes}
-    for place in sorted({*before.partitions, *after.partitions, *changes}):
-        was, now = before.partitions.get(place), after.partitions.get(place)
-        rules = _of_partition(entry.kind, changes.get(place), was, now)
+    for place in sorted({*previous_ledger.partitions, *after.partitions, *changes}):
+        was, now = previous_ledger.partitions.get(place), after.partitions.get(place)
+        rules = _partition_rules(entry.kind, changes.get(place), was, now)
         for what, expected, found in rules:
             if expected != found:
                 yield Difference(
-                    what=what,
+                    description=what,
                     partition=place,
                     sequence=entry.sequence,
                     expected=str(expected),
@@ -236,63 +236,63 @@ def follows(manifest: Manifest, before: Ledger) -> Iterator[Difference]:
                 )
 
 
-def _of_partition(
-    kind: str, change: Change | None, was: Account | None, now: Account | None
+def _partition_rules(
+    kind: str, change: Change | None, account_before: Account | None, account_after: Account | None
 ) -> Iterator[tuple[str, object, object]]:
-    if now is None:
+    if account_after is None:
         yield "a partition has left the ledger", "an account", "none"
         return
-    place = (now.topic_id, now.frontier, now.epoch)
+    place = (account_after.topic_id, account_after.frontier, account_after.epoch)
     if change is None or kind in ("hold", "release", "retire", "verdict", "compact"):
-        known = was and (was.topic_id, was.frontier, was.epoch)
+        known = account_before and (account_before.topic_id, account_before.frontier, account_before.epoch)
         yield "a partition moved without a change (topic id, frontier, epoch)", known, place
         if change is None:
-            yield "a partition's state changed without a change", was and was.state, now.state
-        elif kind == "compact" and was is not None:
-            yield from _of_compaction(change, was, now)
+            yield "a partition's state changed without a change", account_before and account_before.state, account_after.state
+        elif kind == "compact" and account_before is not None:
+            yield from _compaction_rules(change, account_before, account_after)
         return
     if kind == "accept":
-        yield from _of_accept(change, was, now)
+        yield from _accept_rules(change, account_before, account_after)
         return
-    epoch = was.epoch if was else 0
+    epoch = account_before.epoch if account_before else 0
     raised = kind == "repair"
     yield "a change is of another epoch", epoch, change.epoch
-    yield "a partition's epoch", epoch + raised, now.epoch
-    yield "a partition's frontier is not where its change ends", change.until, now.frontier
-    made = change.state if change.state is not None else was.state if was else ()
-    state = made if raised or was is None else state_after(change, was)
-    yield "a partition's state files are not those of its last change", state, now.state
+    yield "a partition's epoch", epoch + raised, account_after.epoch
+    yield "a partition's frontier is not where its change ends", change.until, account_after.frontier
+    made = change.state if change.state is not None else account_before.state if account_before else ()
+    state = made if raised or account_before is None else state_files_after(change, account_before)
+    yield "a partition's state files are not those of its last change", state, account_after.state
     if not raised:
-        yield from _of_slice(change, was, now)
+        yield from _slice_rules(change, account_before, account_after)
 
 
-def _of_compaction(change: Change, was: Account, now: Account) -> Iterator[tuple[str, object, object]]:
+def _compaction_rules(change: Change, account_before: Account, account_after: Account) -> Iterator[tuple[str, object, object]]:
     """The oldest state files became fewer, and nothing else of the account moved."""
-    oldest = tuple(file.path for file in was.state[: len(change.merged)])
-    yield "a compaction merged other state files than the oldest", oldest, change.merged
-    state = was.state if change.state is None else (*change.state, *was.state[len(change.merged) :])
-    yield "a compaction changed more than the state files it merged", replace(was, state=state), now
+    oldest = tuple(file.path for file in account_before.state[: len(change.merged_state_paths)])
+    yield "a compaction merged other state files than the oldest", oldest, change.merged_state_paths
+    state = account_before.state if change.state is None else (*change.state, *account_before.state[len(change.merged_state_paths) :])
+    yield "a compaction changed more than the state files it merged", replace(account_before, state=state), account_after
 
 
-def _of_accept(change: Change, was: Account | None, now: Account) -> Iterator[tuple[str, object, object]]:
+def _accept_rules(change: Change, account_before: Account | None, account_after: Account) -> Iterator[tuple[str, object, object]]:
     """A topic's new life begins without state where the change says; the life that is known goes on where it was."""
-    place = (now.topic_id, now.frontier, now.state)
-    if was is None or change.topic_id != was.topic_id:
+    place = (account_after.topic_id, account_after.frontier, account_after.state)
+    if account_before is None or change.topic_id != account_before.topic_id:
         yield "a new life does not begin where it was accepted", (change.topic_id, change.until, ()), place
     else:
-        state = state_after(change, was)
-        yield "an accept moved a partition", (was.topic_id, was.frontier, state), place
-    if was is not None:
-        yield "an accept raises the epoch", was.epoch + 1, now.epoch
+        state = state_files_after(change, account_before)
+        yield "an accept moved a partition", (account_before.topic_id, account_before.frontier, state), place
+    if account_before is not None:
+        yield "an accept raises the epoch", account_before.epoch + 1, account_after.epoch
 
 
-def _of_slice(change: Change, was: Account | None, now: Account) -> Iterator[tuple[str, object, object]]:
+def _slice_rules(change: Change, account_before: Account | None, account_after: Account) -> Iterator[tuple[str, object, object]]:
     """Slices join: each begins where the partition was, and accounts for all that it adds."""
-    start = was.frontier if was else change.born
+    start = account_before.frontier if account_before else change.initial_frontier
     certificate, rows = change.certificate, sum(file.rows for file in change.records)
     yield "a slice does not begin at the frontier", start, change.frontier
-    yield "a partition's topic id changed in a slice", was.topic_id if was else change.topic_id, now.topic_id
-    yield "a partition was born elsewhere", was.born if was else change.born, now.born
+    yield "a partition's topic id changed in a slice", account_before.topic_id if account_before else change.topic_id, account_after.topic_id
+    yield "a partition was born elsewhere", account_before.initial_frontier if account_before else change.initial_frontier, account_after.initial_frontier
     if certificate is None:
         yield "the frontier moved without a certificate", change.frontier, change.until
         yield "records without a certificate", 0, rows
@@ -304,14 +304,14 @@ def _of_slice(change: Change, was: Account | None, now: Account) -> Iterator[tup
         found,
     )
     yield "a certificate counts other records than its files have", rows, certificate.counts.records
-    beside = {table: sum(file.rows for file in files) for table, files in change.others.items()}
-    yield "a certificate counts other records of another table than its files have", beside, certificate.counts.others
+    beside = {table: sum(file.rows for file in files) for table, files in change.other_records.items()}
+    yield "a certificate counts other records of another table than its files have", beside, certificate.counts.other_records
     for name in ("messages", "records", "headless"):
-        before = getattr(was, name) if was else 0
+        before = getattr(account_before, name) if account_before else 0
         total = before + getattr(certificate.counts, name)
-        yield f"the sum of {name} is not that of the certificates", total, getattr(now, name)
+        yield f"the sum of {name} is not that of the certificates", total, getattr(account_after, name)
     accounted = certificate.counts.messages + sum(certificate.holes.values())
     yield "a certificate does not account for every offset", certificate.until - certificate.start, accounted
-    for file in (*change.records, *(file for files in change.others.values() for file in files)):
-        inside = change.frontier <= file.first <= file.last < change.until
+    for file in (*change.records, *(file for files in change.other_records.values() for file in files)):
+        inside = change.frontier <= file.first_offset <= file.last_offset < change.until
         yield f"{file.path} has offsets outside its certificate", True, inside

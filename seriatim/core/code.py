@@ -9,7 +9,7 @@ from seriatim.core.errors import ConfigError
 from seriatim.core.ledger import Ledger
 
 
-def refuse_code(ledger: Ledger, machine: str, state_version: int, can_upgrade: bool, shape: str) -> None:
+def refuse_incompatible_machine(ledger: Ledger, machine: str, state_version: int, can_upgrade: bool, shape: str) -> None:
     """Refuse code that would misread the state: older than it, another machine, or without a way up."""
     stream = ledger.stream
     if ledger.machine and ledger.machine != machine:
@@ -36,7 +36,7 @@ def refuse_code(ledger: Ledger, machine: str, state_version: int, can_upgrade: b
         )
 
 
-def refuse_changed(ledger: Ledger, state_version: int) -> None:
+def refuse_changed_machine(ledger: Ledger, state_version: int) -> None:
     """Refuse a newer version of the machine where the unchanged one is meant."""
     if state_version != ledger.state_version:
         raise ConfigError(

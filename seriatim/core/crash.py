@@ -44,18 +44,18 @@ CHECK_POINTS = ("check-judged",)
 
 ALERT_POINTS = ("alert-kept", "alert-sent")
 """Those of alert, which watch passes."""
-POINTS = CRASH_POINTS + REPAIR_POINTS + COMPACT_POINTS + PUBLISH_POINTS + OUTPUT_POINTS + CHECK_POINTS + ALERT_POINTS
+ALL_CRASH_POINTS = CRASH_POINTS + REPAIR_POINTS + COMPACT_POINTS + PUBLISH_POINTS + OUTPUT_POINTS + CHECK_POINTS + ALERT_POINTS
 
-_armed: list[Callable[[str], None]] = []
+_armed_hooks: list[Callable[[str], None]] = []
 
 
 def arm(hook: Callable[[str], None] | None) -> None:
     """Call `hook` with the name of each point passed from now on; None disarms."""
-    _armed[:] = [] if hook is None else [hook]
+    _armed_hooks[:] = [] if hook is None else [hook]
 
 
 def crash_point(name: str) -> None:
     """A place where a test may end the world."""
-    if _armed:
-        ensure(name in POINTS, "unknown crash point", name=name)
-        _armed[0](name)
+    if _armed_hooks:
+        ensure(name in ALL_CRASH_POINTS, "unknown crash point", name=name)
+        _armed_hooks[0](name)

@@ -22,17 +22,17 @@ Lives = dict[str, tuple[str, ...]]
 """By partition: the topic ids it had, oldest first; of partitions that had several."""
 
 
-class Keyed(Struct, frozen=True, kw_only=True):
+class RowKeySpec(Struct, frozen=True, kw_only=True):
     """How records are rows: what names a row, what it holds, and how a record says that it is gone."""
 
     key: tuple[str, ...]
     columns: tuple[str, ...]
     """Of the row, keys included."""
-    gone: dict[str, Any] = {}
+    deleted_when: dict[str, Any] = {}
     """A record with these values takes its row away; none: rows never go."""
 
 
-class Tabled(Struct, frozen=True):
+class SessionTable(Struct, frozen=True):
     """What its records make of one session."""
 
     session: str
@@ -44,14 +44,14 @@ class Tabled(Struct, frozen=True):
     sequence: int | None
 
 
-class Catch(Struct, frozen=True, kw_only=True):
+class PartitionCatchUp(Struct, frozen=True, kw_only=True):
     """What is read of one partition to bring its rows up."""
 
     partition: Partition
     files: tuple[File, ...]
     lives: tuple[str, ...]
     """Topic ids, oldest first."""
-    since: int = -1
+    first_new_offset: int = -1
     """Only records from this offset on, over the rows that are there; -1: all records, and the rows are made anew."""
     until: int = 0
     """The frontier that they reach."""
@@ -59,16 +59,16 @@ class Catch(Struct, frozen=True, kw_only=True):
     """Of the partition, as of there."""
 
     @property
-    def whole(self) -> bool:
+    def is_full_rebuild(self) -> bool:
         """Whether the partition's rows are made anew."""
-        return self.since < 0
+        return self.first_new_offset < 0
 
-    def reads(self) -> int:
+    def record_count(self) -> int:
         """How many records its files have."""
         return sum(file.rows for file in self.files)
 
 
-def needs_walk(before: Ledger | None, after: Ledger) -> bool:
+def must_read_entries(before: Ledger | None, after: Ledger) -> bool:
     """Whether the entries between must be looked at: only where an epoch was raised something else than slices was."""
     known = before.partitions if before else {}
     return any(account.epoch != _epoch(known.get(place)) for place, account in after.partitions.items())
@@ -78,9 +78,9 @@ def _epoch(account: Account | None) -> int:
     return account.epoch if account else 0
 
 
-def walked(before: Ledger | None, manifests: Iterable[Manifest], lives: Lives) -> tuple[set[str], Lives]:
+def find_replaced_partitions(previous_ledger: Ledger | None, manifests: Iterable[Manifest], lives: Lives) -> tuple[set[str], Lives]:
     """Partitions whose records were made again by these entries, and the lives of those that have several by now."""
-    known = before.partitions if before else {}
+    known = previous_ledger.partitions if previous_ledger else {}
     ids = {place: list(lives.get(place, (account.topic_id,))) for place, account in known.items()}
     replaced: set[str] = set()
     for manifest in manifests:
@@ -89,47 +89,47 @@ def walked(before: Ledger | None, manifests: Iterable[Manifest], lives: Lives) -
             life, seen = manifest.ledger.partitions[place].topic_id, ids.setdefault(place, [])
             if life not in seen:
                 seen.append(life)
-            if _replaces(manifest.entry, change):
+            if _replaces_records(manifest.entry, change):
                 replaced.add(place)
     return replaced, {place: tuple(seen) for place, seen in ids.items() if len(seen) > 1}
 
 
-def _replaces(entry: Entry, change: Change) -> bool:
+def _replaces_records(entry: Entry, change: Change) -> bool:
     """Whether an entry made a partition's records again; moving its frontier forward alone does not."""
-    return entry.kind == "repair" and bool(change.records or change.removed_rows or change.rewound >= 0)
+    return entry.kind == "repair" and bool(change.records or change.removed_rows or change.replaced_from >= 0)
 
 
-def catches(
-    before: Ledger | None, after: Ledger, replaced: Collection[str], lives: Lives, files: Iterable[File]
-) -> list[Catch]:
+def plan_catch_ups(
+    before: Ledger | None, after: Ledger, replaced_partitions: Collection[str], lives: Lives, files: Iterable[File]
+) -> list[PartitionCatchUp]:
     """What is to be read to come from one entry (None: from nothing) to another, with the table's files of then."""
-    by_place, strange = _by_place(files, after.partitions)
+    by_place, strange = _files_by_partition(files, after.partitions)
     found = []
     for place, account in after.partitions.items():
         was, mine = before.partitions.get(place) if before else None, by_place.get(place, [])
         since, ids = -1, lives.get(place, (account.topic_id,))
-        if was is not None and was.topic_id == account.topic_id and place not in replaced:
+        if was is not None and was.topic_id == account.topic_id and place not in replaced_partitions:
             since, ids = was.frontier, (account.topic_id,)
-            mine = [file for file in mine if file.last >= since]
+            mine = [file for file in mine if file.last_offset >= since]
         touched = was is None or since < 0 or account.frontier > since
         wanted = (*mine, *strange) if touched else ()
         if wanted or (since < 0 and was is not None):
-            catch = Catch(partition=Partition.parse(place), files=wanted, lives=ids, since=since)
+            catch = PartitionCatchUp(partition=Partition.parse(place), files=wanted, lives=ids, first_new_offset=since)
             found.append(replace(catch, until=account.frontier, epoch=account.epoch))
     return found
 
 
-def _by_place(files: Iterable[File], places: Collection[str]) -> tuple[dict[str, list[File]], list[File]]:
+def _files_by_partition(files: Iterable[File], partition_names: Collection[str]) -> tuple[dict[str, list[File]], list[File]]:
     """Record files by the partition in their path, in order; and files that somebody else wrote (OPTIMIZE)."""
     ours: dict[str, list[File]] = {}
     strange: list[File] = []
     for file in files:
         place = file.path.partition("/")[2].rpartition("/")[0]
-        (ours.setdefault(place, []) if place in places else strange).append(file)
-    return {place: sorted(mine, key=lambda file: file.first) for place, mine in ours.items()}, strange
+        (ours.setdefault(place, []) if place in partition_names else strange).append(file)
+    return {place: sorted(mine, key=lambda file: file.first_offset) for place, mine in ours.items()}, strange
 
 
-class Standing(Struct, frozen=True):
+class PublishedVersion(Struct, frozen=True):
     """The entry as of which the table `current` is, and what the store needs to compare-and-set on exactly that."""
 
     sequence: int = -1
@@ -138,37 +138,37 @@ class Standing(Struct, frozen=True):
     token: Any = None
 
 
-class Written(Struct, frozen=True):
+class CurrentWriteResult(Struct, frozen=True):
     """What bringing the table up wrote."""
 
-    rows: int = 0
-    files: int = 0
-    removed: int = 0
+    written_rows: int = 0
+    written_files: int = 0
+    removed_files: int = 0
     """Files that were replaced."""
 
 
-class Part(Struct, frozen=True, order=True):
+class HashBucket(Struct, frozen=True, order=True):
     """A part of a partition's rows: the sessions whose hash ends in these bits."""
 
     depth: int = 0
     value: int = 0
 
-    def halves(self) -> tuple[Part, Part]:
+    def split(self) -> tuple[HashBucket, HashBucket]:
         """The two parts that it falls into."""
-        return Part(self.depth + 1, self.value), Part(self.depth + 1, self.value + (1 << self.depth))
+        return HashBucket(self.depth + 1, self.value), HashBucket(self.depth + 1, self.value + (1 << self.depth))
 
-    def contains(self, other: Part) -> bool:
+    def contains(self, bucket: HashBucket) -> bool:
         """Whether the other lies in it."""
-        return other.depth >= self.depth and other.value % (1 << self.depth) == self.value
+        return bucket.depth >= self.depth and bucket.value % (1 << self.depth) == self.value
 
 
-def tiles(parts: Collection[Part], within: Part = Part()) -> list[Part]:  # noqa: B008  # frozen
+def covering_buckets(buckets: Collection[HashBucket], root: HashBucket = HashBucket()) -> list[HashBucket]:  # noqa: B008  # frozen
     """Parts that hold every session once: those that are there, and the largest that fit between them."""
-    if within in parts or not any(within.contains(part) for part in parts):
-        return [within]
-    return [tile for half in within.halves() for tile in tiles(parts, half)]
+    if root in buckets or not any(root.contains(part) for part in buckets):
+        return [root]
+    return [tile for half in root.split() for tile in covering_buckets(buckets, half)]
 
 
-def is_gone(keyed: Keyed, record: Mapping[str, Any]) -> bool:
+def is_row_deleted(row_key_spec: RowKeySpec, record: Mapping[str, Any]) -> bool:
     """Whether a record takes its row away."""
-    return bool(keyed.gone) and all(record[column] == value for column, value in keyed.gone.items())
+    return bool(row_key_spec.deleted_when) and all(record[column] == value for column, value in row_key_spec.deleted_when.items())

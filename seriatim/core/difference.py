@@ -11,15 +11,15 @@ from msgspec import Struct
 
 from seriatim.core.errors import IntegrityError
 
-RESTORE = "restore {file} from a backup; `seriatim verify {stream} --all` then looks at everything again"
-REPAIR = "`seriatim repair {stream}` makes it again from Kafka, and shows how; or restore {file} from a backup"
-RESTORE_LOG = "restore records/_delta_log and manifests/ from a backup; nothing starts again from 0 by itself"
+RESTORE_ADVICE = "restore {file} from a backup; `seriatim verify {stream} --all` then looks at everything again"
+REPAIR_ADVICE = "`seriatim repair {stream}` makes it again from Kafka, and shows how; or restore {file} from a backup"
+RESTORE_LOG_ADVICE = "restore records/_delta_log and manifests/ from a backup; nothing starts again from 0 by itself"
 
 
 class Difference(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing that is not as it must be, and where."""
 
-    what: str
+    description: str
     """One line, for people."""
     file: str = ""
     partition: str = ""
@@ -48,15 +48,15 @@ class Difference(Struct, frozen=True, kw_only=True, omit_defaults=True):
         }
         return {name: value for name, value in named.items() if value not in ("", None)}
 
-    def error(self, stream: str) -> IntegrityError:
+    def to_error(self, stream: str) -> IntegrityError:
         """As the error that ends a verify."""
         facts = self.facts(stream)
-        return IntegrityError(f"{stream}: {self.what}", next=facts.pop("next", ""), **facts)
+        return IntegrityError(f"{stream}: {self.description}", next=facts.pop("next", ""), **facts)
 
 
-class Differs(Exception):  # noqa: N818  # an answer: the first difference ends the looking
+class DifferenceError(Exception):  # noqa: N818  # an answer: the first difference ends the looking
     """The first error."""
 
     def __init__(self, difference: Difference) -> None:
-        super().__init__(difference.what)
+        super().__init__(difference.description)
         self.difference = difference

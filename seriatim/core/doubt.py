@@ -9,28 +9,28 @@ Next room: judge.py asks when it wakes a session; repair_forward.py moves the fr
 
 from __future__ import annotations
 
-from seriatim.core.integrity import Tier, action
+from seriatim.core.integrity import Tier, tier_action
 from seriatim.core.session import Session
 
 
-def doubts(tier: Tier) -> bool:
+def tier_doubts_after_loss(tier: Tier) -> bool:
     """Whether a tier doubts its sessions: those that set them aside when a sequence is missing. A window waits."""
-    return action("sequence gap", tier) == "halt"
+    return tier_action("sequence gap", tier) == "halt"
 
 
 def is_in_doubt(session: Session, headless_since: int) -> bool:
     """Whether a session has a state, and may have lost messages since it was last met or began anew."""
-    known = session.saved is not None or session.state is not None
+    known = session.state_bytes is not None or session.state is not None
     return known and max(session.last_offset, session.snapshot_offset) < headless_since
 
 
-def is_put_off(session: Session, headless_since: int) -> bool:
+def needs_snapshot(session: Session, headless_since: int) -> bool:
     """Whether a message of a session in doubt was set aside already: only a snapshot helps it now."""
-    return session.damaged >= headless_since
+    return session.damaged_since_offset >= headless_since
 
 
-def is_proven(session: Session, sequence: int | None, headless_since: int) -> bool:
+def sequence_proves_no_loss(session: Session, sequence: int | None, headless_since: int) -> bool:
     """Whether its sequence proves that a session in doubt lost nothing."""
-    if sequence is None or session.sequence is None or is_put_off(session, headless_since):
+    if sequence is None or session.sequence is None or needs_snapshot(session, headless_since):
         return False
     return sequence == session.sequence + 1

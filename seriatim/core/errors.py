@@ -42,7 +42,7 @@ class SeriatimError(Exception):
     def render(self) -> str:
         """The error as a person reads it: a headline, the facts, what to do."""
         facts = {**{k: v for k, v in self.fields.items() if v not in ("", None)}, "next": self.next}
-        return screen(f"{self.title}: {self.message}", facts)
+        return render_screen(f"{self.title}: {self.message}", facts)
 
 
 class ConfigError(SeriatimError):
@@ -101,7 +101,7 @@ SIGKILL_ADVICE = (
 """Of a process that ended by signal 9. Nobody can catch that signal, so the process itself says nothing."""
 
 
-def screen(headline: str, facts: dict[str, Any]) -> str:
+def render_screen(headline: str, facts: dict[str, Any]) -> str:
     """A headline and its facts, labels in one column, continuation lines aligned."""
     lines = [headline]
     for label, fact in facts.items():
@@ -116,10 +116,10 @@ def screen(headline: str, facts: dict[str, Any]) -> str:
 def ensure(holds: bool, promise: str, **fields: Any) -> None:
     """Raise when a promise does not hold. Unlike `assert` it also works under `python -O`."""
     if not holds:
-        broken(promise, **fields)
+        raise_broken_promise(promise, **fields)
 
 
-def broken(promise: str, **fields: Any) -> NoReturn:
+def raise_broken_promise(promise: str, **fields: Any) -> NoReturn:
     """Raise the error that says: this is our bug."""
     raise BrokenPromiseError(promise, next="report this as a bug, with the lines above", **fields)
 

@@ -18,10 +18,10 @@ from seriatim.core.session import Session
 class Expiry:
     """One partition's message time, and who was silent for too long by it."""
 
-    def __init__(self, timeout_ms: int, time: int) -> None:
-        self.timeout_ms, self.time = timeout_ms, time
+    def __init__(self, timeout_ms: int, message_time_ms: int) -> None:
+        self.timeout_ms, self.message_time_ms = timeout_ms, message_time_ms
 
-    def ended(
+    def expired_positions(
         self,
         names: Sequence[str | None],
         messages: Sequence[Any],
@@ -29,21 +29,21 @@ class Expiry:
         sessions: Mapping[str, Session],
     ) -> set[int]:
         """Positions of messages at which their session has expired."""
-        ended, now, last = set(), self.time, {}
+        ended, now, last = set(), self.message_time_ms, {}
         for i, (name, message, given) in enumerate(zip(names, messages, timestamps, strict=True)):
             if name is None or message.__class__ is Poison:
                 continue
             time = int(given)
             now = max(now, time)
             session = sessions[name]
-            if name not in last and session.saved is None and session.state is None and not session.waiting:
+            if name not in last and session.state_bytes is None and session.state is None and not session.waiting_messages:
                 last[name] = time
             if now - last.get(name, sessions[name].timestamp) > self.timeout_ms:
                 ended.add(i)
             last[name] = time
         return ended
 
-    def pass_by(self, messages: Sequence[Any], timestamps: Sequence[int]) -> None:
+    def advance_time(self, messages: Sequence[Any], timestamps: Sequence[int]) -> None:
         """Take in the time of messages that were folded."""
         met = zip(messages, timestamps, strict=False)
-        self.time = max([self.time, *(int(time) for message, time in met if message.__class__ is not Poison)])
+        self.message_time_ms = max([self.message_time_ms, *(int(time) for message, time in met if message.__class__ is not Poison)])

@@ -19,18 +19,18 @@ from decimal import localcontext
 from functools import reduce
 from typing import Any
 
-from seriatim.core.alike import NUMBERS, alike, key, named, number
+from seriatim.core.alike import NUMBER_TYPES, coerce_key, describe_type, parse_number, to_comparable
 from seriatim.core.errors import ConfigError
-from seriatim.core.fields import extent, field_of, size
+from seriatim.core.fields import count_parts, get_field, work_size
 
 TEXT_MAX, NODES_MAX, STEPS_MAX, BITS_MAX, POWER_MAX = 1_000, 200, 1_000_000, 4_096, 64
-STEPS_EACH = 50
+STEPS_PER_PART = 50
 """Steps beyond these for each row of the state, or part of whatever else is asked."""
-DIGITS = 80
+DECIMAL_DIGITS = 80
 """Of decimals that are reckoned with: two columns of 38 digits, and more."""
 
-Compiled = Callable[["Scope"], Any]
-ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
+CompiledNode = Callable[["ExpressionScope"], Any]
+ARITHMETIC_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -39,94 +39,94 @@ ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-ORDER: dict[type, Callable[[Any, Any], bool]] = {
+ORDER_OPERATORS: dict[type, Callable[[Any, Any], bool]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-SAME: dict[type, bool] = {ast.Eq: True, ast.NotEq: False, ast.Is: True, ast.IsNot: False}
+EQUALITY_OPERATORS: dict[type, bool] = {ast.Eq: True, ast.NotEq: False, ast.Is: True, ast.IsNot: False}
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "len": lambda value: 0 if value is None else len(_counted(value)),
-    "min": lambda *values: min(_given(values), default=None),
-    "max": lambda *values: max(_given(values), default=None),
-    "abs": lambda value: None if value is None else abs(_number(value)),
-    "sum": lambda value: reduce(lambda one, other: operator.add(*alike(one, other)), map(_number, _given([value])), 0),
-    "any": lambda value: any(_many(value)),
-    "all": lambda value: all(_many(value)),
-    "sorted": lambda value: sorted(_given([value])),
+    "len": lambda value: 0 if value is None else len(_require_sized(value)),
+    "min": lambda *values: min(_present_values(values), default=None),
+    "max": lambda *values: max(_present_values(values), default=None),
+    "abs": lambda value: None if value is None else abs(_to_number(value)),
+    "sum": lambda value: reduce(lambda one, other: operator.add(*to_comparable(one, other)), map(_to_number, _present_values([value])), 0),
+    "any": lambda value: any(_iterable_of(value)),
+    "all": lambda value: all(_iterable_of(value)),
+    "sorted": lambda value: sorted(_present_values([value])),
 }
-ALLOWED = "comparisons, and, or, not, + - * / // % **, x if y else z, fields, [..], " + ", ".join(FUNCTIONS)
+ALLOWED_SYNTAX = "comparisons, and, or, not, + - * / // % **, x if y else z, fields, [..], " + ", ".join(FUNCTIONS)
 
 
-class Scope:
+class ExpressionScope:
     """One evaluation: the names it knows, and the work that is left to it."""
 
-    def __init__(self, names: Mapping[str, Any], left: int = STEPS_MAX) -> None:
-        self.given, self.names, self.left, self.granted = names, dict(names), left, left
+    def __init__(self, names: Mapping[str, Any], steps_left: int = STEPS_MAX) -> None:
+        self.root_values, self.names, self.steps_left, self.steps_granted = names, dict(names), steps_left, steps_left
 
     def spend(self, steps: int = 1) -> None:
         """Refuse what would take too long."""
-        self.left -= steps
-        if self.left < 0 and self.granted == STEPS_MAX:
-            more = STEPS_EACH * sum(map(extent, self.given.values()))
-            self.granted, self.left = self.granted + more, self.left + more
-        if self.left < 0:
-            raise ValueError(f"it takes more than {self.granted} steps")
+        self.steps_left -= steps
+        if self.steps_left < 0 and self.steps_granted == STEPS_MAX:
+            more = STEPS_PER_PART * sum(map(count_parts, self.root_values.values()))
+            self.steps_granted, self.steps_left = self.steps_granted + more, self.steps_left + more
+        if self.steps_left < 0:
+            raise ValueError(f"it takes more than {self.steps_granted} steps")
 
 
 class Expression:
     """A condition, ready to be asked again and again."""
 
-    def __init__(self, text: str, compiled: Compiled, names: frozenset[str], fields: set[str]) -> None:
-        self.text, self.names, self._compiled = text, names, compiled
-        self.unseen = fields
+    def __init__(self, text: str, compiled: CompiledNode, names: frozenset[str], fields: set[str]) -> None:
+        self.text, self.names, self._compiled_functions = text, names, compiled
+        self.unseen_fields = fields
         """Fields that nothing has had so far: perhaps a slip of the pen."""
 
-    def value(self, names: Mapping[str, Any]) -> Any:
+    def evaluate(self, names: Mapping[str, Any]) -> Any:
         """What it comes to."""
         try:
-            with localcontext(prec=DIGITS):
-                return self._compiled(Scope(names))
+            with localcontext(prec=DECIMAL_DIGITS):
+                return self._compiled_functions(ExpressionScope(names))
         except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
             where = f" at offset {names['offset']}" if "offset" in names else ""
             told = f"{self.text!r} cannot be worked out{where}: {error}"
             raise ConfigError(told, next="change the expression") from None
 
-    def holds(self, names: Mapping[str, Any]) -> bool:
+    def is_true(self, names: Mapping[str, Any]) -> bool:
         """Whether it is true."""
-        return bool(self.value(names))
+        return bool(self.evaluate(names))
 
 
-def parse(text: str, roots: Collection[str]) -> Expression:
+def parse_expression(text: str, root_names: Collection[str]) -> Expression:
     """An expression over these names. Whatever the grammar does not have is refused."""
     if len(text) > TEXT_MAX:
-        raise _refused(text, f"it has {len(text)} characters, more than {TEXT_MAX}", roots)
+        raise _refusal_error(text, f"it has {len(text)} characters, more than {TEXT_MAX}", root_names)
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         what = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise _refused(text, what, roots) from None
+        raise _refusal_error(text, what, root_names) from None
     if sum(1 for _ in ast.walk(tree)) > NODES_MAX:
-        raise _refused(text, f"it has more than {NODES_MAX} parts", roots)
-    grammar = Grammar(roots)
+        raise _refusal_error(text, f"it has more than {NODES_MAX} parts", root_names)
+    grammar = Grammar(root_names)
     try:
         compiled = grammar.compile(tree.body)
-    except Refused as refused:
-        raise _refused(text, str(refused), roots) from None
-    return Expression(text, compiled, frozenset(grammar.used), grammar.fields)
+    except UnsupportedSyntaxError as refused:
+        raise _refusal_error(text, str(refused), root_names) from None
+    return Expression(text, compiled, frozenset(grammar.used_names), grammar.field_names)
 
 
-class Refused(Exception):  # noqa: N818  # an answer: `parse` tells it with the text
+class UnsupportedSyntaxError(Exception):  # noqa: N818  # an answer: `parse` tells it with the text
     """A part that the grammar does not have."""
 
 
-def _refused(text: str, what: str, roots: Collection[str]) -> ConfigError:
+def _refusal_error(text: str, reason: str, root_names: Collection[str]) -> ConfigError:
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:200])
     return ConfigError(
-        f"the expression {shown!r} is refused: {what}",
-        names=", ".join(sorted(roots)),
-        allowed=ALLOWED,
+        f"the expression {shown!r} is refused: {reason}",
+        names=", ".join(sorted(root_names)),
+        allowed=ALLOWED_SYNTAX,
         next="write it with these, like 'message.price < 0 and offset > 41000'",
     )
 
@@ -134,87 +134,87 @@ def _refused(text: str, what: str, roots: Collection[str]) -> ConfigError:
 class Grammar:
     """Turns the parts of an expression into functions, or refuses them."""
 
-    def __init__(self, roots: Collection[str]) -> None:
-        self.known = set(roots)
-        self.used: set[str] = set()
-        self.fields: set[str] = set()
+    def __init__(self, root_names: Collection[str]) -> None:
+        self.known_names = set(root_names)
+        self.used_names: set[str] = set()
+        self.field_names: set[str] = set()
 
-    def compile(self, node: ast.expr) -> Compiled:
+    def compile(self, node: ast.expr) -> CompiledNode:
         """One part, and with it all parts below."""
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
         if method is None:
-            raise Refused(f"{type(node).__name__} is not part of it")
-        compiled: Compiled = method(node)
+            raise UnsupportedSyntaxError(f"{type(node).__name__} is not part of it")
+        compiled: CompiledNode = method(node)
         return compiled
 
-    def _constant(self, node: ast.Constant) -> Compiled:
+    def _constant(self, node: ast.Constant) -> CompiledNode:
         value = node.value
         if value is not None and not isinstance(value, str | int | float):
-            raise Refused(f"{type(value).__name__} is not part of it")
+            raise UnsupportedSyntaxError(f"{type(value).__name__} is not part of it")
         return lambda _: value
 
-    def _name(self, node: ast.Name) -> Compiled:
+    def _name(self, node: ast.Name) -> CompiledNode:
         name = node.id
-        if name not in self.known:
-            raise Refused(f"there is no {name!r}")
-        self.used.add(name)
+        if name not in self.known_names:
+            raise UnsupportedSyntaxError(f"there is no {name!r}")
+        self.used_names.add(name)
         return lambda scope: scope.names[name]
 
-    def _attribute(self, node: ast.Attribute) -> Compiled:
+    def _attribute(self, node: ast.Attribute) -> CompiledNode:
         name, of = node.attr, self.compile(node.value)
         if name.startswith("_"):
-            raise Refused(f"{name!r} begins with an underscore")
-        self.fields.add(name)
+            raise UnsupportedSyntaxError(f"{name!r} begins with an underscore")
+        self.field_names.add(name)
 
-        def get(scope: Scope) -> Any:
-            there, value = field_of(of(scope), name)
+        def get(scope: ExpressionScope) -> Any:
+            there, value = get_field(of(scope), name)
             if there:
-                self.fields.discard(name)
+                self.field_names.discard(name)
             return value
 
         return get
 
-    def _subscript(self, node: ast.Subscript) -> Compiled:
+    def _subscript(self, node: ast.Subscript) -> CompiledNode:
         if isinstance(node.slice, ast.Slice):
-            raise Refused("Slice is not part of it")
+            raise UnsupportedSyntaxError("Slice is not part of it")
         of, at = self.compile(node.value), self.compile(node.slice)
-        return lambda scope: _item(scope, of(scope), at(scope))
+        return lambda scope: _get_item(scope, of(scope), at(scope))
 
-    def _boolop(self, node: ast.BoolOp) -> Compiled:
+    def _boolop(self, node: ast.BoolOp) -> CompiledNode:
         parts = [self.compile(part) for part in node.values]
         if isinstance(node.op, ast.And):
             return lambda scope: all(part(scope) for part in parts)
         return lambda scope: any(part(scope) for part in parts)
 
-    def _unaryop(self, node: ast.UnaryOp) -> Compiled:
+    def _unaryop(self, node: ast.UnaryOp) -> CompiledNode:
         part = self.compile(node.operand)
         if isinstance(node.op, ast.Not):
             return lambda scope: not part(scope)
         if isinstance(node.op, ast.USub):
-            return lambda scope: None if (value := part(scope)) is None else -_number(value)
-        raise Refused(f"{type(node.op).__name__} is not part of it")
+            return lambda scope: None if (value := part(scope)) is None else -_to_number(value)
+        raise UnsupportedSyntaxError(f"{type(node.op).__name__} is not part of it")
 
-    def _binop(self, node: ast.BinOp) -> Compiled:
-        do, one, other = ARITHMETIC.get(type(node.op)), self.compile(node.left), self.compile(node.right)
+    def _binop(self, node: ast.BinOp) -> CompiledNode:
+        do, one, other = ARITHMETIC_OPERATORS.get(type(node.op)), self.compile(node.left), self.compile(node.right)
         if do is None:
-            raise Refused(f"{type(node.op).__name__} is not part of it")
+            raise UnsupportedSyntaxError(f"{type(node.op).__name__} is not part of it")
         power = isinstance(node.op, ast.Pow)
 
-        def reckon(scope: Scope) -> Any:
+        def reckon(scope: ExpressionScope) -> Any:
             scope.spend()
-            return _reckoned(do, one(scope), other(scope), power=power)
+            return _calculate(do, one(scope), other(scope), is_power=power)
 
         return reckon
 
-    def _compare(self, node: ast.Compare) -> Compiled:
+    def _compare(self, node: ast.Compare) -> CompiledNode:
         nodes = (node.left, *node.comparators)
         parts = [self.compile(part) for part in nodes]
         tests = [
-            _test(kind, ast.unparse(one), ast.unparse(other))
+            _comparison(kind, ast.unparse(one), ast.unparse(other))
             for kind, one, other in zip(node.ops, nodes[:-1], nodes[1:], strict=True)
         ]
 
-        def compare(scope: Scope) -> bool:
+        def compare(scope: ExpressionScope) -> bool:
             left = parts[0](scope)
             for test, part in zip(tests, parts[1:], strict=True):
                 right = part(scope)
@@ -225,14 +225,14 @@ class Grammar:
 
         return compare
 
-    def _ifexp(self, node: ast.IfExp) -> Compiled:
+    def _ifexp(self, node: ast.IfExp) -> CompiledNode:
         test, yes, no = (self.compile(part) for part in (node.test, node.body, node.orelse))
         return lambda scope: yes(scope) if test(scope) else no(scope)
 
-    def _list(self, node: ast.List | ast.Tuple) -> Compiled:
+    def _list(self, node: ast.List | ast.Tuple) -> CompiledNode:
         parts = [self.compile(part) for part in node.elts]
 
-        def listed(scope: Scope) -> list[Any]:
+        def listed(scope: ExpressionScope) -> list[Any]:
             scope.spend(len(parts))
             return [part(scope) for part in parts]
 
@@ -240,38 +240,38 @@ class Grammar:
 
     _tuple = _list
 
-    def _call(self, node: ast.Call) -> Compiled:
+    def _call(self, node: ast.Call) -> CompiledNode:
         if not isinstance(node.func, ast.Name) or node.func.id not in FUNCTIONS:
-            raise Refused("only " + ", ".join(FUNCTIONS) + " can be called")
+            raise UnsupportedSyntaxError("only " + ", ".join(FUNCTIONS) + " can be called")
         if node.keywords:
-            raise Refused(f"{node.func.id} takes no {node.keywords[0].arg or '**'}= here")
+            raise UnsupportedSyntaxError(f"{node.func.id} takes no {node.keywords[0].arg or '**'}= here")
         given = len(node.args)
         if not given or (given > 1 and node.func.id not in ("min", "max")):
-            raise Refused(f"{node.func.id} takes one value, and {given or 'none'} {'are' if given else 'is'} given")
+            raise UnsupportedSyntaxError(f"{node.func.id} takes one value, and {given or 'none'} {'are' if given else 'is'} given")
         function, parts = FUNCTIONS[node.func.id], [self.compile(part) for part in node.args]
 
-        def call(scope: Scope) -> Any:
+        def call(scope: ExpressionScope) -> Any:
             given = [part(scope) for part in parts]
-            scope.spend(1 if function is FUNCTIONS["len"] else sum(map(size, given)))
+            scope.spend(1 if function is FUNCTIONS["len"] else sum(map(work_size, given)))
             return function(*given)
 
         return call
 
-    def _generatorexp(self, node: ast.GeneratorExp | ast.ListComp) -> Compiled:
+    def _generatorexp(self, node: ast.GeneratorExp | ast.ListComp) -> CompiledNode:
         """`row.price for row in state.rows if row.size`: one loop over what the data has."""
         loop, *more = node.generators
         if more or loop.is_async or not isinstance(loop.target, ast.Name) or loop.target.id.startswith("_"):
-            raise Refused("a loop is `x for name in many`, one at a time")
+            raise UnsupportedSyntaxError("a loop is `x for name in many`, one at a time")
         name, many = loop.target.id, self.compile(loop.iter)
-        if name in self.known or name in FUNCTIONS:
-            raise Refused(f"{name!r} means something already")
-        self.known.add(name)
+        if name in self.known_names or name in FUNCTIONS:
+            raise UnsupportedSyntaxError(f"{name!r} means something already")
+        self.known_names.add(name)
         tests, each = [self.compile(test) for test in loop.ifs], self.compile(node.elt)
-        self.known.discard(name)
-        self.used.discard(name)
+        self.known_names.discard(name)
+        self.used_names.discard(name)
 
-        def run(scope: Scope) -> Iterator[Any]:
-            for one in _many(many(scope)):
+        def run(scope: ExpressionScope) -> Iterator[Any]:
+            for one in _iterable_of(many(scope)):
                 scope.names[name] = one
                 scope.spend()
                 if all(test(scope) for test in tests):
@@ -282,22 +282,22 @@ class Grammar:
     _listcomp = _generatorexp
 
 
-def _item(scope: Scope, value: Any, at: Any) -> Any:
+def _get_item(scope: ExpressionScope, value: Any, index: Any) -> Any:
     scope.spend()
     if isinstance(value, Mapping):
-        return value.get(key(value, at))
-    if isinstance(value, Sequence) and not isinstance(value, str) and isinstance(at, int):
-        return value[at] if -len(value) <= at < len(value) else None
+        return value.get(coerce_key(value, index))
+    if isinstance(value, Sequence) and not isinstance(value, str) and isinstance(index, int):
+        return value[index] if -len(value) <= index < len(value) else None
     return None
 
 
-def _counted(value: Any) -> Any:
+def _require_sized(value: Any) -> Any:
     if not isinstance(value, str | Sequence | Mapping | set | frozenset):
         raise TypeError(f"{type(value).__name__} has no length")
     return value
 
 
-def _many(value: Any) -> Iterable[Any]:
+def _iterable_of(value: Any) -> Iterable[Any]:
     """What can be gone through: lists and mappings (their values). None has nothing in it."""
     if value is None:
         return ()
@@ -308,27 +308,27 @@ def _many(value: Any) -> Iterable[Any]:
     raise TypeError(f"{type(value).__name__} is not many")
 
 
-def _given(values: Sequence[Any]) -> list[Any]:
+def _present_values(values: Sequence[Any]) -> list[Any]:
     """What a function goes through: its one list, or what it was given; what is not there is left out."""
-    many = _many(values[0]) if len(values) == 1 else values
+    many = _iterable_of(values[0]) if len(values) == 1 else values
     return [value for value in many if value is not None]
 
 
-def _number(value: Any) -> Any:
+def _to_number(value: Any) -> Any:
     """A number, or a text that is one: decimals are sent as text."""
-    found = number(value) if isinstance(value, str) else value
-    if not isinstance(found, NUMBERS):
-        raise TypeError(f"{named(value)} is no number")
+    found = parse_number(value) if isinstance(value, str) else value
+    if not isinstance(found, NUMBER_TYPES):
+        raise TypeError(f"{describe_type(value)} is no number")
     return found
 
 
-def _reckoned(do: Callable[[Any, Any], Any], one: Any, other: Any, *, power: bool) -> Any:
+def _calculate(operation: Callable[[Any, Any], Any], left: Any, right: Any, *, is_power: bool) -> Any:
     """Numbers alone, and none that grows without end."""
-    if one is None or other is None:
+    if left is None or right is None:
         return None
-    if power and abs(_number(other)) > POWER_MAX:
+    if is_power and abs(_to_number(right)) > POWER_MAX:
         raise ValueError(f"a power beyond {POWER_MAX}")
-    value = do(*alike(_number(one), _number(other)))
+    value = operation(*to_comparable(_to_number(left), _to_number(right)))
     if isinstance(value, complex):
         raise ValueError("it is no real number")
     if isinstance(value, int) and value.bit_length() > BITS_MAX:
@@ -336,37 +336,37 @@ def _reckoned(do: Callable[[Any, Any], Any], one: Any, other: Any, *, power: boo
     return value
 
 
-def _test(kind: ast.cmpop, one_text: str, other_text: str) -> Callable[[Scope, Any, Any], bool]:
-    if isinstance(kind, ast.In | ast.NotIn):
-        wanted = isinstance(kind, ast.In)
+def _comparison(comparison: ast.cmpop, left_text: str, right_text: str) -> Callable[[ExpressionScope, Any, Any], bool]:
+    if isinstance(comparison, ast.In | ast.NotIn):
+        wanted = isinstance(comparison, ast.In)
         return lambda scope, one, other: _is_in(scope, one, other) is wanted
-    compare, same = ORDER.get(type(kind)), SAME.get(type(kind))
+    compare, same = ORDER_OPERATORS.get(type(comparison)), EQUALITY_OPERATORS.get(type(comparison))
 
-    def test(scope: Scope, one: Any, other: Any) -> bool:
-        scope.spend(min(size(one), size(other)))
+    def test(scope: ExpressionScope, one: Any, other: Any) -> bool:
+        scope.spend(min(work_size(one), work_size(other)))
         if compare is None:
-            return _same(one, other) is same
+            return _is_equal(one, other) is same
         if one is None or other is None:
             return False
-        mine, yours = alike(one, other)
+        mine, yours = to_comparable(one, other)
         try:
             return bool(compare(mine, yours))
         except TypeError:
-            told = f"{one_text} is {named(one)} and {other_text} is {named(other)}: neither is more or less"
+            told = f"{left_text} is {describe_type(one)} and {right_text} is {describe_type(other)}: neither is more or less"
             raise TypeError(told) from None
 
     return test
 
 
-def _same(one: Any, other: Any) -> bool:
-    mine, yours = alike(one, other)
+def _is_equal(left: Any, right: Any) -> bool:
+    mine, yours = to_comparable(left, right)
     return bool(mine == yours)
 
 
-def _is_in(scope: Scope, one: Any, other: Any) -> bool:
-    scope.spend(1 if isinstance(other, Mapping) else size(other))
-    if isinstance(other, str):
-        return isinstance(one, str) and one in other
-    if isinstance(other, Mapping):
-        return key(other, one) in other
-    return any(_same(one, each) for each in _many(other))
+def _is_in(scope: ExpressionScope, item: Any, container: Any) -> bool:
+    scope.spend(1 if isinstance(container, Mapping) else work_size(container))
+    if isinstance(container, str):
+        return isinstance(item, str) and item in container
+    if isinstance(container, Mapping):
+        return coerce_key(container, item) in container
+    return any(_is_equal(item, each) for each in _iterable_of(container))

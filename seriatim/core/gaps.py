@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from seriatim.core.integrity import Mark
+from seriatim.core.integrity import GapMark
 from seriatim.core.ledger import Account, Change, Entry, File, Manifest
 from seriatim.core.offsets import Partition
 
@@ -45,20 +45,20 @@ class Gap(Struct, frozen=True, kw_only=True):
     """The repair that made this output again: nothing of it is wrong any more."""
 
     @property
-    def place(self) -> Partition:
+    def topic_partition(self) -> Partition:
         """Where it is."""
         return Partition(self.topic, self.partition)
 
-    def row(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         """As the table has it."""
         return {"from" if name == "start" else name: value for name, value in asdict(self).items()}
 
-    def release(self) -> dict[str, Any]:
+    def release_columns(self) -> dict[str, Any]:
         """As the messages that were set aside have it, once it is closed."""
         return {"released_by": self.closed, "released_how": self.closed_how, "released_offset": self.until}
 
 
-class Aside(Struct, frozen=True):
+class QuarantineFile(Struct, frozen=True):
     """A file of messages set aside, and the entry that kept them."""
 
     file: File
@@ -68,21 +68,21 @@ class Aside(Struct, frozen=True):
 def gaps_after(gaps: Iterable[Gap], manifest: Manifest) -> list[Gap]:
     """The gaps after one more entry."""
     walk = GapsFold(gaps)
-    walk.take(manifest)
+    walk.add_entry(manifest)
     return walk.gaps
 
 
-def asides(entry: Entry) -> list[Aside]:
+def quarantine_files(entry: Entry) -> list[QuarantineFile]:
     """The files of messages that an entry set aside."""
-    return [Aside(file, entry.sequence) for change in entry.changes for file in change.kept]
+    return [QuarantineFile(file, entry.sequence) for change in entry.changes for file in change.quarantine_files]
 
 
-def released(gaps: Iterable[Gap], after: int) -> list[Gap]:
+def ended_quarantines(gaps: Iterable[Gap], after_sequence: int) -> list[Gap]:
     """Stays in quarantine that ended later than entry `after`."""
-    return [gap for gap in gaps if gap.quarantined and gap.closed is not None and gap.closed > after]
+    return [gap for gap in gaps if gap.quarantined and gap.closed is not None and gap.closed > after_sequence]
 
 
-def release_of(gaps: Iterable[Gap]) -> Callable[[Mapping[str, Any]], Gap | None]:
+def quarantine_release_finder(gaps: Iterable[Gap]) -> Callable[[Mapping[str, Any]], Gap | None]:
     """Finds the stay in quarantine, of these, that a message set aside belongs to: the first to end after it."""
     stays: dict[tuple[str, int, str | None], list[Gap]] = {}
     for gap in sorted(gaps, key=lambda gap: gap.until or 0):
@@ -100,95 +100,95 @@ class GapsFold:
 
     def __init__(self, gaps: Iterable[Gap] = ()) -> None:
         self.gaps = list(gaps)
-        self._open: dict[Partition, dict[int, None]] = {}
+        self._open_gap_numbers: dict[Partition, dict[int, None]] = {}
         for number, gap in enumerate(self.gaps):
             if gap.closed is None:
-                self._open.setdefault(gap.place, {})[number] = None
+                self._open_gap_numbers.setdefault(gap.topic_partition, {})[number] = None
 
-    def take(self, manifest: Manifest) -> None:
+    def add_entry(self, manifest: Manifest) -> None:
         """One more entry: what it ends, what it marks, what halts."""
         entry = manifest.entry
         for change in entry.changes:
-            self._end_of_life(entry, change)
-            for mark in (*change.marks, *_expired(change)):
-                self._mark(entry, change, mark)
-            self._halts(entry, change, manifest.ledger.account(change.partition))
+            self._close_gaps_of_old_life(entry, change)
+            for mark in (*change.marks, *_expired_marks(change)):
+                self._apply_mark(entry, change, mark)
+            self._apply_halt(entry, change, manifest.ledger.account(change.partition))
 
-    def _end_of_life(self, entry: Entry, change: Change) -> None:
+    def _close_gaps_of_old_life(self, entry: Entry, change: Change) -> None:
         """A topic's old life is over: so are its sessions, and what was wrong with them."""
-        for number, gap in self._opened(change.partition):
+        for number, gap in self._open_gaps(change.partition):
             if gap.topic_id != change.topic_id:
-                self._close(number, entry, max(gap.start, change.frontier), entry.kind)
+                self._close_gap(number, entry, max(gap.start, change.frontier), entry.kind)
 
-    def _mark(self, entry: Entry, change: Change, mark: Mark) -> None:
+    def _apply_mark(self, entry: Entry, change: Change, mark: GapMark) -> None:
         if mark.until >= 0:
-            how = mark.closed or ("snapshot" if mark.session is not None else None)
-            made, halted = _gap(entry, change, mark), self._halted(change.partition, mark)
+            how = mark.closed_by or ("snapshot" if mark.session is not None else None)
+            made, halted = _new_gap(entry, change, mark), self._halt_gap_of_mark(change.partition, mark)
             if halted is None:
                 self.gaps.append(replace(made, until=mark.until, closed=entry.sequence, closed_how=how))
             else:
-                self._close(halted, entry, mark.until, mark.closed)
-        elif mark.closed == "repair":
-            self._mend(entry, change, mark)
-        elif mark.closed:
-            for number, gap in self._opened(change.partition):
+                self._close_gap(halted, entry, mark.until, mark.closed_by)
+        elif mark.closed_by == "repair":
+            self._mark_repaired(entry, change, mark)
+        elif mark.closed_by:
+            for number, gap in self._open_gaps(change.partition):
                 late = entry.kind == "repair" and gap.start >= mark.offset  # a refold tells of the past
                 if mark.session in (None, gap.session) and not late:
-                    self._close(number, entry, max(gap.start, mark.offset), mark.closed)
-        elif not self._covers(change.partition, mark):
-            self._append(_gap(entry, change, mark))
+                    self._close_gap(number, entry, max(gap.start, mark.offset), mark.closed_by)
+        elif not self._is_covered(change.partition, mark):
+            self._open_gap(_new_gap(entry, change, mark))
 
-    def _halted(self, partition: Partition, mark: Mark) -> int | None:
+    def _halt_gap_of_mark(self, partition: Partition, mark: GapMark) -> int | None:
         """The gap of the halt whose loss a mark passes over: it is that one which ends."""
         wanted = (None, mark.finding, mark.offset)
-        opened = self._opened(partition) if mark.closed else ()
+        opened = self._open_gaps(partition) if mark.closed_by else ()
         return next((number for number, gap in opened if (gap.session, gap.finding, gap.start) == wanted), None)
 
-    def _mend(self, entry: Entry, change: Change, mark: Mark) -> None:
+    def _mark_repaired(self, entry: Entry, change: Change, mark: GapMark) -> None:
         """Output was made again where a gap began: whether it was open or closed, it is right now."""
         for number, gap in enumerate(self.gaps):
-            is_it = (gap.place, gap.topic_id) == (change.partition, change.topic_id)
+            is_it = (gap.topic_partition, gap.topic_id) == (change.partition, change.topic_id)
             if is_it and (gap.session, gap.start) == (mark.session, mark.offset):
                 if gap.closed is None:
-                    self._close(number, entry, change.until, "repair")
+                    self._close_gap(number, entry, change.until, "repair")
                 self.gaps[number] = replace(self.gaps[number], mended=entry.sequence)
 
-    def _covers(self, partition: Partition, mark: Mark) -> bool:
+    def _is_covered(self, partition: Partition, mark: GapMark) -> bool:
         """Whether the session's output is known not to be right, and its messages are where they would be."""
-        gaps = [gap for _, gap in self._opened(partition) if gap.session == mark.session]
+        gaps = [gap for _, gap in self._open_gaps(partition) if gap.session == mark.session]
         return any(gap.quarantined or not mark.quarantined for gap in gaps)
 
-    def _halts(self, entry: Entry, change: Change, account: Account | None) -> None:
+    def _apply_halt(self, entry: Entry, change: Change, account: Account | None) -> None:
         """A halted partition has an open gap for all sessions, until it goes on."""
         halt = account.halt if account else None
         known = False
-        for number, gap in self._opened(change.partition):
+        for number, gap in self._open_gaps(change.partition):
             if gap.session is not None:
                 continue
             if halt is not None and (gap.finding, gap.start) == (halt.finding, halt.offset):
                 known = True
             elif entry.kind == "slice" and change.until > gap.start:  # the stream file says to pass over the message
-                self._close(number, entry, gap.start + 1, "skip")
+                self._close_gap(number, entry, gap.start + 1, "skip")
             elif halt is None:
-                self._close(number, entry, max(gap.start, change.frontier), entry.kind)
+                self._close_gap(number, entry, max(gap.start, change.frontier), entry.kind)
         if halt is not None and not known:
-            self._append(_gap(entry, change, Mark(finding=halt.finding, offset=halt.offset, cause=halt.cause)))
+            self._open_gap(_new_gap(entry, change, GapMark(finding=halt.finding, offset=halt.offset, cause=halt.cause)))
 
-    def _opened(self, partition: Partition) -> Iterator[tuple[int, Gap]]:
-        for number in list(self._open.get(partition, ())):
+    def _open_gaps(self, partition: Partition) -> Iterator[tuple[int, Gap]]:
+        for number in list(self._open_gap_numbers.get(partition, ())):
             yield number, self.gaps[number]
 
-    def _append(self, gap: Gap) -> None:
-        self._open.setdefault(gap.place, {})[len(self.gaps)] = None
+    def _open_gap(self, gap: Gap) -> None:
+        self._open_gap_numbers.setdefault(gap.topic_partition, {})[len(self.gaps)] = None
         self.gaps.append(gap)
 
-    def _close(self, number: int, entry: Entry, until: int, how: str) -> None:
+    def _close_gap(self, number: int, entry: Entry, until: int, closed_how: str) -> None:
         gap = self.gaps[number]
-        self.gaps[number] = replace(gap, until=until, closed=entry.sequence, closed_how=how)
-        del self._open[gap.place][number]
+        self.gaps[number] = replace(gap, until=until, closed=entry.sequence, closed_how=closed_how)
+        del self._open_gap_numbers[gap.topic_partition][number]
 
 
-def _gap(entry: Entry, change: Change, mark: Mark) -> Gap:
+def _new_gap(entry: Entry, change: Change, mark: GapMark) -> Gap:
     return Gap(
         topic=change.partition.topic,
         topic_id=mark.topic_id or change.topic_id,
@@ -202,7 +202,7 @@ def _gap(entry: Entry, change: Change, mark: Mark) -> Gap:
     )
 
 
-def _expired(change: Change) -> list[Mark]:
+def _expired_marks(change: Change) -> list[GapMark]:
     """Offsets that were gone before they were read, where a certificate alone tells of them."""
     certificate = change.certificate
     if certificate is None or certificate.counts.messages or set(certificate.holes) != {"expired"}:
@@ -210,4 +210,4 @@ def _expired(change: Change) -> list[Mark]:
     if any(mark.finding == "expired" and mark.session is None for mark in change.marks):
         return []
     cause = f"{certificate.holes['expired']} messages were deleted before they were read"
-    return [Mark(finding="expired", offset=certificate.start, until=certificate.until, cause=cause)]
+    return [GapMark(finding="expired", offset=certificate.start, until=certificate.until, cause=cause)]

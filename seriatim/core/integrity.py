@@ -15,18 +15,18 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from seriatim.core.errors import IntegrityError, ensure, screen
-from seriatim.core.retention import duration
+from seriatim.core.errors import IntegrityError, ensure, render_screen
+from seriatim.core.retention import format_duration
 
 Tier = Literal["none", "once", "order", "window", "strict"]
 TIERS: tuple[Tier, ...] = ("none", "once", "order", "window", "strict")
-Scope = Literal["stream", "partition", "session"]
-Action = Literal["count", "drop", "halt", "wait", "heal"]
+FindingScope = Literal["stream", "partition", "session"]
+FindingAction = Literal["count", "drop", "halt", "wait", "heal"]
 
-FINDINGS_TOLD_MAX = 100
+FINDINGS_REPORTED_MAX = 100
 """Findings listed per partition and slice; beyond it they are counted."""
 
-_TABLE: dict[str, tuple[Action, ...]] = {
+_TIER_TABLE: dict[str, tuple[FindingAction, ...]] = {
     # finding         none     once     order    window   strict
     "re-created": ("halt", "halt", "halt", "halt", "halt"),
     "truncated": ("halt", "halt", "halt", "halt", "halt"),
@@ -39,10 +39,10 @@ _TABLE: dict[str, tuple[Action, ...]] = {
     "precondition": ("count", "halt", "count", "halt", "halt"),
     "raised": ("halt", "halt", "halt", "halt", "halt"),
 }
-ACTIONS: dict[str, dict[Tier, Action]] = {kind: dict(zip(TIERS, row, strict=True)) for kind, row in _TABLE.items()}
+TIER_ACTIONS: dict[str, dict[Tier, FindingAction]] = {kind: dict(zip(TIERS, row, strict=True)) for kind, row in _TIER_TABLE.items()}
 """DESIGN: the tier table. `halt` is narrow: the partition, or the session (quarantine)."""
 
-TITLES = {
+FINDING_TITLES = {
     "gap": "GapError",
     "sequence gap": "GapError",
     "expired": "ExpiredError",
@@ -82,23 +82,23 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Until Kafka drops the message at its partition's frontier, when it was told."""
 
     def __post_init__(self) -> None:
-        ensure(self.finding in TITLES, "unknown finding", finding=self.finding)
+        ensure(self.finding in FINDING_TITLES, "unknown finding", finding=self.finding)
 
     @property
-    def scope(self) -> Scope:
+    def scope(self) -> FindingScope:
         """What it hurts: a session, a partition, or the stream."""
         if self.session is not None:
             return "session"
         return "partition" if self.partition >= 0 else "stream"
 
     @property
-    def place(self) -> str:
+    def partition_name(self) -> str:
         """Where, as people write it."""
         return f"{self.topic}/{self.partition}" if self.partition >= 0 else self.topic
 
     @property
-    def advice(self) -> str:
-        """Which of the pieces of advice in `NEXT` is about it."""
+    def advice_key(self) -> str:
+        """Which of the pieces of advice in `FINDING_ADVICE` is about it."""
         kind = self.finding
         if kind == "poison" and self.level == "warning":
             return "skipped"
@@ -111,14 +111,14 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def can_go_forward(self) -> bool:
         """Whether `repair --forward` goes on without it."""
-        return self.advice in FORWARD
+        return self.advice_key in FORWARD
 
-    def next(self, stream: str) -> str:
+    def advice(self, stream: str) -> str:
         """What to do about it."""
-        named = {"place": self.place, "topic": self.topic, "expected": self.expected, "sequence": self.sequence}
-        return NEXT[self.advice].format(stream=stream, **named)
+        named = {"place": self.partition_name, "topic": self.topic, "expected": self.expected, "sequence": self.sequence}
+        return FINDING_ADVICE[self.advice_key].format(stream=stream, **named)
 
-    def told(self, stream: str) -> dict[str, Any]:
+    def to_dict(self, stream: str) -> dict[str, Any]:
         """As one JSON object for scripts."""
         return {
             "finding": self.finding,
@@ -132,23 +132,23 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
             "found": self.found or None,
             "cause": self.cause or None,
             "time_left_seconds": self.time_left_seconds,
-            "next": self.next(stream),
+            "next": self.advice(stream),
         }
 
     def render(self, stream: str) -> str:
         """As a person reads it: one screen."""
         at = f" at offset {self.offset}" if self.offset >= 0 else ""
-        of = f" (session {named(self.session)})" if self.session is not None else ""
-        headline = f"{TITLES[self.finding]}: {stream} {self.place or 'records table'}: {self.finding}{at}{of}"
+        of = f" (session {printable_session(self.session)})" if self.session is not None else ""
+        headline = f"{FINDING_TITLES[self.finding]}: {stream} {self.partition_name or 'records table'}: {self.finding}{at}{of}"
         facts = {
             "expected": self.expected,
             "found": self.found,
             "cause": self.cause,
             "touched": self.touched,
-            "time_left": "" if self.time_left_seconds is None else duration(self.time_left_seconds),
-            "next": self.next(stream),
+            "time_left": "" if self.time_left_seconds is None else format_duration(self.time_left_seconds),
+            "next": self.advice(stream),
         }
-        return screen(headline, {label: shortened(fact) for label, fact in facts.items()})
+        return render_screen(headline, {label: shorten(fact) for label, fact in facts.items()})
 
 
 class FindingsError(IntegrityError):
@@ -160,7 +160,7 @@ class FindingsError(IntegrityError):
         """Those that are new; none, where an earlier verdict stops the stream."""
 
 
-class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GapMark(Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"closed_by": "closed"}):
     """Where output stops, or begins again, to be what it should: a gap's edge, for the ledger and the gaps table."""
 
     finding: str
@@ -171,7 +171,7 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
     until: int = -1
     """A gap that is closed as soon as it is known, such as missing offsets: its end."""
     cause: str = ""
-    closed: str = ""
+    closed_by: str = ""
     """What closed it: snapshot, repair, forward, hand. Empty: this mark opens."""
     quarantined: bool = False
     """Whether the session's messages are set aside meanwhile."""
@@ -181,7 +181,7 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 FORWARD = ("expired", "poison")
 """Advice that offers `repair --forward`."""
-NEXT = {
+FINDING_ADVICE = {
     "gap": "seriatim repair {stream} --partition {place}\n"
     "looks again and says what is gone. The partition waits and loses nothing; the other partitions go on",
     "expired": "raise the topic's retention now, so that no more is lost; the other partitions go on. Then, to go on\n"
@@ -215,21 +215,21 @@ NEXT = {
     "doubtful": "look at it when there is time: a warning holds nothing back. Its severity is in the suite named above",
 }
 for _kind in ("sequence gap", "repeat", "disorder", "moved session", "precondition", "raised"):
-    NEXT[_kind] = NEXT["session"]
+    FINDING_ADVICE[_kind] = FINDING_ADVICE["session"]
 
 
-def shortened(text: str | None, length: int = 400) -> str:
+def shorten(text: str | None, length: int = 400) -> str:
     """At most `length` characters on one screen, control characters made visible."""
     shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text or "")
     return shown if len(shown) <= length else f"{shown[:length]}… ({len(shown)} characters)"
 
 
-def named(session: str) -> str:
+def printable_session(session: str) -> str:
     """A session's name within a line: it cannot end the line and go on as if it were ours, and no name is seen, too."""
-    return shortened(session.replace("\n", "\\n")) or "''"
+    return shorten(session.replace("\n", "\\n")) or "''"
 
 
-def typed(text: str) -> str:
+def shell_quote(text: str) -> str:
     """A word of a command that people paste, so that a shell takes any name for itself and runs nothing of it."""
     if re.fullmatch(r"[A-Za-z0-9_@%+=:,./-]+", text):
         return text
@@ -240,17 +240,17 @@ def typed(text: str) -> str:
     return "$'" + "".join(told.get(part, part) for part in plain) + "'"
 
 
-def action(kind: str, tier: Tier) -> Action:
+def tier_action(kind: str, tier: Tier) -> FindingAction:
     """What a tier does about a finding. Poison has its own rule, `on_poison`."""
-    return ACTIONS[kind][tier]
+    return TIER_ACTIONS[kind][tier]
 
 
-def failure(stream: str, findings: list[Finding]) -> FindingsError:
+def new_findings_error(stream: str, findings: list[Finding]) -> FindingsError:
     """The error for findings that are new in this run."""
     ensure(bool(findings), "no findings, no failure")
-    places = sorted({finding.place or "the records table" for finding in findings})
+    places = sorted({finding.partition_name or "the records table" for finding in findings})
     more = (
-        " or more" if any(count >= FINDINGS_TOLD_MAX for count in Counter(f.place for f in findings).values()) else ""
+        " or more" if any(count >= FINDINGS_REPORTED_MAX for count in Counter(f.partition_name for f in findings).values()) else ""
     )
     return FindingsError(
         f"{stream}: {len(findings)}{more} new finding{'s' * (len(findings) > 1)} in {', '.join(places[:5])}"

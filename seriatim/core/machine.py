@@ -18,11 +18,11 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_orig
 import msgspec
 from msgspec.structs import astuple
 
-from seriatim.core.current import Keyed
+from seriatim.core.current import RowKeySpec
 from seriatim.core.errors import ConfigError
-from seriatim.core.message import Poison, decode, plain_values
-from seriatim.core.outputs import beside, table_of
-from seriatim.core.session import Folded, Session
+from seriatim.core.message import Poison, decode_messages, plain_values
+from seriatim.core.outputs import make_other_record_types, table_of_record
+from seriatim.core.session import FoldOutput, Session
 
 S = TypeVar("S")
 M = TypeVar("M")
@@ -66,14 +66,14 @@ class Runner(Protocol):
     state_version: int
     columns: dict[str, str]
     """The record's own columns: name to type name (string, int64, …)."""
-    others: dict[str, dict[str, str]]
+    other_columns: dict[str, dict[str, str]]
     """The same of further tables, by table: a machine may give records of several kinds."""
-    keyed: Keyed | None
+    row_key_spec: RowKeySpec | None
     """How its records are rows of the table `current`; None: they name no key."""
     shape: str
     """What saved state depends on, beyond its version: another shape would misread it."""
     has_snapshots: bool
-    snapshot_kind: type | None
+    snapshot_type: type | None
     """The class of snapshots, where the class alone tells; else `is_snapshot` is asked."""
     can_upgrade: bool
     may_half_change: bool
@@ -88,18 +88,18 @@ class Runner(Protocol):
     def start(self, session: str) -> Any: ...
     def apply(self, state: Any, message: Any) -> Sequence[tuple[Any, ...]]: ...
     def end(self, state: Any) -> Sequence[tuple[Any, ...]]: ...
-    def unusual(
+    def fold_usual(
         self,
         sessions: Mapping[str, Session],
         names: Sequence[str | None],
         sequences: Sequence[int | None],
         messages: Sequence[Any],
-        out: Folded,
+        output: FoldOutput,
     ) -> Iterable[int]: ...
-    def check(self, records: Sequence[tuple[Any, ...]]) -> None: ...
+    def check_records(self, records: Sequence[tuple[Any, ...]]) -> None: ...
     def dump(self, state: Any) -> bytes: ...
-    def load(self, saved: bytes, version: int) -> Any: ...
-    def show(self, state: Any) -> Any: ...
+    def load(self, state_bytes: bytes, version: int) -> Any: ...
+    def to_plain(self, state: Any) -> Any: ...
 
 
 class UserMachine:
@@ -107,35 +107,35 @@ class UserMachine:
 
     may_half_change = True
     contradictions = 0
-    snapshot_kind: type | None = None
+    snapshot_type: type | None = None
 
     def __init__(
         self,
         name: str,
-        kind: type[Machine[Any, Any, Any]],
+        machine_class: type[Machine[Any, Any, Any]],
         sequence: str | None = None,
         session: str | None = None,
     ) -> None:
         self.name = name
-        self.machine = kind()
-        self.state_version = kind.state_version
+        self.machine = machine_class()
+        self.state_version = machine_class.state_version
         if type(self.state_version) is not int or self.state_version < 1:
             raise ConfigError(f"machine {name}: state_version is {self.state_version!r}", next="count from 1")
-        self.has_snapshots = kind.is_snapshot is not Machine.is_snapshot
-        self.can_upgrade = kind.upgrade is not Machine.upgrade
-        self.has_end = kind.end is not Machine.end
-        state, message, record = type_arguments(name, kind)
+        self.has_snapshots = machine_class.is_snapshot is not Machine.is_snapshot
+        self.can_upgrade = machine_class.upgrade is not Machine.upgrade
+        self.has_end = machine_class.end is not Machine.end
+        state, message, record = type_arguments(name, machine_class)
         kinds = get_args(record) if get_origin(record) in (typing.Union, UnionType) else (record,)
-        self.record, self.columns = kinds[0], record_columns(name, kinds[0])
-        self.beside = beside(name, kinds)
-        self.others = {made.table: record_columns(name, kind) for kind, made in self.beside.items()}
-        self.keyed = keyed(name, self.record, self.columns)
+        self.record_type, self.columns = kinds[0], record_columns(name, kinds[0])
+        self.other_record_types = make_other_record_types(name, kinds)
+        self.other_columns = {made.table: record_columns(name, kind) for kind, made in self.other_record_types.items()}
+        self.row_key_spec = row_key_spec_of(name, self.record_type, self.columns)
         self._decoder = msgspec.json.Decoder(message)
-        self._saved: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(state)
-        self._sequence, self._session = sequence, session
-        self._counter = attrgetter(sequence or "sequence")
-        self._apply = self.machine.apply
-        self._usual = None if any(map(is_list, self.columns.values())) else self.record
+        self._state_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(state)
+        self._sequence_field, self._session_field = sequence, session
+        self._get_sequence = attrgetter(sequence or "sequence")
+        self._machine_apply = self.machine.apply
+        self._fast_record_type = None if any(map(is_list_type, self.columns.values())) else self.record_type
         """The kind whose records can be taken as they are."""
         self.shape = f"session {session or 'by key'}, sequence {sequence or 'none'}"
         self.is_snapshot = self.machine.is_snapshot
@@ -145,75 +145,75 @@ class UserMachine:
 
     def decode(self, values: Sequence[bytes | None]) -> list[Any]:
         """Typed messages, `Poison` where a value is none or its sequence or session is unusable."""
-        messages = decode(self._decoder, values)
-        if self._session is None and (self._sequence is None or self._has_counters(messages)):
+        messages = decode_messages(self._decoder, values)
+        if self._session_field is None and (self._sequence_field is None or self._has_valid_sequences(messages)):
             return messages
-        return [self._usable(message) for message in messages]
+        return [self._poison_if_unusable(message) for message in messages]
 
-    def _has_counters(self, messages: Sequence[Any]) -> bool:
+    def _has_valid_sequences(self, messages: Sequence[Any]) -> bool:
         """Whether all sequences are usable, seen as a column, which costs a quarter of looking at each message."""
         try:
-            counters = list(map(self._counter, messages))
+            counters = list(map(self._get_sequence, messages))
         except AttributeError:  # some message is poison
             return False
         return set(map(type, counters)) == {int} and _is_int64(min(counters)) and _is_int64(max(counters))
 
-    def _usable(self, message: Any) -> Any:
+    def _poison_if_unusable(self, message: Any) -> Any:
         if message.__class__ is Poison:
             return message
-        if self._sequence and not _is_int64(found := getattr(message, self._sequence, None)):
-            return Poison(f"wrong schema: {self._sequence} must be a whole number, found {found!r}")
-        if self._session and not isinstance(found := getattr(message, self._session, None), str | int):
-            return Poison(f"wrong schema: {self._session} must be text, found {found!r}")
+        if self._sequence_field and not _is_int64(found := getattr(message, self._sequence_field, None)):
+            return Poison(f"wrong schema: {self._sequence_field} must be a whole number, found {found!r}")
+        if self._session_field and not isinstance(found := getattr(message, self._session_field, None), str | int):
+            return Poison(f"wrong schema: {self._session_field} must be text, found {found!r}")
         return message
 
     def sequences(self, messages: Sequence[Any]) -> Sequence[int | None]:
         """The producer's own counter of each message, if the stream names one."""
-        if self._sequence is None:
+        if self._sequence_field is None:
             return [None] * len(messages)
         try:
-            return list(map(self._counter, messages))
+            return list(map(self._get_sequence, messages))
         except AttributeError:  # some message is poison
-            return [getattr(message, self._sequence, None) for message in messages]
+            return [getattr(message, self._sequence_field, None) for message in messages]
 
     def session(self, message: Any) -> str:
         """The session as a field of the message."""
-        return str(getattr(message, self._session or ""))
+        return str(getattr(message, self._session_field or ""))
 
     def apply(self, state: Any, message: Any) -> Sequence[tuple[Any, ...]]:
         """One message's records as tuples in the order of `columns`, each as it was when the machine gave it."""
-        usual, given = self._usual, self._apply(state, message)
-        return [astuple(one) if one.__class__ is usual else self._row("apply", one) for one in given]
+        usual, given = self._fast_record_type, self._machine_apply(state, message)
+        return [astuple(one) if one.__class__ is usual else self._to_row("apply", one) for one in given]
 
     def end(self, state: Any) -> Sequence[tuple[Any, ...]]:
         """The records that take a session's output back."""
-        return [self._row("end", record) for record in self.machine.end(state)]
+        return [self._to_row("end", record) for record in self.machine.end(state)]
 
-    def _row(self, method: str, record: Any) -> tuple[Any, ...]:
+    def _to_row(self, method: str, record: Any) -> tuple[Any, ...]:
         """A record as a tuple of its own: lists are copied, for the machine may go on changing them."""
         kind = record.__class__
-        if kind is not self.record and kind not in self.beside:
-            named = " or ".join(one.__name__ for one in (self.record, *self.beside))
+        if kind is not self.record_type and kind not in self.other_record_types:
+            named = " or ".join(one.__name__ for one in (self.record_type, *self.other_record_types))
             raise TypeError(f"{method} must yield {named}, it gave {type(record).__name__}")
-        return self.beside.get(kind, tuple)(map(_own, astuple(record)))
+        return self.other_record_types.get(kind, tuple)(map(_copy_lists, astuple(record)))
 
-    def unusual(
+    def fold_usual(
         self,
         sessions: Mapping[str, Session],  # noqa: ARG002  # the fold takes every message through `apply`
         names: Sequence[str | None],  # noqa: ARG002
         sequences: Sequence[int | None],  # noqa: ARG002
         messages: Sequence[Any],
-        out: Folded,  # noqa: ARG002
+        output: FoldOutput,  # noqa: ARG002
     ) -> Iterable[int]:
         """Positions of messages that the fold must look at: all of them."""
         return range(len(messages))
 
-    def check(self, records: Sequence[tuple[Any, ...]]) -> None:
+    def check_records(self, records: Sequence[tuple[Any, ...]]) -> None:
         """Refuse records whose values do not fit their columns."""
         for record in records:
-            columns = self.others.get(table_of(record), self.columns)
+            columns = self.other_columns.get(table_of_record(record), self.columns)
             for value, (column, kind) in zip(record, columns.items(), strict=True):
-                if not fits(value, kind):
+                if not fits_column_type(value, kind):
                     raise TypeError(
                         f"record field {column} takes {kind}, it got {type(value).__name__} {str(value)[:60]!r}"
                     )
@@ -221,30 +221,30 @@ class UserMachine:
     def dump(self, state: Any) -> bytes:
         """State as bytes, read back at once: what cannot be read again must not be saved."""
         saved = msgspec.msgpack.encode(state)
-        self._saved.decode(saved)
+        self._state_decoder.decode(saved)
         return saved
 
-    def load(self, saved: bytes, version: int) -> Any:
+    def load(self, state_bytes: bytes, version: int) -> Any:
         """State from bytes, upgraded if an older version wrote them."""
-        return self._saved.decode(saved) if version == self.state_version else self.machine.upgrade(saved, version)
+        return self._state_decoder.decode(state_bytes) if version == self.state_version else self.machine.upgrade(state_bytes, version)
 
-    def show(self, state: Any) -> Any:
+    def to_plain(self, state: Any) -> Any:
         """State as plain values for people and JSON."""
         return plain_values(state, msgspec.msgpack.decode)
 
 
-def type_arguments(name: str, kind: type) -> tuple[Any, Any, Any]:
+def type_arguments(name: str, machine_class: type) -> tuple[Any, Any, Any]:
     """State, message and record types of a user's class."""
-    for base in getattr(kind, "__orig_bases__", ()):
+    for base in getattr(machine_class, "__orig_bases__", ()):
         if get_origin(base) is Machine and len(get_args(base)) == 3:
             return typing.cast("tuple[Any, Any, Any]", get_args(base))
     raise ConfigError(
         f"machine {name}: the class does not say its types",
-        next=f"write it as class {kind.__name__}(Machine[State, Message, Record])",
+        next=f"write it as class {machine_class.__name__}(Machine[State, Message, Record])",
     )
 
 
-SCALARS: dict[Any, str] = {
+SCALAR_TYPES: dict[Any, str] = {
     str: "string",
     int: "int64",
     float: "float64",
@@ -274,63 +274,63 @@ def record_columns(name: str, record: Any) -> dict[str, str]:
     return columns
 
 
-def keyed(name: str, record: Any, columns: Mapping[str, str]) -> Keyed | None:
+def row_key_spec_of(name: str, record: Any, columns: Mapping[str, str]) -> RowKeySpec | None:
     """How records are rows: by what the Struct says in `row_key` and `row_gone`. None: it names no key."""
     key, gone = tuple(getattr(record, "row_key", ())), dict(getattr(record, "row_gone", {}))
     columns_of = {field.name: field.encode_name for field in msgspec.structs.fields(record)}
     kinds = {field: columns[column] for field, column in columns_of.items()}
-    if trouble := _row_trouble(key, gone, kinds):
+    if trouble := _row_key_error(key, gone, kinds):
         raise ConfigError(f"machine {name}: {record.__name__}.{trouble}", next=f"its fields are {', '.join(kinds)}")
     if not key:
         return None
-    return Keyed(
+    return RowKeySpec(
         key=tuple(columns_of[one] for one in key),
         columns=tuple(columns),
-        gone={columns_of[one]: value for one, value in gone.items()},
+        deleted_when={columns_of[one]: value for one, value in gone.items()},
     )
 
 
-def _row_trouble(key: tuple[str, ...], gone: Mapping[str, Any], kinds: Mapping[str, str]) -> str:
+def _row_key_error(key: tuple[str, ...], deleted_when: Mapping[str, Any], kinds: Mapping[str, str]) -> str:
     """What is wrong with the fields that a Struct names."""
-    if gone and not key:
+    if deleted_when and not key:
         return "row_gone has no row_key beside it"
-    for said, names in (("row_key", key), ("row_gone", gone)):
+    for said, names in (("row_key", key), ("row_gone", deleted_when)):
         if strange := [one for one in names if one not in kinds]:
             return f"{said} names {strange[0]!r}, which is no field of it"
-    if lists := [one for one in key if is_list(kinds[one])]:
+    if lists := [one for one in key if is_list_type(kinds[one])]:
         return f"row_key names {lists[0]!r}, a list: it must hold one value"
-    unfit = [one for one, value in gone.items() if not fits(value, kinds[one])]
-    return f"row_gone: {unfit[0]} is {kinds[unfit[0]]}, never {gone[unfit[0]]!r}" if unfit else ""
+    unfit = [one for one, value in deleted_when.items() if not fits_column_type(value, kinds[one])]
+    return f"row_gone: {unfit[0]} is {kinds[unfit[0]]}, never {deleted_when[unfit[0]]!r}" if unfit else ""
 
 
-def fits(value: Any, kind: str) -> bool:
+def fits_column_type(value: Any, type_name: str) -> bool:
     """Whether a value may stand in a column of this type. Never laxer than what writes the column."""
     if value is None:
         return True
-    if is_list(kind):
-        return isinstance(value, list) and all(fits(part, kind[5:-1]) for part in value)
-    if kind == "int64":
+    if is_list_type(type_name):
+        return isinstance(value, list) and all(fits_column_type(part, type_name[5:-1]) for part in value)
+    if type_name == "int64":
         return _is_int64(value)
-    if kind == "float64":
+    if type_name == "float64":
         return isinstance(value, float) or (_is_int64(value) and abs(value) <= FLOAT64_WHOLE_MAX)
-    wanted = next(python for python, name in SCALARS.items() if name == kind)
-    right = isinstance(value, wanted) and not (kind == "date" and isinstance(value, datetime))
-    return right and _can_be_written(value, kind)
+    wanted = next(python for python, name in SCALAR_TYPES.items() if name == type_name)
+    right = isinstance(value, wanted) and not (type_name == "date" and isinstance(value, datetime))
+    return right and _is_writable(value, type_name)
 
 
-def is_list(kind: str) -> bool:
+def is_list_type(type_name: str) -> bool:
     """Whether a column of this type holds lists."""
-    return kind.startswith("list<")
+    return type_name.startswith("list<")
 
 
-def _own(value: Any) -> Any:
+def _copy_lists(value: Any) -> Any:
     """A value that nobody else can change."""
-    return [_own(part) for part in value] if isinstance(value, list) else value
+    return [_copy_lists(part) for part in value] if isinstance(value, list) else value
 
 
-def _can_be_written(value: Any, kind: str) -> bool:
+def _is_writable(value: Any, type_name: str) -> bool:
     try:
-        _ = value.encode() if kind == "string" else kind != "timestamp" or value.utctimetuple()
+        _ = value.encode() if type_name == "string" else type_name != "timestamp" or value.utctimetuple()
     except (UnicodeEncodeError, OverflowError):
         return False
     return True
@@ -347,14 +347,14 @@ def _column_type(name: str, field: str, kind: Any) -> str:
         return f"list<{_column_type(name, field, get_args(kind)[0])}>"
     if get_origin(kind) is typing.Literal and all(isinstance(choice, str) for choice in get_args(kind)):
         return "string"
-    if kind not in SCALARS:
-        allowed = ", ".join(scalar.__name__ for scalar in SCALARS)
+    if kind not in SCALAR_TYPES:
+        allowed = ", ".join(scalar.__name__ for scalar in SCALAR_TYPES)
         raise ConfigError(
             f"machine {name}: record field {field!r} has type {kind}",
             allowed=f"{allowed}, list of these, or None with one of them",
             next="change the field's type",
         )
-    return SCALARS[kind]
+    return SCALAR_TYPES[kind]
 
 
 def _refuse_missing_field(name: str, message: Any, field: str) -> None:

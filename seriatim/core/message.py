@@ -16,9 +16,9 @@ from seriatim.core.errors import ensure
 from seriatim.core.offsets import Partition
 
 Header = tuple[str, bytes | None]
-YEARS_MS = (-62_135_596_800_000, 253_402_300_799_999)
+TIMESTAMP_RANGE_MS = (-62_135_596_800_000, 253_402_300_799_999)
 """The first millisecond of year 1 and the last of 9999."""
-READABLE_MS = (-(2**63) // 1000 + 1, (2**63 - 1) // 1000)
+SPARK_TIMESTAMP_RANGE_MS = (-(2**63) // 1000 + 1, (2**63 - 1) // 1000)
 """Timestamps whose microseconds fit 64 bits: Spark cannot read a message with any other."""
 
 
@@ -29,7 +29,7 @@ class Poison(Struct, frozen=True):
     sequence: ClassVar[None] = None
 
 
-class Captured(Struct, frozen=True, kw_only=True):
+class CapturedMessage(Struct, frozen=True, kw_only=True):
     """A message as somebody wrote it down."""
 
     partition: Partition
@@ -39,7 +39,7 @@ class Captured(Struct, frozen=True, kw_only=True):
     timestamp: int = 0
 
 
-class Stretch:
+class MessageBatch:
     """Messages of one partition with no hole inside, in columns: message i has offset `start + i`."""
 
     def __init__(
@@ -61,30 +61,30 @@ class Stretch:
     def __len__(self) -> int:
         return len(self.values)
 
-    def until(self, count: int) -> Stretch:
+    def first_messages(self, count: int) -> MessageBatch:
         """The first `count` messages."""
         headers = None if self.headers is None else self.headers[:count]
-        return Stretch(self.start, self.timestamps[:count], self.keys[:count], self.values[:count], headers)
+        return MessageBatch(self.start, self.timestamps[:count], self.keys[:count], self.values[:count], headers)
 
     def size_bytes(self) -> int:
         """Of all keys and values."""
         return sum(len(part) for part in (*self.keys, *self.values) if part is not None)
 
-    def names(self) -> list[str | None]:
+    def session_names(self) -> list[str | None]:
         """Sessions by Kafka key; None where there is no readable key."""
-        return [session_name(key) for key in self.keys]
+        return [session_name_of_key(key) for key in self.keys]
 
     @property
-    def rises(self) -> bool:
+    def has_rising_timestamps(self) -> bool:
         """Whether no timestamp is below the one before."""
         return all(before <= after for before, after in pairwise(self.timestamps))
 
-    def untimely(self) -> list[int]:
+    def invalid_timestamp_positions(self) -> list[int]:
         """Positions of messages whose timestamp no calendar has."""
-        return [i for i, time in enumerate(self.timestamps) if not YEARS_MS[0] <= time <= YEARS_MS[1]]
+        return [i for i, time in enumerate(self.timestamps) if not TIMESTAMP_RANGE_MS[0] <= time <= TIMESTAMP_RANGE_MS[1]]
 
 
-def session_name(key: bytes | None) -> str | None:
+def session_name_of_key(key: bytes | None) -> str | None:
     """A Kafka key as a session's name; None if it is missing or not UTF-8."""
     try:
         return None if key is None else key.decode()
@@ -106,7 +106,7 @@ def plain_values(value: Any, decode_raw: Callable[[bytes], Any] = msgspec.json.d
     return msgspec.to_builtins(value, enc_hook=of_raw)
 
 
-def decode(decoder: msgspec.json.Decoder[Any], values: Sequence[bytes | None]) -> list[Any]:
+def decode_messages(decoder: msgspec.json.Decoder[Any], values: Sequence[bytes | None]) -> list[Any]:
     """Typed messages, one per value, in order; a `Poison` where a value cannot be decoded.
 
     Each value is decoded by itself: a decoder of lines would take two messages in one value, or one
@@ -117,10 +117,10 @@ def decode(decoder: msgspec.json.Decoder[Any], values: Sequence[bytes | None]) -
         return list(map(decoder.decode, values))  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001, S110  # some value is poison, or a user's type raises: the way below names which
         pass
-    return [decode_one(decoder.decode, value) for value in values]
+    return [decode_message(decoder.decode, value) for value in values]
 
 
-def decode_one(decode: Callable[[bytes], Any], value: bytes | None) -> Any:  # noqa: PLR0911  # one per kind of poison
+def decode_message(decode: Callable[[bytes], Any], value: bytes | None) -> Any:  # noqa: PLR0911  # one per kind of poison
     """One typed message, or the `Poison` that stands in for it."""
     if value is None:
         return Poison("the value is null")

@@ -55,7 +55,7 @@ class OffsetRange(Struct, frozen=True, order=True):
     def __str__(self) -> str:
         return f"[{self.start}, {self.end})"
 
-    def then(self, later: OffsetRange) -> OffsetRange:
+    def joined_with(self, later: OffsetRange) -> OffsetRange:
         """The two as one. Only neighbours join: a join across a hole would hide it."""
         ensure(self.end == later.start, "ranges do not touch", end=self.end, start=later.start)
         return OffsetRange(self.start, later.end)
@@ -66,14 +66,14 @@ class OffsetRange(Struct, frozen=True, order=True):
         return OffsetRange(self.start, offset)
 
 
-def holes(offsets: Iterable[int], within: OffsetRange) -> list[OffsetRange]:
+def find_holes(offsets: Iterable[int], offset_range: OffsetRange) -> list[OffsetRange]:
     """The offsets of `within` that do not occur in `offsets` (which rise), as ranges."""
-    missing, expected = [], within.start
+    missing, expected = [], offset_range.start
     for offset in offsets:
-        ensure(expected <= offset < within.end, "offset outside its range or out of order", offset=offset)
+        ensure(expected <= offset < offset_range.end, "offset outside its range or out of order", offset=offset)
         if offset > expected:
             missing.append(OffsetRange(expected, offset))
         expected = offset + 1
-    if expected < within.end:
-        missing.append(OffsetRange(expected, within.end))
+    if expected < offset_range.end:
+        missing.append(OffsetRange(expected, offset_range.end))
     return missing

@@ -14,83 +14,83 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from seriatim.core.errors import ConfigError
-from seriatim.core.session import Ended, Folded
+from seriatim.core.session import FoldOutput, SessionEndRecords
 
-ROOM = "records-"
+OTHER_TABLE_PREFIX = "records-"
 """How the folder of another table begins."""
-NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-MAIN = ""
+TABLE_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+MAIN_TABLE = ""
 """The table `records` itself."""
 
 
-class Beside(tuple[Any, ...]):
+class OtherTableRecord(tuple[Any, ...]):
     """A record of another table than `records`."""
 
     __slots__ = ()
-    table: ClassVar[str] = MAIN
+    table: ClassVar[str] = MAIN_TABLE
 
 
-def table_of(row: tuple[Any, ...]) -> str:
+def table_of_record(row: tuple[Any, ...]) -> str:
     """The table of a record."""
-    return row.table if isinstance(row, Beside) else MAIN
+    return row.table if isinstance(row, OtherTableRecord) else MAIN_TABLE
 
 
-def room(table: str) -> str:
+def table_directory(table: str) -> str:
     """The folder of a table below the output path."""
-    return f"{ROOM}{table}" if table else "records"
+    return f"{OTHER_TABLE_PREFIX}{table}" if table else "records"
 
 
-def table_in(path: str) -> str:
+def table_of_path(path: str) -> str:
     """The table of a record file, by its path; of other files, that of `records`."""
-    return path.partition("/")[0].removeprefix(ROOM) if path.startswith(ROOM) else MAIN
+    return path.partition("/")[0].removeprefix(OTHER_TABLE_PREFIX) if path.startswith(OTHER_TABLE_PREFIX) else MAIN_TABLE
 
 
-def beside(machine: str, kinds: Sequence[type]) -> dict[type, type[Beside]]:
+def make_other_record_types(machine: str, record_types: Sequence[type]) -> dict[type, type[OtherTableRecord]]:
     """Tuples for the kinds of records after the first, each knowing its table."""
-    made: dict[type, type[Beside]] = {}
-    for kind in kinds[1:]:
+    made: dict[type, type[OtherTableRecord]] = {}
+    for kind in record_types[1:]:
         name = kind.__name__.lower()
-        if not NAME.fullmatch(name) or name in {one.table for one in made.values()}:
+        if not TABLE_NAME.fullmatch(name) or name in {one.table for one in made.values()}:
             raise ConfigError(
-                f"machine {machine}: records of {kind.__name__} cannot go to {room(name)!r}: it is no name of its own",
+                f"machine {machine}: records of {kind.__name__} cannot go to {table_directory(name)!r}: it is no name of its own",
                 next="give the Struct another name: letters, digits and _, each once whatever its case",
             )
-        made[kind] = type(kind.__name__, (Beside,), {"table": name, "__slots__": ()})
+        made[kind] = type(kind.__name__, (OtherTableRecord,), {"table": name, "__slots__": ()})
     return made
 
 
-def split(rows: Iterable[tuple[Any, ...]]) -> dict[str, list[int]]:
+def rows_by_table(rows: Iterable[tuple[Any, ...]]) -> dict[str, list[int]]:
     """Which rows are of which table."""
     found: dict[str, list[int]] = {}
     for number, row in enumerate(rows):
-        found.setdefault(table_of(row), []).append(number)
+        found.setdefault(table_of_record(row), []).append(number)
     return found
 
 
-def some_folded(folded: Folded, rows: Sequence[int]) -> Folded:
+def select_records(output: FoldOutput, rows: Sequence[int]) -> FoldOutput:
     """Only these records of a stretch."""
-    return Folded(
-        positions=[folded.positions[row] for row in rows],
-        indexes=[folded.indexes[row] for row in rows],
-        sequences=[folded.sequences[row] for row in rows],
-        sessions=[folded.sessions[row] for row in rows],
-        rows=[folded.rows[row] for row in rows],
-        sources={number: folded.sources[row] for number, row in enumerate(rows) if row in folded.sources},
-        consumed=folded.consumed,
+    return FoldOutput(
+        positions=[output.positions[row] for row in rows],
+        indexes=[output.indexes[row] for row in rows],
+        sequences=[output.sequences[row] for row in rows],
+        sessions=[output.sessions[row] for row in rows],
+        rows=[output.rows[row] for row in rows],
+        source_messages={number: output.source_messages[row] for number, row in enumerate(rows) if row in output.source_messages},
+        consumed_messages=output.consumed_messages,
     )
 
 
-def some_ended(ended: Ended, rows: Sequence[int]) -> Ended:
+def select_end_records(end_records: SessionEndRecords, rows: Sequence[int]) -> SessionEndRecords:
     """Only these records of sessions that end."""
-    return Ended(
-        indexes=[ended.indexes[row] for row in rows],
-        timestamps=[ended.timestamps[row] for row in rows],
-        sessions=[ended.sessions[row] for row in rows],
-        sequences=[ended.sequences[row] for row in rows],
-        rows=[ended.rows[row] for row in rows],
+    return SessionEndRecords(
+        indexes=[end_records.indexes[row] for row in rows],
+        timestamps=[end_records.timestamps[row] for row in rows],
+        sessions=[end_records.sessions[row] for row in rows],
+        sequences=[end_records.sequences[row] for row in rows],
+        rows=[end_records.rows[row] for row in rows],
     )
 
 
-def count_by_table(found: Mapping[str, Sequence[int]]) -> dict[str, int]:
+def count_by_table(rows_by_table: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """How many records each other table gets."""
-    return {table: len(rows) for table, rows in sorted(found.items()) if table != MAIN}
+    return {table: len(rows) for table, rows in sorted(rows_by_table.items()) if table != MAIN_TABLE}

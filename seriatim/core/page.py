@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from seriatim.core.integrity import shortened
+from seriatim.core.integrity import shorten
 
-TEXT_MAX = 500
-ROWS_MAX = 500
+PAGE_TEXT_MAX = 500
+PAGE_ROWS_MAX = 500
 BAR_WIDTH, BAR_HEIGHT = 420, 14
 LIGHT = """color-scheme: light; --ink: #1c2733; --soft: #5d6b7a; --line: #d7dee6; --page: #ffffff; --card: #f5f7fa;
   --good: #2c7a4b; --bad: #b3261e; --warn: #9a6700; --done: #3b6ea8; --wait: #e3a13b;"""
@@ -30,7 +30,7 @@ COLOURS = f"""
 :root[data-theme="dark"] {{ {DARK} }}
 """
 """By the system's wish, or by the one that a page around it was given."""
-STYLE = """
+PAGE_STYLE = """
 body { margin: 2rem auto; max-width: 70rem; padding: 0 1rem; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.4rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin-top: 2rem; }
@@ -59,14 +59,14 @@ class Card(Struct, frozen=True):
     tone: Literal["", "good", "bad"] = ""
 
 
-class Told(Struct, frozen=True):
+class PageFinding(Struct, frozen=True):
     """A finding, as a person reads it."""
 
     text: str
     level: str = "error"
 
 
-class Bar(Struct, frozen=True, kw_only=True):
+class PartitionBar(Struct, frozen=True, kw_only=True):
     """A partition as a picture: what was folded before, what is new, what waits, where it halted."""
 
     label: str
@@ -78,7 +78,7 @@ class Bar(Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-class Table(Struct, frozen=True, kw_only=True):
+class PageTable(Struct, frozen=True, kw_only=True):
     """Rows under a headline."""
 
     title: str
@@ -87,96 +87,96 @@ class Table(Struct, frozen=True, kw_only=True):
     empty: str = "None."
 
 
-class Page(Struct, frozen=True, kw_only=True):
+class ReportPage(Struct, frozen=True, kw_only=True):
     """A whole report."""
 
     title: str
     subtitle: str
     cards: Sequence[Card] = ()
-    findings: Sequence[Told] = ()
-    bars: Sequence[Bar] = ()
-    tables: Sequence[Table] = field(default_factory=list)
+    findings: Sequence[PageFinding] = ()
+    bars: Sequence[PartitionBar] = ()
+    tables: Sequence[PageTable] = field(default_factory=list)
     footer: str = ""
 
 
-def html(page: Page) -> str:
+def render_page(page: ReportPage) -> str:
     """The page as one file."""
-    head_line = [tag("h1", text(page.title)), tag("p", text(page.subtitle), css="soft")]
-    body = [*head_line, *sections(page), tag("p", text(page.footer), css="soft")]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">{POLICY}'
-    head += f"{tag('title', text(page.title))}<style>{COLOURS}{STYLE}</style>"
+    head_line = [html_tag("h1", safe_text(page.title)), html_tag("p", safe_text(page.subtitle), css="soft")]
+    body = [*head_line, *render_sections(page), html_tag("p", safe_text(page.footer), css="soft")]
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">{CONTENT_SECURITY_POLICY}'
+    head += f"{html_tag('title', safe_text(page.title))}<style>{COLOURS}{PAGE_STYLE}</style>"
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(body) + "\n</body></html>\n"
 
 
-def sections(page: Page) -> list[str]:
+def render_sections(page: ReportPage) -> list[str]:
     """What is between a page's title and its last line."""
     return [
-        tag("div", *map(_card, page.cards), css="cards"),
-        *(_findings(page.findings)),
-        *([tag("h2", text("Partitions")), _bars(page.bars)] if page.bars else []),
-        *(part for table in page.tables for part in _table(table)),
+        html_tag("div", *map(_render_card, page.cards), css="cards"),
+        *(_render_findings(page.findings)),
+        *([html_tag("h2", safe_text("Partitions")), _render_bars(page.bars)] if page.bars else []),
+        *(part for table in page.tables for part in _render_table(table)),
     ]
 
 
-POLICY = "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+CONTENT_SECURITY_POLICY = "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
 """Were anything to slip in all the same, no browser would run or load it."""
 
 
-def text(value: Any) -> str:
+def safe_text(value: Any) -> str:
     """Anything as safe text, of a length that a page can bear."""
-    return escape(shortened(str(value), TEXT_MAX), quote=True)
+    return escape(shorten(str(value), PAGE_TEXT_MAX), quote=True)
 
 
-def tag(name: str, *inside: str, css: str = "") -> str:
+def html_tag(name: str, *children: str, css: str = "") -> str:
     """An element around what is safe already."""
-    return f"<{name}{f' class={chr(34)}{css}{chr(34)}' if css else ''}>{''.join(inside)}</{name}>"
+    return f"<{name}{f' class={chr(34)}{css}{chr(34)}' if css else ''}>{''.join(children)}</{name}>"
 
 
-def _card(card: Card) -> str:
-    return tag("div", tag("b", text(card.value), css=card.tone), tag("span", text(card.label)), css="card")
+def _render_card(card: Card) -> str:
+    return html_tag("div", html_tag("b", safe_text(card.value), css=card.tone), html_tag("span", safe_text(card.label)), css="card")
 
 
-def _findings(findings: Sequence[Told]) -> Iterable[str]:
-    yield tag("h2", text("Findings"))
+def _render_findings(findings: Sequence[PageFinding]) -> Iterable[str]:
+    yield html_tag("h2", safe_text("Findings"))
     if not findings:
-        yield tag("p", text("None."), css="soft")
-    for one in findings[:ROWS_MAX]:
-        screen = escape("\n".join(shortened(line, TEXT_MAX) for line in one.text.splitlines()[:40]))
-        yield tag("pre", screen, css=one.level if one.level in ("error", "warning") else "")
-    if len(findings) > ROWS_MAX:
-        yield tag("p", text(f"… and {len(findings) - ROWS_MAX} more"), css="soft")
+        yield html_tag("p", safe_text("None."), css="soft")
+    for one in findings[:PAGE_ROWS_MAX]:
+        screen = escape("\n".join(shorten(line, PAGE_TEXT_MAX) for line in one.text.splitlines()[:40]))
+        yield html_tag("pre", screen, css=one.level if one.level in ("error", "warning") else "")
+    if len(findings) > PAGE_ROWS_MAX:
+        yield html_tag("p", safe_text(f"… and {len(findings) - PAGE_ROWS_MAX} more"), css="soft")
 
 
-def _table(table: Table) -> Iterable[str]:
-    yield tag("h2", text(table.title))
+def _render_table(table: PageTable) -> Iterable[str]:
+    yield html_tag("h2", safe_text(table.title))
     if not table.rows:
-        yield tag("p", text(table.empty), css="soft")
+        yield html_tag("p", safe_text(table.empty), css="soft")
         return
     numbers = [all(isinstance(row[i], int | float) for row in table.rows) for i in range(len(table.columns))]
     css = ["number" if number else "" for number in numbers]
-    head = tag("tr", *(tag("th", text(name), css=kind) for name, kind in zip(table.columns, css, strict=True)))
+    head = html_tag("tr", *(html_tag("th", safe_text(name), css=kind) for name, kind in zip(table.columns, css, strict=True)))
     rows = [
-        tag("tr", *(_cell(value, kind) for value, kind in zip(row, css, strict=True))) for row in table.rows[:ROWS_MAX]
+        html_tag("tr", *(_render_cell(value, kind) for value, kind in zip(row, css, strict=True))) for row in table.rows[:PAGE_ROWS_MAX]
     ]
-    yield tag("table", head, *rows)
-    if len(table.rows) > ROWS_MAX:
-        yield tag("p", text(f"… and {len(table.rows) - ROWS_MAX} more rows"), css="soft")
+    yield html_tag("table", head, *rows)
+    if len(table.rows) > PAGE_ROWS_MAX:
+        yield html_tag("p", safe_text(f"… and {len(table.rows) - PAGE_ROWS_MAX} more rows"), css="soft")
 
 
-def _cell(value: Any, css: str) -> str:
+def _render_cell(value: Any, css: str) -> str:
     tone = value if value in ("good", "bad") else css
-    return tag("td", text("" if value is None else value), css=tone)
+    return html_tag("td", safe_text("" if value is None else value), css=tone)
 
 
-def _bars(bars: Sequence[Bar]) -> str:
+def _render_bars(bars: Sequence[PartitionBar]) -> str:
     rows = [
-        tag("tr", tag("td", text(bar.label)), tag("td", _bar(bar)), tag("td", text(bar.note), css="soft"))
-        for bar in bars[:ROWS_MAX]
+        html_tag("tr", html_tag("td", safe_text(bar.label)), html_tag("td", _render_bar(bar)), html_tag("td", safe_text(bar.note), css="soft"))
+        for bar in bars[:PAGE_ROWS_MAX]
     ]
-    return tag("table", *rows)
+    return html_tag("table", *rows)
 
 
-def _bar(bar: Bar) -> str:
+def _render_bar(bar: PartitionBar) -> str:
     """From the first offset to the log end, to scale; each part at least a hair wide."""
     length = max(bar.end - bar.start, 1)
 
@@ -194,6 +194,6 @@ def _bar(bar: Bar) -> str:
         part("wait", frontier, bar.end),
         part("halt", bar.halt, bar.halt + max(1, length // 150)) if bar.halt >= bar.start else "",
     ]
-    said = text(f"{bar.label}: folded {bar.start} to {bar.frontier}, log end {bar.end}")
+    said = safe_text(f"{bar.label}: folded {bar.start} to {bar.frontier}, log end {bar.end}")
     size = f'width="{BAR_WIDTH}" height="{BAR_HEIGHT}" viewBox="0 0 {BAR_WIDTH} {BAR_HEIGHT}"'
     return f'<svg {size} role="img" aria-label="{said}">{"".join(parts)}</svg>'

@@ -16,22 +16,22 @@ from msgspec.structs import asdict
 
 from seriatim.core.errors import ensure
 from seriatim.core.gaps import Gap
-from seriatim.core.integrity import Mark
+from seriatim.core.integrity import GapMark
 from seriatim.core.ledger import Account, File
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.repair_forward import CLOSED as FORWARD
-from seriatim.core.scope import Replaced, Scope
+from seriatim.core.repair_forward import CLOSED_BY_FORWARD as FORWARD
+from seriatim.core.scope import RefoldScope, ReplacedRecords
 from seriatim.core.session import Session
 
-COMPARED = (
-    *("sequence", "anchor", "fingerprint", "missing", "waiting", "damaged", "finding", "finding_offset"),
-    *("since_snapshot", "snapshot_timestamp", "reach_ms", "last_offset", "snapshot_offset", "timestamp"),
+COMPARED_FIELDS = (
+    *("sequence", "snapshot_sequence", "snapshot_fingerprint", "missing_sequences", "waiting_messages", "damaged_since_offset", "finding", "finding_offset"),
+    *("messages_since_snapshot", "snapshot_timestamp", "snapshot_distance_ms", "last_offset", "snapshot_offset", "timestamp"),
 )
 """What must be the same of a session, besides its state, for all that comes later to be the same."""
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class RefoldRequest(Struct, frozen=True, kw_only=True):
     """What somebody wants to be folded again in one partition."""
 
     partition: Partition
@@ -40,13 +40,13 @@ class Wanted(Struct, frozen=True, kw_only=True):
     """Output is made again at least from `start` up to here."""
     sessions: tuple[str, ...] | None = None
     """None: all."""
-    why: str = ""
+    reason: str = ""
 
 
 class Rewind(Struct, frozen=True, kw_only=True):
     """One partition's refold, as planned."""
 
-    wanted: Wanted
+    request: RefoldRequest
     account: Account
     base: Account
     """As the partition was where the refold begins: its state, and its frontier."""
@@ -54,22 +54,22 @@ class Rewind(Struct, frozen=True, kw_only=True):
     """The entry that left it so."""
     frontier: int
     """Where the partition goes on afterwards: the frontier of now, or the log end where the log was cut."""
-    borders: tuple[int, ...] = ()
+    commit_offsets: tuple[int, ...] = ()
     """Offsets at and after `until` where committed state can be met; the frontier is the last."""
-    released: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    releases_by_hand: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Sessions that a person released, and at which frontier: they are released there again."""
-    rebuild: bool = False
+    rebuilds_state: bool = False
     """The committed state of now is not to be relied on: all of it is made again."""
-    passed: tuple[OffsetRange, ...] = ()
+    passed_ranges: tuple[OffsetRange, ...] = ()
     """What forwards passed over since the base: it is passed over again, and sessions are in doubt behind it."""
 
     @property
     def partition(self) -> Partition:
         """Where it is."""
-        return self.wanted.partition
+        return self.request.partition
 
     @property
-    def reads(self) -> OffsetRange:
+    def read_range(self) -> OffsetRange:
         """What is read again, at most."""
         return OffsetRange(self.base.frontier, self.frontier)
 
@@ -80,202 +80,202 @@ class Rewind(Struct, frozen=True, kw_only=True):
 
     def headless_since(self, offset: int) -> int:
         """Where the partition went on behind the last loss before an offset; -1: nothing was lost."""
-        return max([self.base.headless_since, *(whole.end for whole in self.passed if whole.end <= offset)])
+        return max([self.base.headless_since, *(whole.end for whole in self.passed_ranges if whole.end <= offset)])
 
-    def reached(self, at: int) -> Iterator[int]:
+    def stage_end_offsets(self, offset: int) -> Iterator[int]:
         """The offset where a stage ends, and those right behind losses that begin there: nothing is folded between."""
-        yield at
-        for lost in self.passed:
-            if lost.start == at < lost.end:
-                at = lost.end
-                yield at
+        yield offset
+        for lost in self.passed_ranges:
+            if lost.start == offset < lost.end:
+                offset = lost.end
+                yield offset
 
-    def cut(self, at: int, end: int) -> int:
+    def piece_end(self, start: int, end: int) -> int:
         """The end of a piece that begins at `at`: no release by hand is inside."""
-        return min([end, *(offset for offset in self.released if at < offset < end)])
+        return min([end, *(offset for offset in self.releases_by_hand if start < offset < end)])
 
     @property
-    def first_border(self) -> int:
+    def first_commit_offset(self) -> int:
         """The first place at which sessions may be as committed."""
-        return self.frontier if self.rebuild or not self.borders else self.borders[0]
+        return self.frontier if self.rebuilds_state or not self.commit_offsets else self.commit_offsets[0]
 
 
-class Stage(Struct, frozen=True):
+class RefoldStage(Struct, frozen=True):
     """A bounded piece of a partition's refold."""
 
-    whole: OffsetRange
-    border: bool
+    offset_range: OffsetRange
+    ends_at_commit: bool
     """Whether committed state can be met at its end."""
 
 
-def stages(rewind: Rewind, messages_max: int) -> Iterator[Stage]:
+def plan_stages(rewind: Rewind, messages_max: int) -> Iterator[RefoldStage]:
     """The pieces of a refold, in order, without what was passed over. State is the same on both sides of that."""
-    for stage in _through(rewind, messages_max):
-        at, end = stage.whole.start, stage.whole.end
-        for lost in rewind.passed:
+    for stage in _stages_over_losses(rewind, messages_max):
+        at, end = stage.offset_range.start, stage.offset_range.end
+        for lost in rewind.passed_ranges:
             if at < lost.end and lost.start < end:
                 if at < lost.start:
-                    yield Stage(OffsetRange(at, lost.start), border=stage.border and lost.end >= end)
+                    yield RefoldStage(OffsetRange(at, lost.start), ends_at_commit=stage.ends_at_commit and lost.end >= end)
                 at = lost.end
         if at < end:
-            yield Stage(OffsetRange(at, end), border=stage.border)
+            yield RefoldStage(OffsetRange(at, end), ends_at_commit=stage.ends_at_commit)
 
 
-def _through(rewind: Rewind, messages_max: int) -> Iterator[Stage]:
+def _stages_over_losses(rewind: Rewind, messages_max: int) -> Iterator[RefoldStage]:
     """What was wanted, then on and on, ever larger, to the frontier."""
     ensure(messages_max > 0, "a stage holds at least one message", messages_max=messages_max)
-    at, first = rewind.start, rewind.first_border
+    at, first = rewind.start, rewind.first_commit_offset
     while at < first:
-        end = rewind.cut(at, min(first, at + messages_max))
-        yield Stage(OffsetRange(at, end), border=end == first and not rewind.rebuild)
+        end = rewind.piece_end(at, min(first, at + messages_max))
+        yield RefoldStage(OffsetRange(at, end), ends_at_commit=end == first and not rewind.rebuilds_state)
         at = end
     size = max(1, first - rewind.start)
     while at < rewind.frontier:
         reach = at + min(messages_max, size)
-        near = [border for border in rewind.borders if at < border <= reach]
-        far = [border for border in rewind.borders if border > at]
-        end = rewind.cut(at, near[-1] if near else min([reach, *far[:1]]))
-        yield Stage(OffsetRange(at, end), border=end in rewind.borders)
+        near = [border for border in rewind.commit_offsets if at < border <= reach]
+        far = [border for border in rewind.commit_offsets if border > at]
+        end = rewind.piece_end(at, near[-1] if near else min([reach, *far[:1]]))
+        yield RefoldStage(OffsetRange(at, end), ends_at_commit=end in rewind.commit_offsets)
         at, size = end, size * 2
 
 
-class Progress(Struct, kw_only=True):
+class RefoldProgress(Struct, kw_only=True):
     """How far a partition's refold is, and what it has made."""
 
     rewind: Rewind
-    open: tuple[str, ...] | None
+    open_sessions: tuple[str, ...] | None
     """Sessions that are folded on; None: all."""
     state: tuple[File, ...]
-    at: int
-    met: set[str] = field(default_factory=set)
+    offset: int
+    met_sessions: set[str] = field(default_factory=set)
     """Sessions that had a message."""
-    ends: dict[str, int] = field(default_factory=dict)
+    session_ends: dict[str, int] = field(default_factory=dict)
     """Sessions whose refold is over, and the offset from which on they are as committed."""
 
     @classmethod
-    def begin(cls, rewind: Rewind) -> Progress:
+    def begin(cls, rewind: Rewind) -> RefoldProgress:
         """Before the first stage."""
-        base, only = rewind.base, rewind.wanted.sessions
-        return cls(rewind=rewind, open=only, state=base.state, at=base.frontier)
+        base, only = rewind.base, rewind.request.sessions
+        return cls(rewind=rewind, open_sessions=only, state=base.state, offset=base.frontier)
 
-    def scope(self) -> Scope:
+    def scope(self) -> RefoldScope:
         """Who is folded in the next stage."""
-        return Scope(sessions=self.open, over=tuple(self.ends))
+        return RefoldScope(sessions=self.open_sessions, finished_sessions=tuple(self.session_ends))
 
-    def take(self, stage: Stage, met: Iterable[str]) -> None:
+    def finish_stage(self, stage: RefoldStage, session_names: Iterable[str]) -> None:
         """After a stage: who was met in it."""
-        self.at = stage.whole.end
-        self.met.update(met)
+        self.offset = stage.offset_range.end
+        self.met_sessions.update(session_names)
 
-    def doubtful(self) -> list[str]:
+    def undecided_sessions(self) -> list[str]:
         """Sessions that may or may not be as committed, at a border."""
-        return sorted((self.met if self.open is None else self.met & set(self.open)) - set(self.ends))
+        return sorted((self.met_sessions if self.open_sessions is None else self.met_sessions & set(self.open_sessions)) - set(self.session_ends))
 
-    def settle(self, as_committed: Iterable[str]) -> None:
+    def close_sessions(self, committed_sessions: Iterable[str]) -> None:
         """At a border: those of the doubtful that are as committed. The others are folded on, and nobody else."""
-        ended = set(as_committed)
-        self.open = tuple(name for name in self.doubtful() if name not in ended)
-        self.ends |= dict.fromkeys(ended, self.at)
+        ended = set(committed_sessions)
+        self.open_sessions = tuple(name for name in self.undecided_sessions() if name not in ended)
+        self.session_ends |= dict.fromkeys(ended, self.offset)
 
     @property
     def is_over(self) -> bool:
         """Whether nobody is left to be folded on."""
-        return self.at >= self.rewind.frontier or self.open == ()
+        return self.offset >= self.rewind.frontier or self.open_sessions == ()
 
-    def widened(self) -> OffsetRange:
+    def refolded_range(self) -> OffsetRange:
         """What was made again: from where it was wanted to where the last session was as committed."""
-        start, end = self.rewind.start, self.rewind.first_border
-        if self.open != ():
+        start, end = self.rewind.start, self.rewind.first_commit_offset
+        if self.open_sessions != ():
             end = self.rewind.frontier
-        return OffsetRange(start, max([start, end, *self.ends.values()]))
+        return OffsetRange(start, max([start, end, *self.session_ends.values()]))
 
-    def replaced(self) -> Replaced:
+    def replaced_records(self) -> ReplacedRecords:
         """Which committed records are replaced by what was made."""
-        rewind, only = self.rewind, self.rewind.wanted.sessions
-        return Replaced(
+        rewind, only = self.rewind, self.rewind.request.sessions
+        return ReplacedRecords(
             start=rewind.start,
-            end=rewind.account.frontier if self.open is None else rewind.first_border,
+            end=rewind.account.frontier if self.open_sessions is None else rewind.first_commit_offset,
             sessions=None if only is None else frozenset(only),
-            ends=self.ends | dict.fromkeys(self.open or (), rewind.account.frontier),
+            session_ends=self.session_ends | dict.fromkeys(self.open_sessions or (), rewind.account.frontier),
         )
 
 
-def same(one: Session | None, other: Session | None, runner: Runner) -> bool:
+def same_session(left: Session | None, right: Session | None, runner: Runner) -> bool:
     """Whether two sessions are alike in all that counts for what comes later, after upgrade."""
-    if is_nobody(one) or is_nobody(other):
-        return is_nobody(one) and is_nobody(other)
-    assert one is not None
-    assert other is not None
-    mine, yours = asdict(one), asdict(other)
-    return all(mine[name] == yours[name] for name in COMPARED) and _state(one, runner) == _state(other, runner)
+    if is_empty_session(left) or is_empty_session(right):
+        return is_empty_session(left) and is_empty_session(right)
+    assert left is not None
+    assert right is not None
+    mine, yours = asdict(left), asdict(right)
+    return all(mine[name] == yours[name] for name in COMPARED_FIELDS) and _current_state_bytes(left, runner) == _current_state_bytes(right, runner)
 
 
-def is_nobody(session: Session | None) -> bool:
+def is_empty_session(session: Session | None) -> bool:
     """Whether nothing is known of a session."""
-    return session is None or (session.saved is None and session.finding is None and not session.waiting)
+    return session is None or (session.state_bytes is None and session.finding is None and not session.waiting_messages)
 
 
-def _state(session: Session, runner: Runner) -> bytes | None:
+def _current_state_bytes(session: Session, runner: Runner) -> bytes | None:
     """The state as this machine would save it."""
-    if session.saved is None or session.version == runner.state_version:
-        return session.saved
+    if session.state_bytes is None or session.state_version == runner.state_version:
+        return session.state_bytes
     try:
-        return runner.dump(runner.load(session.saved, session.version))
+        return runner.dump(runner.load(session.state_bytes, session.state_version))
     except Exception:  # noqa: BLE001  # the user's own upgrade: whoever cannot be upgraded is like nobody
         return None
 
 
-class Region(Struct, frozen=True):
+class RewriteRegion(Struct, frozen=True):
     """A stretch of offsets whose records are put together anew as one file."""
 
-    within: OffsetRange
-    olds: tuple[File, ...]
+    offset_range: OffsetRange
+    replaced_files: tuple[File, ...]
     """Committed files that leave the table."""
 
 
-END = 1 << 62
+END_OFFSET = 1 << 62
 """After every offset."""
 
 
-def regions(active: Iterable[File], is_hurt: Callable[[File], bool], rows_max: int) -> list[Region]:
+def plan_regions(active_files: Iterable[File], is_affected: Callable[[File], bool], rows_max: int) -> list[RewriteRegion]:
     """Where record files are made anew: around those that are hurt, never across one that is not.
 
     So a file that stays has its offsets for itself, and nothing is read that need not be. Regions end after
     `rows_max` rows.
     """
-    made: list[Region] = []
+    made: list[RewriteRegion] = []
     olds: list[File] = []
     edge = 0
 
     def close(end: int, then: int) -> None:
         nonlocal edge
         if edge < end:
-            made.append(Region(OffsetRange(edge, end), tuple(olds)))
+            made.append(RewriteRegion(OffsetRange(edge, end), tuple(olds)))
         olds.clear()
         edge = then
 
-    for file in sorted(active, key=lambda file: file.first):
-        if not is_hurt(file):
-            close(file.first, file.last + 1)
+    for file in sorted(active_files, key=lambda file: file.first_offset):
+        if not is_affected(file):
+            close(file.first_offset, file.last_offset + 1)
             continue
         olds.append(file)
         if sum(old.rows for old in olds) >= rows_max:
-            close(file.last + 1, file.last + 1)
-    close(END, END)
+            close(file.last_offset + 1, file.last_offset + 1)
+    close(END_OFFSET, END_OFFSET)
     return made
 
 
-def mended(
-    gaps: Iterable[Gap], partition: Partition, topic_id: str, progress: Progress, marks: Iterable[Mark]
-) -> tuple[list[Mark], list[Mark], bool]:
+def repaired_marks(
+    gaps: Iterable[Gap], partition: Partition, topic_id: str, progress: RefoldProgress, marks: Iterable[GapMark]
+) -> tuple[list[GapMark], list[GapMark], bool]:
     """Marks that take back gaps whose output was made again, and the refold's own, but those of gaps that are so still.
 
     And whether every message that it set aside was set aside before: then it is kept already.
     """
-    replaced = progress.replaced()
-    mine = [gap for gap in gaps if gap.place == partition and gap.topic_id == topic_id]
+    replaced = progress.replaced_records()
+    mine = [gap for gap in gaps if gap.topic_partition == partition and gap.topic_id == topic_id]
     known = {(gap.session, gap.start, gap.finding) for gap in mine if gap.mended is None}
-    found = [mark for mark in marks if not mark.closed]
+    found = [mark for mark in marks if not mark.closed_by]
     again = {(mark.session, mark.offset, mark.finding) for mark in found} & known
 
     def is_mended(gap: Gap) -> bool:
@@ -286,12 +286,12 @@ def mended(
         if gap.session is None:
             return replaced.sessions is None and replaced.start <= gap.start < replaced.end
         closed = gap.start if gap.until is None else gap.until - 1
-        return replaced.has(gap.session, gap.start) and replaced.has(gap.session, closed)
+        return replaced.includes(gap.session, gap.start) and replaced.includes(gap.session, closed)
 
     closed = [
-        Mark(finding=gap.finding, offset=gap.start, session=gap.session, closed="repair")
+        GapMark(finding=gap.finding, offset=gap.start, session=gap.session, closed_by="repair")
         for gap in mine
         if is_mended(gap)
     ]
-    opened = [mark for mark in marks if mark.closed or (mark.session, mark.offset, mark.finding) not in again]
+    opened = [mark for mark in marks if mark.closed_by or (mark.session, mark.offset, mark.finding) not in again]
     return closed, opened, not any(mark.quarantined for mark in opened)

@@ -13,13 +13,13 @@ from hashlib import sha256
 import msgspec
 from msgspec import Struct, field
 
-from seriatim.core.integrity import typed
+from seriatim.core.integrity import shell_quote
 from seriatim.core.ledger import Change, Halt, Ledger
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.refold import Rewind, Wanted
+from seriatim.core.refold import RefoldRequest, Rewind
 
 
-class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RepairRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a person asked for. It is kept with the hold, so that the repair can be resumed by its id."""
 
     partition: str = ""
@@ -34,28 +34,28 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
     unchanged: bool = False
     """Backfill: the code is the one that made it; what it makes otherwise is refused."""
 
-    def encoded(self) -> str:
+    def to_json(self) -> str:
         """As the hold keeps it."""
         return msgspec.json.encode(self, order="deterministic").decode()
 
     @classmethod
-    def decoded(cls, text: str) -> Request:
+    def from_json(cls, text: str) -> RepairRequest:
         """As it was asked."""
         return msgspec.json.decode(text, type=cls) if text else cls()
 
     @property
-    def is_plain(self) -> bool:
+    def is_unrestricted(self) -> bool:
         """Whether it names nothing: repair is to find what is hurt, everywhere or in one partition."""
-        return self == Request(partition=self.partition)
+        return self == RepairRequest(partition=self.partition)
 
-    def command(self, stream: str) -> str:
+    def to_command(self, stream: str) -> str:
         """What a person would type for it."""
         if self.ranges:
             places = ", ".join(f"{place} [{start}, {until})" for place, (start, until) in sorted(self.ranges.items()))
             return f"seriatim backfill {stream}{' --machine unchanged' * self.unchanged}, of {places}"
         words = [f"seriatim repair {stream}"]
         words += [f"--partition {self.partition}"] if self.partition else []
-        words += [f"--session {typed(self.session)}"] if self.session is not None else []
+        words += [f"--session {shell_quote(self.session)}"] if self.session is not None else []
         words += [f"--from {self.start}"] if self.start is not None else []
         return " ".join([*words, *(["--forward"] if self.forward else [])])
 
@@ -65,45 +65,45 @@ class Hold(Struct, frozen=True):
 
     id: str
     partitions: tuple[Partition, ...]
-    request: Request
+    request: RepairRequest
 
-    def says(self, stream: str) -> dict[str, str]:
+    def describe(self, stream: str) -> dict[str, str]:
         """For people: what it was asked, and what to do about it if it died."""
         return {
             "held": ", ".join(map(str, self.partitions)),
-            "asked": self.request.command(stream),
+            "asked": self.request.to_command(stream),
             "go on": f"seriatim repair {stream} --resume {self.id}",
             "give up": f"seriatim repair {stream} --abandon {self.id}",
         }
 
 
-class Hurt(Struct, frozen=True, kw_only=True):
+class Damage(Struct, frozen=True, kw_only=True):
     """One thing that is wrong in a partition, and what would be folded again for it alone."""
 
-    wanted: Wanted
-    reaches: int = -1
+    request: RefoldRequest
+    damaged_until: int = -1
     """Where the hurt itself ends, if that is before the end of what is wanted: sessions alone are folded on cheaply."""
-    rebuild: bool = False
+    rebuilds_state: bool = False
     """State is made anew."""
 
 
-def together(hurts: Sequence[Hurt]) -> Hurt:
+def merge_damages(damages: Sequence[Damage]) -> Damage:
     """Things that are wrong in one partition as one: from the first to the last of them."""
-    if len(hurts) == 1:
-        return hurts[0]
-    wanted = [one.wanted for one in hurts]
-    return Hurt(
-        wanted=Wanted(
+    if len(damages) == 1:
+        return damages[0]
+    wanted = [one.request for one in damages]
+    return Damage(
+        request=RefoldRequest(
             partition=wanted[0].partition,
             start=min(one.start for one in wanted),
-            until=max(one.reaches if one.reaches >= 0 else one.wanted.until for one in hurts),
-            why="; ".join(dict.fromkeys(one.why for one in wanted)),
+            until=max(one.damaged_until if one.damaged_until >= 0 else one.request.until for one in damages),
+            reason="; ".join(dict.fromkeys(one.reason for one in wanted)),
         ),
-        rebuild=any(one.rebuild for one in hurts),
+        rebuilds_state=any(one.rebuilds_state for one in damages),
     )
 
 
-class Refold(Struct, frozen=True):
+class RefoldAction(Struct, frozen=True):
     """A range is rewound and folded again."""
 
     rewind: Rewind
@@ -114,15 +114,15 @@ class Refold(Struct, frozen=True):
         return self.rewind.partition
 
 
-class Lift(Struct, frozen=True):
+class LiftHaltAction(Struct, frozen=True):
     """A partition that waits goes on: what it waited for is there now, or is to be tried again."""
 
     partition: Partition
     halt: Halt
-    why: str
+    reason: str
 
 
-class Forward(Struct, frozen=True):
+class ForwardAction(Struct, frozen=True):
     """A partition goes on after messages that are gone. The gap is published."""
 
     halt: Halt
@@ -134,40 +134,40 @@ class Forward(Struct, frozen=True):
         return self.change.partition
 
     @property
-    def passed(self) -> OffsetRange:
+    def passed_range(self) -> OffsetRange:
         """What is gone."""
         return OffsetRange(self.change.frontier, self.change.until)
 
 
-class Renew(Struct, frozen=True):
+class RebuildStateAction(Struct, frozen=True):
     """A partition goes on though state files are damaged and Kafka has not what made them: with what else is known."""
 
     partition: Partition
     frontier: int
-    why: str
+    reason: str
 
 
-Part = Refold | Lift | Forward | Renew
+RepairAction = RefoldAction | LiftHaltAction | ForwardAction | RebuildStateAction
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class RepairPlan(Struct, frozen=True, kw_only=True):
     """What a repair would do."""
 
     stream: str
-    request: Request
+    request: RepairRequest
     sequence: int
     """The entry as of which it was made."""
     approval: str
     """Changes when an epoch or a halt of its partitions does: an approval of then is void."""
-    parts: tuple[Part, ...] = ()
+    actions: tuple[RepairAction, ...] = ()
     notes: tuple[str, ...] = ()
     """What is hurt and cannot be mended like this, and what to do instead."""
-    drops: tuple[str, ...] = ()
+    deleted_files: tuple[str, ...] = ()
     """Damaged files that nothing needs any more but a look back: they are deleted."""
-    resumes: str | None = None
+    resumed_hold: str | None = None
     """The hold of an earlier try that it goes on from."""
 
-    held: tuple[Partition, ...] = ()
+    held_partitions: tuple[Partition, ...] = ()
     """What that try holds."""
 
     holds: tuple[Hold, ...] = ()
@@ -176,17 +176,17 @@ class Plan(Struct, frozen=True, kw_only=True):
     @property
     def partitions(self) -> list[Partition]:
         """Those that it changes, and those that an earlier try holds."""
-        return sorted({*(part.partition for part in self.parts), *self.held})
+        return sorted({*(part.partition for part in self.actions), *self.held_partitions})
 
     @property
-    def in_the_way(self) -> list[Hold]:
+    def blocking_holds(self) -> list[Hold]:
         """Holds of other repairs on what it would change: it replaces none of them."""
         mine = set(self.partitions)
-        return [hold for hold in self.holds if hold.id != self.resumes and mine.intersection(hold.partitions)]
+        return [hold for hold in self.holds if hold.id != self.resumed_hold and mine.intersection(hold.partitions)]
 
 
-def approval(ledger: Ledger, request: Request, partitions: list[Partition]) -> str:
+def compute_approval(ledger: Ledger, request: RepairRequest, partitions: list[Partition]) -> str:
     """What an approval is tied to: the request, and the epochs and halts of the partitions it changes."""
     accounts = {str(partition): ledger.partitions[str(partition)] for partition in partitions}
     seen = [(place, account.epoch, account.halt) for place, account in sorted(accounts.items())]
-    return sha256(msgspec.json.encode((request.encoded(), seen), order="deterministic")).hexdigest()[:16]
+    return sha256(msgspec.json.encode((request.to_json(), seen), order="deterministic")).hexdigest()[:16]

@@ -24,42 +24,42 @@ from msgspec.structs import replace
 from seriatim.core.errors import ensure
 
 HOUR_SECONDS = 3600.0
-SHORT_HOURS = 72
+SHORT_RETENTION_HOURS = 72
 """A weekend and a day: with less, nobody may be back before messages are gone."""
-WARNED_SHARE_MIN, WARNED_SHARE_MAX = 0.25, 0.50
+WARNING_SHARE_MIN, WARNING_SHARE_MAX = 0.25, 0.50
 RATE_SPAN_MS = 60_000
 """A rate is taken over at least so much message time, if the log has it: a few messages tell little."""
-OVERHEAD_BYTES = 70
+MESSAGE_OVERHEAD_BYTES = 70
 """Of a message in the log, at most: added where only the bytes of keys and values are known."""
-Limit = Literal["retention.ms", "retention.bytes"]
+RetentionLimit = Literal["retention.ms", "retention.bytes"]
 
 
-class Rules(Struct, frozen=True, kw_only=True):
+class RetentionRules(Struct, frozen=True, kw_only=True):
     """A topic's retention as Kafka has it, broker defaults included. -1: no limit."""
 
     retention_ms: int = -1
     retention_bytes: int = -1
     """Per partition, as Kafka counts it."""
-    deletes: bool = True
+    has_delete_policy: bool = True
     """Whether `cleanup.policy` names delete. Compaction alone drops nothing by retention."""
-    known: bool = True
+    is_known: bool = True
     """Whether we may read the topic's settings; if not, the clock is blind."""
 
     @property
-    def by_time(self) -> bool:
+    def has_time_limit(self) -> bool:
         """Whether age drops messages."""
-        return self.deletes and self.retention_ms >= 0
+        return self.has_delete_policy and self.retention_ms >= 0
 
     @property
-    def by_bytes(self) -> bool:
+    def has_size_limit(self) -> bool:
         """Whether size drops messages."""
-        return self.deletes and self.retention_bytes >= 0
+        return self.has_delete_policy and self.retention_bytes >= 0
 
 
-class Retained(Struct, frozen=True, kw_only=True):
+class RetainedLog(Struct, frozen=True, kw_only=True):
     """What Kafka holds of one partition, as seen from a frontier. Times in milliseconds since 1970."""
 
-    rules: Rules
+    rules: RetentionRules
     frontier: int
     log_start: int
     log_end: int
@@ -69,7 +69,7 @@ class Retained(Struct, frozen=True, kw_only=True):
     """The timestamp of the first message at or after the frontier."""
     newest_ms: int | None = None
     """The highest timestamp in the log."""
-    bytes: int | None = None
+    log_bytes: int | None = None
     """The size of the log, if the broker tells."""
 
     def __post_init__(self) -> None:
@@ -85,17 +85,17 @@ class TimeLeft(Struct, frozen=True, order=True):
     """Until Kafka drops the oldest message not committed yet, and out of how long."""
 
     seconds: float
-    whole_seconds: float
+    retention_seconds: float
     """How long this limit keeps a message, at the present rate."""
-    limit: Limit
+    limit: RetentionLimit
 
-    def warns(self, warning_hours: float) -> bool:
+    def is_below_warning(self, warning_hours: float) -> bool:
         """Whether a person is told: see the rule above."""
-        return self.seconds <= self.warned_seconds(warning_hours)
+        return self.seconds <= self.warning_seconds(warning_hours)
 
-    def warned_seconds(self, warning_hours: float) -> float:
+    def warning_seconds(self, warning_hours: float) -> float:
         """How much time is left when a person is told."""
-        least, most = WARNED_SHARE_MIN * self.whole_seconds, WARNED_SHARE_MAX * self.whole_seconds
+        least, most = WARNING_SHARE_MIN * self.retention_seconds, WARNING_SHARE_MAX * self.retention_seconds
         return min(max(warning_hours * HOUR_SECONDS, least), most)
 
 
@@ -112,7 +112,7 @@ class Pace(Struct, frozen=True, kw_only=True):
         """Messages folded per second of work; None: nothing was timed yet."""
         return self.messages / self.seconds if self.seconds > 0 else None
 
-    def then(self, at_seconds: float, messages: int, took_seconds: float) -> Pace:
+    def after_entry(self, at_seconds: float, messages: int, took_seconds: float) -> Pace:
         """The pace after one more entry. Only entries that folded something are timed."""
         if not messages or took_seconds <= 0:
             return replace(self, at_seconds=at_seconds)
@@ -123,120 +123,120 @@ class Pace(Struct, frozen=True, kw_only=True):
         )
 
 
-def times_left(held: Retained, now_seconds: float, message_bytes: float | None = None) -> list[TimeLeft]:
+def times_left(retained: RetainedLog, now_seconds: float, message_bytes: float | None = None) -> list[TimeLeft]:
     """What each limit leaves, the nearest first. Empty: nothing waits, or nothing is ever dropped.
 
     `message_bytes` is the size of a message as folded so far, used where the broker does not tell the log's.
     """
-    if not held.lag:
+    if not retained.lag:
         return []
-    if held.frontier < held.log_start:
-        return [TimeLeft(0.0, _whole(held), "retention.ms" if held.rules.by_time else "retention.bytes")]
-    return sorted([*_by_time(held, now_seconds), *_by_bytes(held, message_bytes)])
+    if retained.frontier < retained.log_start:
+        return [TimeLeft(0.0, _retention_seconds(retained), "retention.ms" if retained.rules.has_time_limit else "retention.bytes")]
+    return sorted([*_time_left_by_age(retained, now_seconds), *_time_left_by_size(retained, message_bytes)])
 
 
-def _whole(held: Retained) -> float:
-    return held.rules.retention_ms / 1000 if held.rules.by_time else 0.0
+def _retention_seconds(retained: RetainedLog) -> float:
+    return retained.rules.retention_ms / 1000 if retained.rules.has_time_limit else 0.0
 
 
-def _by_time(held: Retained, now_seconds: float) -> list[TimeLeft]:
-    if not held.rules.by_time or held.frontier_ms is None:
+def _time_left_by_age(retained: RetainedLog, now_seconds: float) -> list[TimeLeft]:
+    if not retained.rules.has_time_limit or retained.frontier_ms is None:
         return []
-    whole = held.rules.retention_ms / 1000
-    return [TimeLeft(max(0.0, held.frontier_ms / 1000 + whole - now_seconds), whole, "retention.ms")]
+    whole = retained.rules.retention_ms / 1000
+    return [TimeLeft(max(0.0, retained.frontier_ms / 1000 + whole - now_seconds), whole, "retention.ms")]
 
 
-def _by_bytes(held: Retained, message_bytes: float | None) -> list[TimeLeft]:
-    size = bytes_each(held, message_bytes)
-    if not held.rules.by_bytes or size is None:
+def _time_left_by_size(retained: RetainedLog, message_bytes: float | None) -> list[TimeLeft]:
+    size = message_size_bytes(retained, message_bytes)
+    if not retained.rules.has_size_limit or size is None:
         return []
-    room, rate = held.rules.retention_bytes - size * held.lag, production_rate(held)
+    room, rate = retained.rules.retention_bytes - size * retained.lag, production_rate(retained)
     if room <= 0:
-        return [TimeLeft(0.0, held.rules.retention_bytes / (size * rate) if rate else 0.0, "retention.bytes")]
+        return [TimeLeft(0.0, retained.rules.retention_bytes / (size * rate) if rate else 0.0, "retention.bytes")]
     if not rate:
         return []
-    return [TimeLeft(room / (size * rate), held.rules.retention_bytes / (size * rate), "retention.bytes")]
+    return [TimeLeft(room / (size * rate), retained.rules.retention_bytes / (size * rate), "retention.bytes")]
 
 
-def bytes_each(held: Retained, message_bytes: float | None) -> float | None:
+def message_size_bytes(retained: RetainedLog, message_bytes: float | None) -> float | None:
     """The size of a message in the log: as stored, or at most, from what was folded (compression: far less)."""
-    if held.bytes is not None:
-        return held.bytes / (held.log_end - held.log_start) if held.log_end > held.log_start else None
-    return None if message_bytes is None else message_bytes + OVERHEAD_BYTES
+    if retained.log_bytes is not None:
+        return retained.log_bytes / (retained.log_end - retained.log_start) if retained.log_end > retained.log_start else None
+    return None if message_bytes is None else message_bytes + MESSAGE_OVERHEAD_BYTES
 
 
-def production_rate(held: Retained) -> float | None:
+def production_rate(retained: RetainedLog) -> float | None:
     """Messages that come per second: since the frontier if that is long enough, else over the whole log."""
-    if held.newest_ms is None:
+    if retained.newest_ms is None:
         return None
-    since, span = held.frontier, held.newest_ms - (held.frontier_ms or held.newest_ms)
-    if span < RATE_SPAN_MS and held.oldest_ms is not None:
-        since, span = held.log_start, held.newest_ms - held.oldest_ms
-    return (held.log_end - 1 - since) * 1000 / span if span > 0 else None
+    since, span = retained.frontier, retained.newest_ms - (retained.frontier_ms or retained.newest_ms)
+    if span < RATE_SPAN_MS and retained.oldest_ms is not None:
+        since, span = retained.log_start, retained.newest_ms - retained.oldest_ms
+    return (retained.log_end - 1 - since) * 1000 / span if span > 0 else None
 
 
-def catch_up_seconds(folded: float | None, held: Iterable[Retained]) -> float | None:
+def catch_up_seconds(messages_per_second: float | None, retained_logs: Iterable[RetainedLog]) -> float | None:
     """How long a run takes to fold all that waits and what comes meanwhile; infinite: for ever; None: not known.
 
     `folded` is how many messages a second a run does.
     """
-    waiting = list(held)
+    waiting = list(retained_logs)
     lag = sum(one.lag for one in waiting)
-    if folded is None or not lag:
+    if messages_per_second is None or not lag:
         return None if lag else 0.0
-    room = folded - sum(production_rate(one) or 0.0 for one in waiting)
+    room = messages_per_second - sum(production_rate(one) or 0.0 for one in waiting)
     return lag / room if room > 0 else inf
 
 
-def catches_up(held: Retained, left: list[TimeLeft], needed_seconds: float | None) -> bool | None:
+def will_catch_up(retained: RetainedLog, limits: list[TimeLeft], needed_seconds: float | None) -> bool | None:
     """Whether nothing is dropped before it is folded, if a run starts now and keeps its rate; None: not known.
 
     The newest message of now is dropped later than the oldest, by as long as the two lie apart.
     """
-    if not held.lag or needed_seconds is None:
-        return None if held.lag else True
-    if not left:
+    if not retained.lag or needed_seconds is None:
+        return None if retained.lag else True
+    if not limits:
         return needed_seconds < inf
-    newest = held.newest_ms or 0
-    apart = max(0, newest - (held.frontier_ms or newest)) / 1000
-    return left[0].seconds > 0 and needed_seconds <= left[0].seconds + apart
+    newest = retained.newest_ms or 0
+    apart = max(0, newest - (retained.frontier_ms or newest)) / 1000
+    return limits[0].seconds > 0 and needed_seconds <= limits[0].seconds + apart
 
 
-def short_limits(held: Iterable[Retained], message_bytes: float | None = None) -> dict[Limit, float]:
+def short_limits(retained_logs: Iterable[RetainedLog], message_bytes: float | None = None) -> dict[RetentionLimit, float]:
     """The limits that keep a topic's messages for less than 72 hours, and for how many hours. Empty: none."""
-    found: dict[Limit, float] = {}
-    for one in held:
-        if one.rules.by_time:
+    found: dict[RetentionLimit, float] = {}
+    for one in retained_logs:
+        if one.rules.has_time_limit:
             found["retention.ms"] = one.rules.retention_ms / 1000 / HOUR_SECONDS
-        size, rate = bytes_each(one, message_bytes), production_rate(one)
-        if one.rules.by_bytes and size and rate:
+        size, rate = message_size_bytes(one, message_bytes), production_rate(one)
+        if one.rules.has_size_limit and size and rate:
             hours = one.rules.retention_bytes / (size * rate) / HOUR_SECONDS
             found["retention.bytes"] = min(hours, found.get("retention.bytes", hours))
-    return {limit: hours for limit, hours in found.items() if hours < SHORT_HOURS}
+    return {limit: hours for limit, hours in found.items() if hours < SHORT_RETENTION_HOURS}
 
 
-def is_drained(held: Iterable[Retained], now_seconds: float, hours: float) -> bool:
+def is_drained(retained_logs: Iterable[RetainedLog], now_seconds: float, hours: float) -> bool:
     """Whether a topic is fully folded and had no new message for so long. One that never had any is not.
 
     Where Kafka has dropped all of it, the last message is at least as old as the retention.
     """
-    partitions = list(held)
+    partitions = list(retained_logs)
     if any(one.lag for one in partitions) or not any(one.log_end for one in partitions):
         return False
     newest = max((one.newest_ms for one in partitions if one.newest_ms is not None), default=None)
     if newest is not None:
         return now_seconds - newest / 1000 >= hours * HOUR_SECONDS
-    return all(one.rules.by_time and one.rules.retention_ms / 1000 >= hours * HOUR_SECONDS for one in partitions)
+    return all(one.rules.has_time_limit and one.rules.retention_ms / 1000 >= hours * HOUR_SECONDS for one in partitions)
 
 
-def more(left: TimeLeft) -> str:
+def longer_retention_setting(time_left: TimeLeft) -> str:
     """A setting that would give time: twice as much, and three days at least."""
-    if left.limit == "retention.ms":
-        return f"retention.ms={round(max(2 * left.whole_seconds, SHORT_HOURS * HOUR_SECONDS)) * 1000}"
+    if time_left.limit == "retention.ms":
+        return f"retention.ms={round(max(2 * time_left.retention_seconds, SHORT_RETENTION_HOURS * HOUR_SECONDS)) * 1000}"
     return "retention.bytes=-1"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """As people read it: 61 h 20 min."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

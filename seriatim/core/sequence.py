@@ -12,41 +12,41 @@ from hashlib import blake2b
 
 from seriatim.core.session import Session
 
-MISSING_MAX = 64
+MISSING_RANGES_MAX = 64
 """Stretches of missing sequences remembered per session; later than that, a late message looks like a repeat."""
 
 
-def kind_of(session: Session, sequence: int) -> str:
+def sequence_finding(session: Session, sequence: int) -> str:
     """What a sequence is that does not follow the session's last one."""
     last = session.sequence if session.sequence is not None else sequence - 1
     if sequence > last:
         return "sequence gap"
-    if is_missing(session, sequence):
+    if is_missing_sequence(session, sequence):
         return "disorder"
-    anchor = session.anchor if session.anchor is not None else last
+    anchor = session.snapshot_sequence if session.snapshot_sequence is not None else last
     return "repeat" if sequence >= anchor else "disorder"
 
 
-def is_missing(session: Session, sequence: int) -> bool:
+def is_missing_sequence(session: Session, sequence: int) -> bool:
     """Whether a sequence was passed over."""
-    return any(start <= sequence < end for start, end in session.missing)
+    return any(start <= sequence < end for start, end in session.missing_sequences)
 
 
-def pass_over(session: Session, sequence: int) -> None:
+def add_missing_sequences(session: Session, sequence: int) -> None:
     """Remember that everything between the last sequence and this one is missing."""
     if session.sequence is not None:
-        session.missing = [*session.missing, (session.sequence + 1, sequence)][-MISSING_MAX:]
+        session.missing_sequences = [*session.missing_sequences, (session.sequence + 1, sequence)][-MISSING_RANGES_MAX:]
 
 
-def found_again(session: Session, sequence: int) -> None:
+def remove_missing_sequence(session: Session, sequence: int) -> None:
     """Take one sequence off the missing ones."""
     left: list[tuple[int, int]] = []
-    for start, end in session.missing:
+    for start, end in session.missing_sequences:
         if start <= sequence < end:
             left += [(a, b) for a, b in ((start, sequence), (sequence + 1, end)) if a < b]
         else:
             left.append((start, end))
-    session.missing = left
+    session.missing_sequences = left
 
 
 def fingerprint(value: bytes | None) -> bytes:
@@ -59,5 +59,5 @@ def is_same_snapshot(session: Session, sequence: int | None, value: bytes | None
 
     Later it could as well be a producer's new life that begins like the old one.
     """
-    same = sequence is not None and sequence == session.anchor == session.sequence
-    return same and fingerprint(value) == session.fingerprint
+    same = sequence is not None and sequence == session.snapshot_sequence == session.sequence
+    return same and fingerprint(value) == session.snapshot_fingerprint

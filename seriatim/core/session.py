@@ -10,10 +10,10 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from seriatim.core.message import Stretch
+from seriatim.core.message import MessageBatch
 
 
-class Waiting(Struct, frozen=True, array_like=True):
+class WaitingMessage(Struct, frozen=True, array_like=True):
     """A message that came before its turn."""
 
     sequence: int
@@ -21,30 +21,30 @@ class Waiting(Struct, frozen=True, array_like=True):
     timestamp: int
     key: bytes | None
     value: bytes | None
-    snapshot: bool
+    is_snapshot: bool
 
 
 class Session(Struct, kw_only=True):
     """One session during a fold. `saved` is decoded when first needed."""
 
     state: Any = None
-    saved: bytes | None = None
-    version: int = 0
+    state_bytes: bytes | None = None
+    state_version: int = 0
     sequence: int | None = None
-    anchor: int | None = None
+    snapshot_sequence: int | None = None
     """The sequence of the last snapshot: what is below was never ours to see."""
-    fingerprint: bytes = b""
+    snapshot_fingerprint: bytes = b""
     """Of the last snapshot: to know it again."""
-    missing: list[tuple[int, int]] = field(default_factory=list)
+    missing_sequences: list[tuple[int, int]] = field(default_factory=list)
     """Sequences passed over since the last snapshot, [from, until)."""
-    waiting: list[Waiting] = field(default_factory=list)
+    waiting_messages: list[WaitingMessage] = field(default_factory=list)
     """Tier window: messages that came before their turn, by sequence."""
-    damaged: int = -1
+    damaged_since_offset: int = -1
     """The offset since which the session's output is not to be trusted."""
-    since_snapshot: int = 0
+    messages_since_snapshot: int = 0
     """Messages since the last snapshot."""
     snapshot_timestamp: int = -1
-    reach_ms: int = 0
+    snapshot_distance_ms: int = 0
     """The longest time from the last snapshot to a message after it."""
     first_offset: int = -1
     last_offset: int = -1
@@ -53,29 +53,29 @@ class Session(Struct, kw_only=True):
     finding: str | None = None
     """Set while the session is in quarantine."""
     finding_offset: int = -1
-    awake: bool = False
+    is_active: bool = False
     """Whether `state` is decoded, live, and may be applied to."""
-    touched: bool = False
-    careful: bool = False
+    is_touched: bool = False
+    is_undoable: bool = False
     """The machine raised on this session in an earlier try: check and undo message by message."""
 
 
-class Kept(Struct, frozen=True):
+class QuarantinedMessage(Struct, frozen=True):
     """A message without effect, kept for a later repair: position in its stretch, and why."""
 
     position: int
     session: str
     finding: str
     cause: str
-    waiting: Waiting | None = None
+    waiting_message: WaitingMessage | None = None
     """The message itself, where it waited in a window and is not that of its position."""
 
-    def row(self, stretch: Stretch) -> dict[str, Any]:
+    def to_row(self, batch: MessageBatch) -> dict[str, Any]:
         """The message whole, and why it had no effect. Headers of one that waited are not known any more."""
-        i, waited, headers = self.position, self.waiting, None
+        i, waited, headers = self.position, self.waiting_message, None
         if waited is None:
-            offset, time, key, value = stretch.start + i, stretch.timestamps[i], stretch.keys[i], stretch.values[i]
-            headers = None if stretch.headers is None else stretch.headers[i]
+            offset, time, key, value = batch.start + i, batch.timestamps[i], batch.keys[i], batch.values[i]
+            headers = None if batch.headers is None else batch.headers[i]
         else:
             offset, time, key, value = waited.offset, waited.timestamp, waited.key, waited.value
         return {
@@ -90,7 +90,7 @@ class Kept(Struct, frozen=True):
         }
 
 
-class Gathered(Struct, frozen=True):
+class ColumnarRecords(Struct, frozen=True):
     """Records that were made in columns, one per message: the positions of their messages, and Arrow's arrays."""
 
     positions: Any
@@ -102,7 +102,7 @@ class Gathered(Struct, frozen=True):
     """Their numbers within their messages, where a message may have several."""
 
 
-class Folded(Struct):
+class FoldOutput(Struct):
     """What one stretch gave: records in columns by position, and messages set aside."""
 
     positions: list[int] = field(default_factory=list)
@@ -110,16 +110,16 @@ class Folded(Struct):
     sequences: list[int | None] = field(default_factory=list)
     sessions: list[str] = field(default_factory=list)
     rows: list[tuple[Any, ...]] = field(default_factory=list)
-    kept: list[Kept] = field(default_factory=list)
-    sources: dict[int, Waiting] = field(default_factory=dict)
+    quarantined_messages: list[QuarantinedMessage] = field(default_factory=list)
+    source_messages: dict[int, WaitingMessage] = field(default_factory=dict)
     """Records of messages that waited: row to message. The others come from the message of their position."""
-    consumed: int = 0
-    gathered: Gathered | None = None
+    consumed_messages: int = 0
+    columnar_records: ColumnarRecords | None = None
     """Records of messages that were folded in bulk; those above are of the others."""
 
     def name_records(self, names: Sequence[str | None], sequences: Sequence[int | None]) -> None:
         """Give each record its session, its sequence and its number within its message."""
-        if not self.sources and self.positions == list(range(len(names))):  # one record for each message, as is usual
+        if not self.source_messages and self.positions == list(range(len(names))):  # one record for each message, as is usual
             self.sessions, self.sequences, self.indexes = list(names), list(sequences), [0] * len(names)  # type: ignore[arg-type]
             return
         self.sessions = [names[i] for i in self.positions]  # type: ignore[misc]  # a record has a session
@@ -129,11 +129,11 @@ class Folded(Struct):
             for row in range(1, len(self.positions)):
                 if self.positions[row] == self.positions[row - 1]:
                     self.indexes[row] = self.indexes[row - 1] + 1
-        for row, source in self.sources.items():
+        for row, source in self.source_messages.items():
             self.sequences[row] = source.sequence
 
 
-class Ended(Struct):
+class SessionEndRecords(Struct):
     """Records that take back the output of sessions that end, in columns."""
 
     indexes: list[int] = field(default_factory=list)
@@ -142,25 +142,25 @@ class Ended(Struct):
     sequences: list[int | None] = field(default_factory=list)
     rows: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def add(self, name: str, session: Session, first: int, rows: Sequence[tuple[Any, ...]]) -> None:
+    def add(self, name: str, session: Session, first_index: int, rows: Sequence[tuple[Any, ...]]) -> None:
         """Records of one session, counted from `first`, as of its last message."""
         count = len(rows)
-        self.indexes += range(first, first + count)
+        self.indexes += range(first_index, first_index + count)
         self.timestamps += [session.timestamp] * count
         self.sessions += [name] * count
         self.sequences += [session.sequence] * count
         self.rows += rows
 
 
-class Counts(Struct):
+class Counts(Struct, rename={"message_bytes": "bytes", "other_records": "others"}):
     """What happened in one partition of one slice, in numbers."""
 
     messages: int = 0
-    bytes: int = 0
+    message_bytes: int = 0
     """Of their keys and values."""
     records: int = 0
     """Of the table `records`."""
-    others: dict[str, int] = field(default_factory=dict)
+    other_records: dict[str, int] = field(default_factory=dict)
     """Of the machine's other tables, by name."""
     headless: int = 0
     snapshots: int = 0

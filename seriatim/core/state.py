@@ -13,15 +13,15 @@ from collections.abc import Sequence
 
 from seriatim.core.errors import ensure
 
-FILES_MAX = 24
+STATE_FILES_MAX = 24
 """More files than this would cost more to open than to merge."""
 
 
-def merge_count(rows: Sequence[int], new: int) -> int:
+def merge_count(rows_per_file: Sequence[int], new_sessions: int) -> int:
     """How many of the newest files (rows per file, oldest first) to merge into a file of `new` sessions."""
-    ensure(new > 0, "nothing to write")
-    count, written = 0, new
-    while count < len(rows) and rows[-1 - count] <= written:
-        written += rows[-1 - count]
+    ensure(new_sessions > 0, "nothing to write")
+    count, written = 0, new_sessions
+    while count < len(rows_per_file) and rows_per_file[-1 - count] <= written:
+        written += rows_per_file[-1 - count]
         count += 1
-    return max(count, len(rows) + 1 - FILES_MAX)
+    return max(count, len(rows_per_file) + 1 - STATE_FILES_MAX)

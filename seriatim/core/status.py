@@ -18,17 +18,17 @@ from msgspec.structs import replace
 from seriatim.core.alert import Concern
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Account, Ledger
-from seriatim.core.verdict import shown, way_out
+from seriatim.core.verdict import circuit_advice, describe_failed_range
 
 Tone = Literal["", "good", "warn", "bad"]
-SESSIONS_MAX = 200
+QUARANTINED_LISTED_MAX = 200
 """Sessions in quarantine that the file lists; beyond it they are counted."""
-KAFKA_SAYS = ("time left", "late", "buffer", "blind")
+KAFKA_CONCERNS = ("time left", "late", "buffer", "blind")
 """Concerns that a ledger alone cannot tell: as of the look."""
-WORST = {"bad": 0, "warn": 1, "": 2, "good": 3}
+TONE_ORDER = {"bad": 0, "warn": 1, "": 2, "good": 3}
 
 
-class Halted(Struct, frozen=True):
+class HaltStatus(Struct, frozen=True):
     """Why a partition waits."""
 
     finding: str
@@ -36,7 +36,7 @@ class Halted(Struct, frozen=True):
     cause: str = ""
 
 
-class PartitionStatus(Struct, frozen=True, kw_only=True):
+class PartitionStatus(Struct, frozen=True, kw_only=True, rename={"hold": "held", "halt": "halted"}):
     """One partition."""
 
     topic: str
@@ -51,11 +51,11 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     catches_up: bool | None = None
     topic_state: str = "live"
     epoch: int = 0
-    held: str | None = None
-    halted: Halted | None = None
+    hold: str | None = None
+    halt: HaltStatus | None = None
 
     @property
-    def place(self) -> str:
+    def partition_name(self) -> str:
         """As people write it."""
         return f"{self.topic}/{self.partition}"
 
@@ -64,12 +64,12 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
         """How it is, as a colour."""
         if self.topic_state == "retired":
             return ""
-        if self.halted or self.held or self.topic_state in ("absent", "re-created"):
+        if self.halt or self.hold or self.topic_state in ("absent", "re-created"):
             return "bad"
         return time_tone(self) or "good"
 
 
-class Quarantined(Struct, frozen=True, kw_only=True):
+class QuarantinedSession(Struct, frozen=True, kw_only=True):
     """A session set aside."""
 
     session: str
@@ -79,7 +79,7 @@ class Quarantined(Struct, frozen=True, kw_only=True):
     finding: str | None = None
 
 
-class Status(Struct, frozen=True, kw_only=True):
+class SavedStatus(Struct, frozen=True, kw_only=True, rename={"last_run_seconds": "ran_seconds"}):
     """What the file holds."""
 
     stream: str
@@ -87,7 +87,7 @@ class Status(Struct, frozen=True, kw_only=True):
     """When Kafka was asked."""
     sequence: int = -1
     """The ledger entry of then."""
-    ran_seconds: float | None = None
+    last_run_seconds: float | None = None
     """When a run last came to its end."""
     tier: str = ""
     verdict: str = "new"
@@ -96,13 +96,13 @@ class Status(Struct, frozen=True, kw_only=True):
     rate: float | None = None
     """Messages a second, by recent entries."""
     partitions: list[PartitionStatus] = field(default_factory=list)
-    quarantined: list[Quarantined] = field(default_factory=list)
+    quarantined: list[QuarantinedSession] = field(default_factory=list)
     quarantined_count: int = 0
     gaps_open: int | None = None
     concerns: list[Concern] = field(default_factory=list)
 
 
-class Glance(Struct, frozen=True, kw_only=True):
+class StreamStatus(Struct, frozen=True, kw_only=True, rename={"last_run_seconds": "ran_seconds"}):
     """A stream as of now, as far as that is known without asking Kafka."""
 
     stream: str
@@ -114,12 +114,12 @@ class Glance(Struct, frozen=True, kw_only=True):
     partitions: list[PartitionStatus] = field(default_factory=list)
     lag: int | None = None
     as_of_seconds: float | None = None
-    ran_seconds: float | None = None
+    last_run_seconds: float | None = None
     rate: float | None = None
     quarantined: int = 0
     gaps_open: int | None = None
     concerns: list[Concern] = field(default_factory=list)
-    sessions: list[Quarantined] = field(default_factory=list)
+    sessions: list[QuarantinedSession] = field(default_factory=list)
     trouble: str = ""
     """Why nothing can be said of it."""
 
@@ -127,7 +127,7 @@ class Glance(Struct, frozen=True, kw_only=True):
     def nearest(self) -> PartitionStatus | None:
         """The partition with the least time left."""
         clocked = [one for one in self.partitions if one.time_left_seconds is not None]
-        return min(clocked, key=lambda one: (one.time_left_seconds or 0, one.place), default=None)
+        return min(clocked, key=lambda one: (one.time_left_seconds or 0, one.partition_name), default=None)
 
     @property
     def tone(self) -> Tone:
@@ -140,123 +140,123 @@ class Glance(Struct, frozen=True, kw_only=True):
         return "warn" if self.concerns or self.verdict in ("new", "unknown") else "good"
 
 
-def glance(stream: str, tier: str, status: Status | None, ledger: Ledger | None, now_seconds: float) -> Glance:
+def stream_status_now(stream: str, tier: str, status: SavedStatus | None, ledger: Ledger | None, now_seconds: float) -> StreamStatus:
     """A stream as of now. `ledger` is given where it is newer than the status file, or where there is none."""
     if status is None and ledger is None:
-        return Glance(stream=stream, tier=tier)
-    seen = {one.place: one for one in status.partitions} if status else {}
+        return StreamStatus(stream=stream, tier=tier)
+    seen = {one.partition_name: one for one in status.partitions} if status else {}
     passed = max(0.0, now_seconds - status.at_seconds) if status else 0.0
-    places = [*_renewed(seen, ledger)] if ledger else [*seen.values()]
-    places = [_counted_down(one, passed) for one in places]
-    status = status or Status(stream=stream, at_seconds=0.0, quarantined_count=-1)
-    return Glance(
+    places = [*_with_ledger(seen, ledger)] if ledger else [*seen.values()]
+    places = [_with_time_elapsed(one, passed) for one in places]
+    status = status or SavedStatus(stream=stream, at_seconds=0.0, quarantined_count=-1)
+    return StreamStatus(
         stream=stream,
         tier=tier,
-        verdict=verdict(ledger) if ledger else status.verdict,
+        verdict=stream_verdict(ledger) if ledger else status.verdict,
         circuit=ledger.circuit if ledger else status.circuit,
         sequence=ledger.sequence if ledger else status.sequence,
         checked=ledger.checked if ledger else status.checked,
         partitions=places,
         lag=sum(one.lag or 0 for one in places) if places else None,
         as_of_seconds=status.at_seconds or None,
-        ran_seconds=max(status.ran_seconds or 0.0, ledger.pace.at_seconds if ledger else 0.0) or None,
+        last_run_seconds=max(status.last_run_seconds or 0.0, ledger.pace.at_seconds if ledger else 0.0) or None,
         rate=ledger.pace.rate if ledger else status.rate,
-        quarantined=_quarantined(ledger) if ledger else status.quarantined_count,
+        quarantined=_quarantined_count(ledger) if ledger else status.quarantined_count,
         gaps_open=status.gaps_open,
         concerns=[*_concerns(stream, status, places, ledger)],
         sessions=status.quarantined,
     )
 
 
-def verdict(ledger: Ledger) -> str:
+def stream_verdict(ledger: Ledger) -> str:
     """One word for the whole stream: good, hurt (something waits), or new (never run)."""
     if ledger.sequence < 0:
         return "new"
     live = [account for account in ledger.partitions.values() if not account.retired]
-    hurt = ledger.foreign >= 0 or bool(ledger.failed) or any(account.halt or account.quarantined for account in live)
+    hurt = ledger.foreign_sequence >= 0 or bool(ledger.failed_ranges) or any(account.halt or account.quarantined for account in live)
     return "hurt" if hurt else "good"
 
 
-def time_tone(one: PartitionStatus) -> Tone:
+def time_tone(partition: PartitionStatus) -> Tone:
     """The colour of time left: red below the stream's limit, yellow below twice as much."""
-    if one.time_left_seconds is None or one.limit_seconds is None:
+    if partition.time_left_seconds is None or partition.limit_seconds is None:
         return ""
-    if one.time_left_seconds <= one.limit_seconds:
+    if partition.time_left_seconds <= partition.limit_seconds:
         return "bad"
-    return "warn" if one.time_left_seconds <= 2 * one.limit_seconds else ""
+    return "warn" if partition.time_left_seconds <= 2 * partition.limit_seconds else ""
 
 
-def urgent_first(glances: Iterable[Glance]) -> list[Glance]:
+def urgent_first(statuses: Iterable[StreamStatus]) -> list[StreamStatus]:
     """What needs a person first, then what has least time left, then by name."""
 
-    def weight(one: Glance) -> tuple[int, float, str]:
+    def weight(one: StreamStatus) -> tuple[int, float, str]:
         left = one.nearest.time_left_seconds if one.nearest else None
-        return WORST[one.tone], float("inf") if left is None else left, one.stream
+        return TONE_ORDER[one.tone], float("inf") if left is None else left, one.stream
 
-    return sorted(glances, key=weight)
+    return sorted(statuses, key=weight)
 
 
-def _renewed(seen: dict[str, PartitionStatus], ledger: Ledger) -> Iterable[PartitionStatus]:
+def _with_ledger(saved_partitions: dict[str, PartitionStatus], ledger: Ledger) -> Iterable[PartitionStatus]:
     """Partitions with what the ledger knows by now."""
-    for place in sorted({*seen, *ledger.partitions}, key=_by_number):
+    for place in sorted({*saved_partitions, *ledger.partitions}, key=_partition_sort_key):
         topic, _, number = place.rpartition("/")
-        one = seen.get(place) or PartitionStatus(topic=topic, partition=int(number))
+        one = saved_partitions.get(place) or PartitionStatus(topic=topic, partition=int(number))
         account = ledger.partitions.get(place)
-        yield _moved(one, account) if account else one
+        yield _with_account(one, account) if account else one
 
 
-def _moved(one: PartitionStatus, account: Account) -> PartitionStatus:
-    end = max(one.log_end or 0, account.log_end, account.frontier)
+def _with_account(partition: PartitionStatus, account: Account) -> PartitionStatus:
+    end = max(partition.log_end or 0, account.log_end, account.frontier)
     halt = account.halt
     return replace(
-        one,
+        partition,
         frontier=account.frontier,
         log_end=end,
         lag=end - account.frontier,
-        time_left_seconds=one.time_left_seconds if end > account.frontier else None,
-        topic_state="retired" if account.retired else one.topic_state,
+        time_left_seconds=partition.time_left_seconds if end > account.frontier else None,
+        topic_state="retired" if account.retired else partition.topic_state,
         epoch=account.epoch,
-        held=account.hold,
-        halted=Halted(halt.finding, halt.offset, halt.cause) if halt else None,
+        hold=account.hold,
+        halt=HaltStatus(halt.finding, halt.offset, halt.cause) if halt else None,
     )
 
 
-def _by_number(place: str) -> tuple[str, int]:
-    topic, _, number = place.rpartition("/")
+def _partition_sort_key(partition_name: str) -> tuple[str, int]:
+    topic, _, number = partition_name.rpartition("/")
     return topic, int(number)
 
 
-def _counted_down(one: PartitionStatus, passed: float) -> PartitionStatus:
-    left = one.time_left_seconds
-    return one if left is None else replace(one, time_left_seconds=max(0, round(left - passed)))
+def _with_time_elapsed(partition: PartitionStatus, elapsed_seconds: float) -> PartitionStatus:
+    left = partition.time_left_seconds
+    return partition if left is None else replace(partition, time_left_seconds=max(0, round(left - elapsed_seconds)))
 
 
-def _quarantined(ledger: Ledger) -> int:
+def _quarantined_count(ledger: Ledger) -> int:
     return sum(account.quarantined for account in ledger.partitions.values() if not account.retired)
 
 
-def _concerns(stream: str, status: Status, places: list[PartitionStatus], ledger: Ledger | None) -> Iterable[Concern]:
+def _concerns(stream: str, status: SavedStatus, partitions: list[PartitionStatus], ledger: Ledger | None) -> Iterable[Concern]:
     """What needs a person; a halt with the very command that its finding names."""
-    for one in places:
-        if one.halted and one.topic_state != "retired":
-            yield _halt(stream, one, one.halted)
+    for one in partitions:
+        if one.halt and one.topic_state != "retired":
+            yield _halt_concern(stream, one, one.halt)
     if ledger is None:
-        yield from (one for one in status.concerns if one.concern != "halted")
+        yield from (one for one in status.concerns if one.kind != "halted")
         return
-    yield from (one for one in status.concerns if one.concern in KAFKA_SAYS)
-    for one in places:
-        if one.held:
-            yield Concern(concern="held", place=one.place, text=f"held by {one.held}", next=f"seriatim status {stream}")
+    yield from (one for one in status.concerns if one.kind in KAFKA_CONCERNS)
+    for one in partitions:
+        if one.hold:
+            yield Concern(kind="held", location=one.partition_name, text=f"held by {one.hold}", next=f"seriatim status {stream}")
     if ledger.circuit == "open":
-        said = "; ".join(shown(one) for one in ledger.failed[:3])
+        said = "; ".join(describe_failed_range(one) for one in ledger.failed_ranges[:3])
         text = f"the circuit is open, publishing waits: a check failed: {said}"
-        yield Concern(concern="circuit", text=text, next=way_out(ledger))
-    if count := _quarantined(ledger):
+        yield Concern(kind="circuit", text=text, next=circuit_advice(ledger))
+    if count := _quarantined_count(ledger):
         text = f"{count} session{'s' * (count > 1)} in quarantine until the next snapshot"
-        yield Concern(concern="quarantine", text=text, next=f"seriatim status {stream} lists them")
+        yield Concern(kind="quarantine", text=text, next=f"seriatim status {stream} lists them")
 
 
-def _halt(stream: str, one: PartitionStatus, halt: Halted) -> Concern:
-    finding = Finding(finding=halt.finding, topic=one.topic, partition=one.partition, offset=halt.offset)
+def _halt_concern(stream: str, partition: PartitionStatus, halt: HaltStatus) -> Concern:
+    finding = Finding(finding=halt.finding, topic=partition.topic, partition=partition.partition, offset=halt.offset)
     text = f"at offset {halt.offset}: {halt.finding}" + (f", {halt.cause}" if halt.cause else "")
-    return Concern(concern="halted", place=one.place, text=text, next=finding.next(stream))
+    return Concern(kind="halted", location=partition.partition_name, text=text, next=finding.advice(stream))

@@ -12,13 +12,13 @@ from msgspec import Struct, field
 from seriatim.core.looks import view_of_message, view_of_state
 from seriatim.core.machine import Runner
 
-BEFORE = ("offset", "time", "session", "sequence", "message", "state", "damaged", "quarantined")
+NAMES_BEFORE_FOLD = ("offset", "time", "session", "sequence", "message", "state", "damaged", "quarantined")
 """What an expression may ask of a message before it is folded."""
-AFTER = ("records", "findings", "after", "outcome")
+NAMES_AFTER_FOLD = ("records", "findings", "after", "outcome")
 """What only its folding tells."""
 
 
-class Seen(Struct, frozen=True, omit_defaults=True):
+class TraceFinding(Struct, frozen=True, omit_defaults=True):
     """A finding at one message, as a trace tells it."""
 
     finding: str
@@ -27,7 +27,7 @@ class Seen(Struct, frozen=True, omit_defaults=True):
     cause: str = ""
 
 
-class Step(Struct, kw_only=True):
+class TraceStep(Struct, kw_only=True):
     """One message of a session, and what it did."""
 
     offset: int
@@ -43,7 +43,7 @@ class Step(Struct, kw_only=True):
     """The machine's state; None: there is none."""
     after: Any
     records: list[dict[str, Any]] = field(default_factory=list)
-    findings: list[Seen] = field(default_factory=list)
+    findings: list[TraceFinding] = field(default_factory=list)
     damaged: bool = False
     """After it, as the next."""
     quarantined: bool = False
@@ -52,7 +52,7 @@ class Step(Struct, kw_only=True):
     ended: bool = False
 
 
-def asked_after(runner: Runner, step: Step) -> dict[str, Any]:
+def expression_names_after(runner: Runner, step: TraceStep) -> dict[str, Any]:
     """What an expression may ask of a message once it is folded. What it could ask before means the same."""
     return {
         "offset": step.offset,

@@ -17,17 +17,17 @@ from msgspec import Struct, field
 
 from seriatim.core.errors import ConfigError
 from seriatim.core.fold import Limits
-from seriatim.core.integrity import TIERS, Tier, action
+from seriatim.core.integrity import TIERS, Tier, tier_action
 from seriatim.core.judge import OnPoison
 from seriatim.core.offsets import TOPIC_NAME
-from seriatim.core.schedule import cron_refusal, is_address
+from seriatim.core.schedule import describe_cron_error, is_mail_address
 from seriatim.core.table import TableMachine, column_type
 from seriatim.core.window import WindowSize
 
 MESSAGES_MAX = 1_000_000_000
 COLUMN_NAME = re.compile(r"[^\s,;{}()=\x00-\x1f]{1,128}")
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-OWN_COLUMNS = (
+RECORD_COLUMNS = (
     "topic",
     "topic_id",
     "partition",
@@ -41,7 +41,7 @@ OWN_COLUMNS = (
 """In every record, before the machine's own."""
 
 
-class Table(Struct, frozen=True, kw_only=True):
+class TableSettings(Struct, frozen=True, kw_only=True):
     """[table]: the stock machine's rows and the names of its message fields."""
 
     key: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Table(Struct, frozen=True, kw_only=True):
     rows_field: str = "rows"
 
 
-class Slice(Struct, frozen=True, kw_only=True):
+class SliceSettings(Struct, frozen=True, kw_only=True):
     """[slice]: bounds on one unit of work."""
 
     messages_max: int = 2_000_000
@@ -59,7 +59,7 @@ class Slice(Struct, frozen=True, kw_only=True):
     """Who reads Kafka: Spark's own source, or each task its own range."""
 
 
-class Output(Struct, frozen=True, kw_only=True):
+class OutputSettings(Struct, frozen=True, kw_only=True):
     """[output]: where and how records and state are written."""
 
     path: str = ""
@@ -69,13 +69,13 @@ class Output(Struct, frozen=True, kw_only=True):
     keep_versions_days: int = 30
 
 
-class Schedule(Struct, frozen=True, kw_only=True):
+class ScheduleSettings(Struct, frozen=True, kw_only=True):
     """[schedule]: when Airflow runs it."""
 
     cron: str = "*/15 * * * *"
 
 
-class Alerts(Struct, frozen=True, kw_only=True):
+class AlertSettings(Struct, frozen=True, kw_only=True):
     """[alerts]: whom to tell, and when."""
 
     to: tuple[str, ...] = ()
@@ -104,11 +104,11 @@ class Stream(Struct, frozen=True, kw_only=True):
     parallelism: str = "partition"
     topic_drained_hours: int = 72
     snapshot_requests: str = ""
-    table: Table = Table()
-    slice: Slice = Slice()
-    output: Output
-    schedule: Schedule = Schedule()
-    alerts: Alerts = Alerts()
+    table: TableSettings = TableSettings()
+    slice: SliceSettings = SliceSettings()
+    output: OutputSettings
+    schedule: ScheduleSettings = ScheduleSettings()
+    alerts: AlertSettings = AlertSettings()
 
     @property
     def session_field(self) -> str | None:
@@ -125,9 +125,9 @@ class Stream(Struct, frozen=True, kw_only=True):
             distance_ms=self.alerts.snapshot_distance_max_minutes * 60_000,
         )
 
-    def table_machine(self, kind: type[TableMachine] = TableMachine) -> TableMachine:
+    def table_machine(self, machine_class: type[TableMachine] = TableMachine) -> TableMachine:
         """The stock machine as this stream wants it."""
-        return kind(
+        return machine_class(
             key=self.table.key,
             columns=self.table.columns,
             before=self.table.before,
@@ -135,18 +135,18 @@ class Stream(Struct, frozen=True, kw_only=True):
             rows_field=self.table.rows_field,
             sequence=self.sequence,
             session=self.session_field,
-            lenient=action("precondition", self.tier) == "count",
+            lenient=tier_action("precondition", self.tier) == "count",
         )
 
 
 SECTIONS: dict[str, type[Struct]] = {
-    "table": Table,
-    "slice": Slice,
-    "output": Output,
-    "schedule": Schedule,
-    "alerts": Alerts,
+    "table": TableSettings,
+    "slice": SliceSettings,
+    "output": OutputSettings,
+    "schedule": ScheduleSettings,
+    "alerts": AlertSettings,
 }
-CHOICES: dict[str, tuple[str, ...]] = {
+ALLOWED_VALUES: dict[str, tuple[str, ...]] = {
     "tier": TIERS,
     "decoder": ("json", "debezium", "avro", "protobuf"),
     "isolation": ("read_committed", "read_uncommitted"),
@@ -156,14 +156,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "slice.read": ("spark", "task"),
     "output.compression": ("zstd", "snappy", "gzip", "lz4", "none"),
 }
-BUILT: dict[str, tuple[Any, ...]] = {
+SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "decoder": ("json",),
     "parallelism": ("partition", "session"),
 }
 """Values this version can honour, where it cannot honour all. Later features take their key off this list."""
 
 
-NUMBERS = (
+NUMBER_BOUNDS = (
     ("output.file_bytes_target", 1 << 16, 1 << 34),
     ("output.keep_versions_days", 1, 100_000),
     ("window_messages", 1, 10_000),
@@ -178,27 +178,27 @@ NUMBERS = (
 """Bounds of whole numbers."""
 
 
-OWN_DAGS = ("seriatim_compact", "seriatim_repair", "seriatim_watch")
+RESERVED_NAMES = ("seriatim_compact", "seriatim_repair", "seriatim_watch")
 """Names that Airflow knows already."""
 
 
-class _File:
+class _CheckedFile:
     """A stream file while it is being checked: errors name it and the key."""
 
-    def __init__(self, name: str, where: str) -> None:
-        self.name, self.where = name, where
+    def __init__(self, name: str, file_name: str) -> None:
+        self.name, self.file_name = name, file_name
 
     def refuse(self, key: str, found: str, allowed: str) -> NoReturn:
-        raise ConfigError(f"{self.where}: {key}: {found}", allowed=allowed, next=f"fix {key} in {self.where}")
+        raise ConfigError(f"{self.file_name}: {key}: {found}", allowed=allowed, next=f"fix {key} in {self.file_name}")
 
 
-def parse(name: str, given: Mapping[str, Any], where: str) -> Stream:
+def parse_stream(name: str, toml_values: Mapping[str, Any], file_name: str) -> Stream:
     """A stream from what its TOML says. `where` is the file as the user knows it."""
-    file = _File(name, where)
-    if not STREAM_NAME.fullmatch(name) or name in OWN_DAGS:
-        allowed = f"letters, digits, - and _, at most 64; not {', '.join(OWN_DAGS)}"
+    file = _CheckedFile(name, file_name)
+    if not STREAM_NAME.fullmatch(name) or name in RESERVED_NAMES:
+        allowed = f"letters, digits, - and _, at most 64; not {', '.join(RESERVED_NAMES)}"
         file.refuse("file name", f"{name!r} cannot name a stream", allowed)
-    fields = _checked(file, Stream, given, "")
+    fields = _parse_section(file, Stream, toml_values, "")
     for key in ("topics", "machine", "output"):
         if key not in fields:
             file.refuse(key, "missing", "it is required")
@@ -207,43 +207,43 @@ def parse(name: str, given: Mapping[str, Any], where: str) -> Stream:
     return stream
 
 
-def _checked(file: _File, kind: type[Struct], given: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _parse_section(file: _CheckedFile, section_type: type[Struct], toml_values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """The fields of one section, each of the right type; unknown keys refused with a suggestion."""
-    known = [name for name in kind.__struct_fields__ if name != "name"]
+    known = [name for name in section_type.__struct_fields__ if name != "name"]
     fields: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in toml_values.items():
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
             hint = f"unknown key; did you mean {prefix}{close[0]}?" if close else "unknown key"
             file.refuse(f"{prefix}{key}", hint, ", ".join(known))
         if key in SECTIONS and not prefix:
             if not isinstance(value, dict):
-                file.refuse(key, f"found {_kind(value)}", f"a section [{key}]")
-            fields[key] = SECTIONS[key](**_checked(file, SECTIONS[key], value, f"{key}."))
+                file.refuse(key, f"found {_describe_value(value)}", f"a section [{key}]")
+            fields[key] = SECTIONS[key](**_parse_section(file, SECTIONS[key], value, f"{key}."))
         else:
-            fields[key] = _typed(file, kind, key, value, prefix)
+            fields[key] = _parse_value(file, section_type, key, value, prefix)
     return fields
 
 
-def _typed(file: _File, kind: type[Struct], key: str, value: Any, prefix: str) -> Any:
-    annotation = str(kind.__annotations__[key])
+def _parse_value(file: _CheckedFile, section_type: type[Struct], key: str, value: Any, prefix: str) -> Any:
+    annotation = str(section_type.__annotations__[key])
     full = f"{prefix}{key}"
     if annotation.startswith("tuple"):
         if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
-            file.refuse(full, f"found {_kind(value)}", "a list of texts")
+            file.refuse(full, f"found {_describe_value(value)}", "a list of texts")
         return tuple(value)
     if annotation.startswith("dict"):
         if not isinstance(value, dict) or not all(isinstance(part, str) for part in value.values()):
-            file.refuse(full, f"found {_kind(value)}", "a table of column = type")
+            file.refuse(full, f"found {_describe_value(value)}", "a table of column = type")
         return value
     wanted = {"int": int, "bool": bool}.get(annotation, str)
     if type(value) is not wanted:
         names = {int: "a whole number", bool: "true or false", str: "a text"}
-        file.refuse(full, f"found {_kind(value)}", names[wanted])
+        file.refuse(full, f"found {_describe_value(value)}", names[wanted])
     return value
 
 
-def _kind(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     names: dict[type, str] = {
         bool: "true/false",
         int: "a number",
@@ -255,31 +255,31 @@ def _kind(value: Any) -> str:
     return f"{names.get(type(value), type(value).__name__)} {str(value)[:60]!r}"
 
 
-def _check_values(file: _File, stream: Stream) -> None:
+def _check_values(file: _CheckedFile, stream: Stream) -> None:
     """What types alone do not say."""
-    for key, allowed in CHOICES.items():
-        if (found := _get(stream, key)) not in allowed:
+    for key, allowed in ALLOWED_VALUES.items():
+        if (found := _get_value(stream, key)) not in allowed:
             close = difflib.get_close_matches(str(found), allowed, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             file.refuse(key, f"found {found!r}{hint}", " | ".join(allowed))
-    for key, built in BUILT.items():
-        if (found := _get(stream, key)) not in built:
+    for key, built in SUPPORTED_VALUES.items():
+        if (found := _get_value(stream, key)) not in built:
             shown = " | ".join(map(repr, built))
             file.refuse(key, f"{found!r} is not built yet in this version", shown)
     _check_names(file, stream)
     _check_numbers(file, stream)
-    _check_people(file, stream)
+    _check_schedule_and_alerts(file, stream)
     if stream.machine == "table":
         _check_table(file, stream)
     elif not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", stream.machine):
         file.refuse("machine", f"found {stream.machine!r}", '"table" or "module:Class", a Python file beside this one')
-    elif stream.table != Table():
+    elif stream.table != TableSettings():
         file.refuse(
             "table", f"machine is {stream.machine!r}, which takes no [table]", 'machine = "table", or no [table]'
         )
 
 
-def _check_names(file: _File, stream: Stream) -> None:
+def _check_names(file: _CheckedFile, stream: Stream) -> None:
     try:
         re.compile(stream.topics)
     except re.error as error:
@@ -309,32 +309,32 @@ def _check_names(file: _File, stream: Stream) -> None:
         )
 
 
-def _check_requests(file: _File, topic: str) -> None:
+def _check_requests(file: _CheckedFile, topic: str) -> None:
     """Requests go to a topic. That the stream does not read it itself is for plan to say: a regex may take for ever."""
     if topic and not TOPIC_NAME.fullmatch(topic):
         allowed = "the name of a topic that `topics` does not match, or empty"
         file.refuse("snapshot_requests", f"found {topic!r}", allowed)
 
 
-def _check_numbers(file: _File, stream: Stream) -> None:
+def _check_numbers(file: _CheckedFile, stream: Stream) -> None:
     if not 1 <= stream.slice.messages_max <= MESSAGES_MAX:
         file.refuse("slice.messages_max", f"found {stream.slice.messages_max}", f"1 to {MESSAGES_MAX}")
 
-    for key, least, most in NUMBERS:
-        if not least <= (found := _get(stream, key)) <= most:
+    for key, least, most in NUMBER_BOUNDS:
+        if not least <= (found := _get_value(stream, key)) <= most:
             file.refuse(key, f"found {found}", f"{least} to {most}")
 
 
-def _check_people(file: _File, stream: Stream) -> None:
+def _check_schedule_and_alerts(file: _CheckedFile, stream: Stream) -> None:
     """When a run is due, and who is told."""
-    if refusal := cron_refusal(stream.schedule.cron):
+    if refusal := describe_cron_error(stream.schedule.cron):
         file.refuse("schedule.cron", f"found {stream.schedule.cron!r}: {refusal}", 'five fields, like "*/15 * * * *"')
     for address in stream.alerts.to:
-        if not is_address(address):
+        if not is_mail_address(address):
             file.refuse("alerts.to", f"found {address!r}", "mail addresses, like ops@example.org")
 
 
-def _check_table(file: _File, stream: Stream) -> None:
+def _check_table(file: _CheckedFile, stream: Stream) -> None:
     table = stream.table
     if not table.columns:
         file.refuse("table.columns", "missing or empty", 'at least one, like { id = "string" }')
@@ -347,7 +347,7 @@ def _check_table(file: _File, stream: Stream) -> None:
             file.refuse("table.key", f"{name!r} is not a column{hint}", ", ".join(table.columns))
     if len(set(table.key)) != len(table.key):
         file.refuse("table.key", f"found {list(table.key)}", "each column once")
-    taken = {*OWN_COLUMNS, "op"} | {f"before_{name}".casefold() for name in table.columns}
+    taken = {*RECORD_COLUMNS, "op"} | {f"before_{name}".casefold() for name in table.columns}
     folded = [name.casefold() for name in table.columns]
     for name, type_name in table.columns.items():
         if not COLUMN_NAME.fullmatch(name) or folded.count(name.casefold()) > 1:
@@ -362,7 +362,7 @@ def _check_table(file: _File, stream: Stream) -> None:
     _check_message_fields(file, stream)
 
 
-def _check_message_fields(file: _File, stream: Stream) -> None:
+def _check_message_fields(file: _CheckedFile, stream: Stream) -> None:
     named = {
         "table.type_field": stream.table.type_field,
         "table.rows_field": stream.table.rows_field,
@@ -378,7 +378,7 @@ def _check_message_fields(file: _File, stream: Stream) -> None:
         used[name] = key
 
 
-def _get(stream: Stream, key: str) -> Any:
+def _get_value(stream: Stream, key: str) -> Any:
     value: Any = stream
     for part in key.split("."):
         value = getattr(value, part)

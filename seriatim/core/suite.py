@@ -19,7 +19,7 @@ from seriatim.core.errors import ConfigError
 
 Severity = Literal["critical", "warning", "info"]
 """critical: the verdict is bad. warning: told, and the verdict stays good. info: counted."""
-COLUMNS = ("column", "column_A", "column_B", "column_list")
+COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list")
 
 
 class Expectation(Struct, frozen=True):
@@ -40,19 +40,19 @@ class Expectation(Struct, frozen=True):
         return str(named) if named else " ".join([self.type.removeprefix("expect_"), *map(str, self.columns() or ())])
 
     @property
-    def says(self) -> str:
+    def describe(self) -> str:
         """What is expected, in a line."""
         values = ", ".join(f"{name}={value!r}" for name, value in self.kwargs.items() if name != "row_condition")
         return self.description or f"{self.type.removeprefix('expect_').replace('_', ' ')} ({values})"
 
     def columns(self) -> list[str] | None:
         """The columns it looks at; None: it does not say, so it may be all."""
-        named = [self.kwargs[name] for name in COLUMNS if name in self.kwargs]
+        named = [self.kwargs[name] for name in COLUMN_ARGUMENTS if name in self.kwargs]
         condition = self.kwargs.get("row_condition")
         if not named or isinstance(condition, str):
             return None
         flat = [column for one in named for column in (one if isinstance(one, list) else [one])]
-        return list(dict.fromkeys([*flat, *_conditioned(condition)]))
+        return list(dict.fromkeys([*flat, *_condition_columns(condition)]))
 
     def config(self) -> dict[str, Any]:
         """As great-expectations takes it."""
@@ -73,7 +73,7 @@ class Suite(Struct, frozen=True):
         return list(dict.fromkeys(column for one in each for column in one or ()))
 
 
-class _File(Struct):
+class _SuiteFile(Struct):
     expectations: list[Expectation]
     """Required: a file with a slip in this word would expect nothing, and everything would be good."""
     name: str = ""
@@ -92,39 +92,39 @@ class Suites(Struct, frozen=True):
         return sum(len(suite.expectations) for suite in (self.records, self.ledger, self.state))
 
 
-def parse(content: bytes, where: str) -> list[Expectation]:
+def parse_suite(content: bytes, file_name: str) -> list[Expectation]:
     """The expectations of a file."""
     try:
-        seen = msgspec.json.decode(content, type=_File)
+        seen = msgspec.json.decode(content, type=_SuiteFile)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: {error}", next=f"fix {where}: a great-expectations suite as JSON") from None
+        raise ConfigError(f"{file_name}: {error}", next=f"fix {file_name}: a great-expectations suite as JSON") from None
     for one in seen.expectations:
         if not one.type.startswith("expect_"):
-            raise ConfigError(f"{where}: {one.type!r} is no expectation", next=f"fix `type` in {where}")
-    return [replace(one, suite=where) for one in seen.expectations]
+            raise ConfigError(f"{file_name}: {one.type!r} is no expectation", next=f"fix `type` in {file_name}")
+    return [replace(one, suite=file_name) for one in seen.expectations]
 
 
-def suites(stock: Mapping[str, Iterable[Expectation]], own: Iterable[Expectation], machine: str) -> Suites:
+def join_suites(stock_expectations: Mapping[str, Iterable[Expectation]], own_expectations: Iterable[Expectation], machine: str) -> Suites:
     """The stock suites and the stream's own, joined; without what is for another machine."""
-    own = list(own)
-    taken = {one.name for one in own}
-    stock_names = {one.name: room for room, many in stock.items() for one in many}
+    own_expectations = list(own_expectations)
+    taken = {one.name for one in own_expectations}
+    stock_names = {one.name: room for room, many in stock_expectations.items() for one in many}
 
     def joined(room: str) -> Suite:
-        mine = [one for one in own if stock_names.get(one.name, "records") == room]
-        kept = [one for one in stock[room] if one.name not in taken]
+        mine = [one for one in own_expectations if stock_names.get(one.name, "records") == room]
+        kept = [one for one in stock_expectations[room] if one.name not in taken]
         return Suite(room, tuple(one for one in [*kept, *mine] if one.meta.get("machine", machine) == machine))
 
     return Suites(joined("records"), joined("ledger"), joined("state"))
 
 
-def _conditioned(condition: Any) -> Iterator[str]:
+def _condition_columns(condition: Any) -> Iterator[str]:
     """The columns that a row condition names."""
     if isinstance(condition, dict):
         if isinstance(named := condition.get("column"), dict):
             yield str(named.get("name"))
         for part in condition.values():
-            yield from _conditioned(part)
+            yield from _condition_columns(part)
     elif isinstance(condition, list):
         for part in condition:
-            yield from _conditioned(part)
+            yield from _condition_columns(part)

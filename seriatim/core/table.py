@@ -1,7 +1,7 @@
 """The stock machine: a table sent as snapshot, then inserts, updates and deletes. No code needed.
 
 State is the session's rows by key. Every message is checked before it changes anything: an insert
-of a present row or an update of a missing one raises `Precondition` and leaves the rows as they were.
+of a present row or an update of a missing one raises `PreconditionError` and leaves the rows as they were.
 
 Next room: fold.py.
 """
@@ -18,15 +18,15 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, defstruct
 from msgspec.structs import asdict, astuple
 
-from seriatim.core.current import Keyed
-from seriatim.core.message import Poison, decode, decode_one
-from seriatim.core.session import Folded, Session
+from seriatim.core.current import RowKeySpec
+from seriatim.core.message import Poison, decode_message, decode_messages
+from seriatim.core.session import FoldOutput, Session
 
 Row = tuple[Any, ...]
 PRECISION_MAX = 38
-DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
+DECIMAL_TYPE = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-TYPES: dict[str, Any] = {
+COLUMN_TYPES: dict[str, Any] = {
     "string": str,
     "int64": Int64,
     "float64": float,
@@ -35,7 +35,7 @@ TYPES: dict[str, Any] = {
     "date": date,
     "binary": bytes,
 }
-KINDS = ("snapshot", "insert", "update", "delete")
+MESSAGE_KINDS = ("snapshot", "insert", "update", "delete")
 EXTENDED_TIME = r"(\d{4})-(\d\d)-(\d\d)(?:[Tt ](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,18}))?)?(ZONE)?)?"
 BASIC_TIME = r"(\d{4})(\d\d)(\d\d)[Tt](\d\d)(\d\d)(?:(\d\d)(?:[.,](\d{1,18}))?)?(ZONE)?"
 ZONE = r"[Zz]|[+-]\d\d(?::?\d\d)?"
@@ -43,15 +43,15 @@ TIMES = [re.compile(form.replace("ZONE", ZONE), re.ASCII) for form in (EXTENDED_
 """Times as ISO 8601 writes them, in its extended and its basic form; PostgreSQL's are of the former."""
 
 
-class Precondition(Exception):  # noqa: N818  # named as the finding it becomes
+class PreconditionError(Exception):  # noqa: N818  # named as the finding it becomes
     """A message that the session's rows contradict."""
 
 
 def column_type(name: str) -> Any:
     """The Python type behind a column type of a stream file; None if there is none of that name."""
-    if match := DECIMAL.fullmatch(name):
+    if match := DECIMAL_TYPE.fullmatch(name):
         return Decimal if 0 <= int(match[2]) <= int(match[1]) <= PRECISION_MAX and int(match[1]) else None
-    return TYPES.get(name)
+    return COLUMN_TYPES.get(name)
 
 
 def rfc3339(text: str) -> str | None:
@@ -88,60 +88,60 @@ class TableMachine:
         lenient: bool = False,
     ) -> None:
         self.name = "table"
-        self.names = list(columns)
-        self.key_positions = [self.names.index(name) for name in key]
-        self.before = before
+        self.column_names = list(columns)
+        self.key_positions = [self.column_names.index(name) for name in key]
+        self.has_before_image = before
         self.lenient = lenient
         """Take messages that the rows contradict, as well as they can be taken, and count them."""
         self.contradictions = 0
         self.columns = {"op": "string", **columns} | ({f"before_{n}": t for n, t in columns.items()} if before else {})
-        self.keyed: Keyed | None = Keyed(key=tuple(key), columns=tuple(columns), gone={"op": "delete"})
-        self.others: dict[str, dict[str, str]] = {}
-        self._width = len(self.names)
-        self._blank: Row = (None,) * self._width
-        self._checks = _checks(columns)
-        self._key_times = [i for i in self.key_positions if columns[self.names[i]] == "timestamp"]
-        self._single = self.key_positions[0] if len(self.key_positions) == 1 else None
-        kinds: list[Any] = _message_kinds(key, columns, type_field, rows_field, sequence, session)
-        self.snapshot, self.insert, self.update, self.delete = kinds
-        self.snapshot_kind: type | None = self.snapshot
-        self._sequenced = sequence is not None
+        self.row_key_spec: RowKeySpec | None = RowKeySpec(key=tuple(key), columns=tuple(columns), deleted_when={"op": "delete"})
+        self.other_columns: dict[str, dict[str, str]] = {}
+        self._width = len(self.column_names)
+        self._null_row: Row = (None,) * self._width
+        self._column_checks = _column_checks(columns)
+        self._timestamp_key_positions = [i for i in self.key_positions if columns[self.column_names[i]] == "timestamp"]
+        self._single_key_position = self.key_positions[0] if len(self.key_positions) == 1 else None
+        kinds: list[Any] = _message_structs(key, columns, type_field, rows_field, sequence, session)
+        self.snapshot_struct, self.insert_struct, self.update_struct, self.delete_struct = kinds
+        self.snapshot_type: type | None = self.snapshot_struct
+        self._has_sequence = sequence is not None
         listed = ", ".join(f"{column} {kind}" for column, kind in columns.items())
         named = f"session {session or 'by key'}, sequence {sequence or 'none'}"
         self.shape = f"columns {listed}; key {', '.join(key)}; {named}"
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[tuple(kinds)])  # noqa: UP007  # made of a list
-        self._times = [i for i, kind in enumerate(columns.values()) if kind == "timestamp"]
+        self._times_before = [i for i, kind in enumerate(columns.values()) if kind == "timestamp"]
         # The same messages with times as text: for those that are not written as RFC 3339, which is all msgspec reads.
         as_text = {name: "string" if kind == "timestamp" else kind for name, kind in columns.items()}
-        text_kinds: list[Any] = _message_kinds(key, as_text, type_field, rows_field, sequence, session)
+        text_kinds: list[Any] = _message_structs(key, as_text, type_field, rows_field, sequence, session)
         self._kind_of_text = dict(zip(text_kinds, kinds, strict=True))
         self._text_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[tuple(text_kinds)])  # noqa: UP007
-        (self._row_kind,) = get_args(msgspec.structs.fields(self.snapshot)[0].type)
+        (self._row_kind,) = get_args(msgspec.structs.fields(self.snapshot_struct)[0].type)
         row: Any = tuple.__class_getitem__(tuple(column_type(kind) | None for kind in columns.values()))
-        self._saved: msgspec.msgpack.Decoder[list[Row]] = msgspec.msgpack.Decoder(list.__class_getitem__(row))
+        self._state_decoder: msgspec.msgpack.Decoder[list[Row]] = msgspec.msgpack.Decoder(list.__class_getitem__(row))
 
     def decode(self, values: Sequence[bytes | None]) -> list[Any]:
         """Typed messages, `Poison` where a value does not fit the table."""
-        messages = decode(self._decoder, values)
-        if self._times:
+        messages = decode_messages(self._decoder, values)
+        if self._times_before:
             for i, message in enumerate(messages):
                 if message.__class__ is Poison:
                     messages[i] = self._with_other_times(values[i], message)
-        return [self._fitting(message) for message in messages] if self._checks else messages
+        return [self._poison_if_unfit(message) for message in messages] if self._column_checks else messages
 
     def _with_other_times(self, value: bytes | None, poison: Poison) -> Any:
         """A message whose times are not written as RFC 3339, decoded all the same; the poison if that is not all."""
-        texts = decode_one(self._text_decoder.decode, value)
+        texts = decode_message(self._text_decoder.decode, value)
         if texts.__class__ is Poison:
             return poison
         kind = self._kind_of_text[texts.__class__]
         try:
-            if kind is not self.snapshot:
+            if kind is not self.snapshot_struct:
                 # Of a delete only the key counts: what else it has may be anything.
-                positions = self._key_times if kind is self.delete else self._times
+                positions = self._timestamp_key_positions if kind is self.delete_struct else self._times_before
                 return kind(**self._timed(texts, positions))
             fields = asdict(texts)
-            fields["rows"] = [self._row_kind(**self._timed(row, self._times)) for row in texts.rows]
+            fields["rows"] = [self._row_kind(**self._timed(row, self._times_before)) for row in texts.rows]
             return kind(**fields)
         except (ValueError, msgspec.ValidationError):
             return poison
@@ -155,29 +155,29 @@ class TableMachine:
                 fields[f"c{position}"] = msgspec.convert(rfc3339(text) or text, datetime)
         return fields
 
-    def _fitting(self, message: Any) -> Any:
+    def _poison_if_unfit(self, message: Any) -> Any:
         if message.__class__ is Poison:
             return message
-        rows = message.rows if message.__class__ is self.snapshot else (message,)
-        checks = self._checks
-        if message.__class__ is self.delete:  # only its key counts
+        rows = message.rows if message.__class__ is self.snapshot_struct else (message,)
+        checks = self._column_checks
+        if message.__class__ is self.delete_struct:  # only its key counts
             checks = [(position, check) for position, check in checks if position in self.key_positions]
         for row in rows:
             for position, check in checks:
                 value = getattr(row, f"c{position}", None)
                 if value is not None and value is not UNSET and (trouble := check(value)):
-                    return Poison(f"wrong schema: {self.names[position]} {trouble}")
-            for position in self._key_times:
+                    return Poison(f"wrong schema: {self.column_names[position]} {trouble}")
+            for position in self._timestamp_key_positions:
                 setattr(row, f"c{position}", _utc(getattr(row, f"c{position}")))
         return message
 
     def is_snapshot(self, message: Any) -> bool:
         """Whether a session may begin, or begin again, here."""
-        return message.__class__ is self.snapshot
+        return message.__class__ is self.snapshot_struct
 
     def sequences(self, messages: Sequence[Any]) -> Sequence[int | None]:
         """The producer's own counter of each message, if the stream names one."""
-        return [message.sequence for message in messages] if self._sequenced else [None] * len(messages)
+        return [message.sequence for message in messages] if self._has_sequence else [None] * len(messages)
 
     def session(self, message: Any) -> str:
         """The session as a field of the message."""
@@ -190,9 +190,9 @@ class TableMachine:
     def apply(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
         """Change the rows; one record per row touched: (op, columns…, columns before…)."""
         kind = message.__class__
-        if kind is self.update:
+        if kind is self.update_struct:
             given = astuple(message)
-            old = rows.get(key := given[self._single] if self._single is not None else self._key(given))
+            old = rows.get(key := given[self._single_key_position] if self._single_key_position is not None else self._row_key(given))
             if old is None:
                 return self._update_missing(rows, given)
             if UNSET in given:
@@ -200,34 +200,34 @@ class TableMachine:
             else:
                 new = given[: self._width]
             rows[key] = new
-            return (("update", *new, *old) if self.before else ("update", *new),)
-        if kind is self.insert:
+            return (("update", *new, *old) if self.has_before_image else ("update", *new),)
+        if kind is self.insert_struct:
             return self._insert(rows, message)
-        if kind is self.delete:
+        if kind is self.delete_struct:
             return self._delete(rows, message)
-        return self._restart(rows, message)
+        return self._apply_snapshot(rows, message)
 
-    def unusual(
+    def fold_usual(
         self,
         sessions: Mapping[str, Session],
         names: Sequence[str | None],
         sequences: Sequence[int | None],
         messages: Sequence[Any],
-        out: Folded,
+        output: FoldOutput,
     ) -> Iterable[int]:
         """Folds updates that are in sequence, whole and of a row that is there; gives the positions of the rest.
 
         It does what `apply` does without the calls, which cost as much as the work.
         """
-        update, width, single, before = self.update, self._width, self._single, self.before
-        add_position, add_row = out.positions.append, out.rows.append
+        update, width, single, before = self.update_struct, self._width, self._single_key_position, self.has_before_image
+        add_position, add_row = output.positions.append, output.rows.append
         for i, (name, sequence, message) in enumerate(zip(names, sequences, messages, strict=True)):
             session = sessions.get(name)  # type: ignore[arg-type]
-            if session is None or not session.awake or message.__class__ is not update:
+            if session is None or not session.is_active or message.__class__ is not update:
                 yield i
                 continue
             given, rows = astuple(message), session.state
-            old = rows.get(key := given[single] if single is not None else self._key(given))
+            old = rows.get(key := given[single] if single is not None else self._row_key(given))
             if old is None or UNSET in given or (sequence is not None and session.sequence != sequence - 1):
                 yield i
                 continue
@@ -236,95 +236,95 @@ class TableMachine:
             add_position(i)
             add_row(("update", *new, *old) if before else ("update", *new))
 
-    def _key(self, row: Row) -> Any:
-        return row[self._single] if self._single is not None else tuple([row[i] for i in self.key_positions])
+    def _row_key(self, row: Row) -> Any:
+        return row[self._single_key_position] if self._single_key_position is not None else tuple([row[i] for i in self.key_positions])
 
-    def _update_missing(self, rows: dict[Any, Row], given: Row) -> Sequence[Row]:
-        self._contradicted("update of a missing row", given)
-        new = tuple([None if value is UNSET else value for value in given[: self._width]])
-        rows[self._key(new)] = new
+    def _update_missing(self, rows: dict[Any, Row], values: Row) -> Sequence[Row]:
+        self._refuse_or_count("update of a missing row", values)
+        new = tuple([None if value is UNSET else value for value in values[: self._width]])
+        rows[self._row_key(new)] = new
         return (self._record("insert", new, None),)
 
     def _insert(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
         new = astuple(message)[: self._width]
-        key = self._key(new)
+        key = self._row_key(new)
         old = rows.get(key)
         if old is not None:
-            self._contradicted("insert of a row that is there already", new)
+            self._refuse_or_count("insert of a row that is there already", new)
         rows[key] = new
         return (self._record("insert" if old is None else "update", new, old),)
 
     def _delete(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
         given = astuple(message)[: self._width]
-        old = rows.pop(self._key(given), None)
+        old = rows.pop(self._row_key(given), None)
         if old is None:
-            self._contradicted("delete of a missing row", given)
+            self._refuse_or_count("delete of a missing row", given)
             return ()
-        return (self._record("delete", self._only_key(old), old),)
+        return (self._record("delete", self._key_columns_only(old), old),)
 
-    def _restart(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
+    def _apply_snapshot(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
         """A snapshot says all: rows it does not name have vanished, and are told as deletes."""
         table: dict[Any, Row] = {}
         for row in map(astuple, message.rows):
-            if table.setdefault(self._key(row), row) is not row:
-                self._contradicted("a snapshot that names a row twice", row)
-                table[self._key(row)] = row
+            if table.setdefault(self._row_key(row), row) is not row:
+                self._refuse_or_count("a snapshot that names a row twice", row)
+                table[self._row_key(row)] = row
         records = [self._record("snapshot", row, rows.get(key)) for key, row in table.items()]
         for key, old in rows.items():
             if key not in table:
-                records.append(self._record("delete", self._only_key(old), old))
+                records.append(self._record("delete", self._key_columns_only(old), old))
         rows.clear()
         rows.update(table)
         return records
 
     def end(self, rows: dict[Any, Row]) -> Sequence[Row]:
         """A delete for every row."""
-        return [self._record("delete", self._only_key(old), old) for old in rows.values()]
+        return [self._record("delete", self._key_columns_only(old), old) for old in rows.values()]
 
     def _record(self, op: str, new: Row, old: Row | None) -> Row:
-        if not self.before:
+        if not self.has_before_image:
             return (op, *new)
-        return (op, *new, *(self._blank if old is None else old))
+        return (op, *new, *(self._null_row if old is None else old))
 
-    def _only_key(self, row: Row) -> Row:
+    def _key_columns_only(self, row: Row) -> Row:
         return tuple([value if i in self.key_positions else None for i, value in enumerate(row)])
 
-    def _contradicted(self, what: str, row: Row) -> None:
+    def _refuse_or_count(self, contradiction: str, row: Row) -> None:
         if not self.lenient:
-            key = ", ".join(f"{self.names[i]}={row[i]!r}"[:80] for i in self.key_positions)
-            raise Precondition(f"{what}: {key}")
+            key = ", ".join(f"{self.column_names[i]}={row[i]!r}"[:80] for i in self.key_positions)
+            raise PreconditionError(f"{contradiction}: {key}")
         self.contradictions += 1
 
-    def check(self, records: Sequence[Row]) -> None:
+    def check_records(self, records: Sequence[Row]) -> None:
         """Decoding has checked every value already; once more where a record could not be written."""
         for record in records:
-            for position, check in self._checks:
+            for position, check in self._column_checks:
                 if (value := record[1 + position]) is not None and (trouble := check(value)):
-                    raise ValueError(f"{self.names[position]} {trouble}")
+                    raise ValueError(f"{self.column_names[position]} {trouble}")
 
     def dump(self, rows: dict[Any, Row]) -> bytes:
         """Rows as bytes, in the order in which they came."""
         return msgspec.msgpack.encode(list(rows.values()))
 
-    def load(self, saved: bytes, version: int) -> dict[Any, Row]:  # noqa: ARG002  # there was only one
+    def load(self, state_bytes: bytes, version: int) -> dict[Any, Row]:  # noqa: ARG002  # there was only one
         """Rows from bytes."""
-        rows = self._saved.decode(saved)
-        if self._key_times:  # earlier versions kept them as the producer wrote them
-            rows = [tuple([_utc(v) if i in self._key_times else v for i, v in enumerate(row)]) for row in rows]
-        return {self._key(row): row for row in rows}
+        rows = self._state_decoder.decode(state_bytes)
+        if self._timestamp_key_positions:  # earlier versions kept them as the producer wrote them
+            rows = [tuple([_utc(v) if i in self._timestamp_key_positions else v for i, v in enumerate(row)]) for row in rows]
+        return {self._row_key(row): row for row in rows}
 
-    def show(self, rows: dict[Any, Row]) -> Any:
+    def to_plain(self, rows: dict[Any, Row]) -> Any:
         """Rows as plain values for people and JSON."""
-        return {"rows": [self.show_row(row) for row in rows.values()]}
+        return {"rows": [self.row_to_plain(row) for row in rows.values()]}
 
-    def show_row(self, row: Row) -> Any:
+    def row_to_plain(self, row: Row) -> Any:
         """One row, in the one form that all ways to look at it have."""
-        return msgspec.to_builtins(settled(self.columns, dict(zip(self.names, row, strict=True))))
+        return msgspec.to_builtins(normalize_values(self.columns, dict(zip(self.column_names, row, strict=True))))
 
 
-def settled(columns: Mapping[str, str], values: dict[str, Any]) -> dict[str, Any]:
+def normalize_values(columns: Mapping[str, str], values: dict[str, Any]) -> dict[str, Any]:
     """Values as a table has them, however their producer wrote them: times in UTC, decimals with all their digits."""
-    return {name: _settled(columns.get(name, ""), value) for name, value in values.items()}
+    return {name: _normalize_value(columns.get(name, ""), value) for name, value in values.items()}
 
 
 def _utc(time: datetime) -> datetime:
@@ -332,17 +332,17 @@ def _utc(time: datetime) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def _settled(kind: str, value: Any) -> Any:
-    if isinstance(value, datetime) and kind == "timestamp":
+def _normalize_value(type_name: str, value: Any) -> Any:
+    if isinstance(value, datetime) and type_name == "timestamp":
         return _utc(value).astimezone(UTC)
-    if isinstance(value, Decimal) and (match := DECIMAL.fullmatch(kind)):
+    if isinstance(value, Decimal) and (match := DECIMAL_TYPE.fullmatch(type_name)):
         precision, scale = int(match[1]), int(match[2])
         if not _decimal_check(precision, scale)(value):
             return value.quantize(Decimal(1).scaleb(-scale), context=Context(prec=PRECISION_MAX))
     return value
 
 
-def _message_kinds(
+def _message_structs(
     key: Sequence[str],
     columns: dict[str, str],
     type_field: str,
@@ -361,7 +361,7 @@ def _message_kinds(
             tag.title(), fields, tag_field=type_field, tag=tag, rename=rename | more, gc=False, kw_only=True
         )
 
-    full, partial, bare = (_fields(key, columns, default) for default in (None, UNSET, ...))
+    full, partial, bare = (_row_fields(key, columns, default) for default in (None, UNSET, ...))
     row = defstruct("Row", full, rename=rename, gc=False, kw_only=True)
     rows: list[Any] = [("rows", list.__class_getitem__(row))]
     return [
@@ -372,7 +372,7 @@ def _message_kinds(
     ]
 
 
-def _fields(key: Sequence[str], columns: dict[str, str], default: Any) -> list[Any]:
+def _row_fields(key: Sequence[str], columns: dict[str, str], default: Any) -> list[Any]:
     """Struct fields of a row: key columns are required; the rest default to null, to unset, or are ignored."""
     fields: list[Any] = []
     for i, (name, type_name) in enumerate(columns.items()):
@@ -386,22 +386,22 @@ def _fields(key: Sequence[str], columns: dict[str, str], default: Any) -> list[A
     return fields
 
 
-def _checks(columns: dict[str, str]) -> list[tuple[int, Callable[[Any], str]]]:
+def _column_checks(columns: dict[str, str]) -> list[tuple[int, Callable[[Any], str]]]:
     """Checks beyond the type: what JSON can say and the column cannot hold."""
     checks: list[tuple[int, Callable[[Any], str]]] = []
     for i, type_name in enumerate(columns.values()):
-        if match := DECIMAL.fullmatch(type_name):
+        if match := DECIMAL_TYPE.fullmatch(type_name):
             checks.append((i, _decimal_check(int(match[1]), int(match[2]))))
         elif type_name == "timestamp":
             checks.append((i, _timestamp_check))
     return checks
 
 
-def misfit(kind: str, value: Any) -> str:
+def describe_misfit(type_name: str, value: Any) -> str:
     """Why a value does not fit a column of a type; empty: it does."""
-    if match := DECIMAL.fullmatch(kind):
+    if match := DECIMAL_TYPE.fullmatch(type_name):
         return _decimal_check(int(match[1]), int(match[2]))(value)
-    return _timestamp_check(value) if kind == "timestamp" else ""
+    return _timestamp_check(value) if type_name == "timestamp" else ""
 
 
 def _decimal_check(precision: int, scale: int) -> Callable[[Any], str]:

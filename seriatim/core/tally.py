@@ -9,7 +9,7 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from seriatim.core.integrity import FINDINGS_TOLD_MAX, Finding, Mark
+from seriatim.core.integrity import FINDINGS_REPORTED_MAX, Finding, GapMark
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Counts, Session
 
@@ -20,12 +20,12 @@ class Tally:
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.findings: list[Finding] = []
-        self.marks: list[Mark] = []
+        self.marks: list[GapMark] = []
         self.counts = Counts()
         self._by_kind: Counter[str] = Counter()
         self._by_level: Counter[str] = Counter()
 
-    def finding(self, kind: str, session: str | None, offset: int, expected: str = "", found: str = "") -> Finding:
+    def new_finding(self, kind: str, session: str | None, offset: int, expected: str = "", found: str = "") -> Finding:
         """A finding at this partition."""
         topic, number = self.partition.topic, self.partition.number
         return Finding(
@@ -38,36 +38,36 @@ class Tally:
             found=found,
         )
 
-    def tell(self, finding: Finding, *, always: bool = False) -> None:
+    def report(self, finding: Finding, *, always: bool = False) -> None:
         """Keep a finding to be told; beyond a bound it is only counted."""
         self._by_kind[finding.finding] += 1
         self._by_level[finding.level] += 1
-        if always or self._by_level[finding.level] <= FINDINGS_TOLD_MAX:
+        if always or self._by_level[finding.level] <= FINDINGS_REPORTED_MAX:
             self.findings.append(finding)
 
-    def warn(self, finding: Finding, cause: str) -> None:
+    def report_warning(self, finding: Finding, cause: str) -> None:
         """Tell what a person should know and need not act on at once."""
-        self.tell(replace(finding, level="warning", cause=cause))
+        self.report(replace(finding, level="warning", cause=cause))
 
     def count(self, kind: str, number: int = 1) -> None:
         """What the tier only counts."""
         self._by_kind[kind] += number
 
-    def damage(self, session: Session, name: str, kind: str, offset: int, cause: str, *, aside: bool = False) -> None:
+    def mark_damaged(self, session: Session, name: str, kind: str, offset: int, cause: str, *, quarantined: bool = False) -> None:
         """From this offset on the session's output is not to be trusted."""
-        if aside or session.damaged < 0:
-            mark = Mark(finding=kind, offset=offset, session=name, cause=cause, quarantined=aside)
+        if quarantined or session.damaged_since_offset < 0:
+            mark = GapMark(finding=kind, offset=offset, session=name, cause=cause, quarantined=quarantined)
             self.marks.append(mark)
-        if session.damaged < 0:
-            session.damaged = offset
+        if session.damaged_since_offset < 0:
+            session.damaged_since_offset = offset
 
-    def heal(self, session: Session, name: str, offset: int, how: str) -> None:
+    def mark_repaired(self, session: Session, name: str, offset: int, closed_by: str) -> None:
         """From this offset on it is right again; from the next one, where what is wrong came out at the same."""
-        if session.damaged >= 0:
-            self.marks.append(Mark(finding="", offset=max(offset, session.damaged + 1), session=name, closed=how))
-            session.damaged = -1
+        if session.damaged_since_offset >= 0:
+            self.marks.append(GapMark(finding="", offset=max(offset, session.damaged_since_offset + 1), session=name, closed_by=closed_by))
+            session.damaged_since_offset = -1
 
-    def settle(self, contradictions: int) -> None:
+    def update_counts(self, contradictions: int) -> None:
         """The counts as of now."""
         self.counts.findings = dict(self._by_kind)
         if contradictions:

@@ -46,7 +46,7 @@ class Undo:
             self._save(session.state)
         try:
             records = self.runner.apply(session.state, message)
-            self.runner.check(records)
+            self.runner.check_records(records)
         except (MemoryError, KeyboardInterrupt):
             raise
         except BaseException:

@@ -15,8 +15,14 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from seriatim.core.machine import Runner
-from seriatim.core.sequence import found_again, is_missing, is_same_snapshot, kind_of, pass_over
-from seriatim.core.session import Folded, Session, Waiting
+from seriatim.core.sequence import (
+    add_missing_sequences,
+    is_missing_sequence,
+    is_same_snapshot,
+    remove_missing_sequence,
+    sequence_finding,
+)
+from seriatim.core.session import FoldOutput, Session, WaitingMessage
 
 FIRST_SEQUENCES = (0, 1)
 """A session that may begin with one of these begins for sure: nothing can come before it."""
@@ -29,117 +35,117 @@ class WindowSize(Struct, frozen=True):
     seconds: int
 
 
-class Turn(Struct, frozen=True):
+class WindowTurn(Struct, frozen=True):
     """One message at its turn: its place in the stretch, and itself where it waited."""
 
     name: str
     position: int
     message: Any
     sequence: int
-    snapshot: bool
-    waited: Waiting | None = None
+    is_snapshot: bool
+    waiting_message: WaitingMessage | None = None
 
 
-class Walk(Protocol):
+class WindowFold(Protocol):
     """What the window needs of the fold."""
 
-    def take(self, session: Session, turn: Turn, out: Folded) -> None: ...
-    def dropped(self, kind: str, name: str, offset: int, found: str) -> None: ...
-    def passed(self, session: Session, name: str, position: int, offset: int, found: str) -> None: ...
-    def headless(self, name: str, waiting: Waiting) -> None: ...
-    def aside(self, session: Session, turn: Turn, out: Folded) -> None: ...
+    def apply_turn(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None: ...
+    def on_message_dropped(self, kind: str, name: str, offset: int, found: str) -> None: ...
+    def on_gap_passed(self, session: Session, name: str, position: int, offset: int, found: str) -> None: ...
+    def on_headless(self, name: str, waiting_message: WaitingMessage) -> None: ...
+    def on_quarantined(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None: ...
 
 
 class Window:
     """The window over one partition's sessions."""
 
-    def __init__(self, size: WindowSize, runner: Runner, walk: Walk) -> None:
-        self.size, self.runner, self.walk = size, runner, walk
-        self._decoded: dict[int, Any] = {}
+    def __init__(self, size: WindowSize, runner: Runner, fold: WindowFold) -> None:
+        self.size, self.runner, self.fold = size, runner, fold
+        self._decoded_messages: dict[int, Any] = {}
         """Messages that wait, by offset, as long as this fold lives."""
 
-    def meet(self, session: Session, turn: Turn, waiting: Waiting, out: Folded) -> None:
+    def add_message(self, session: Session, turn: WindowTurn, waiting_message: WaitingMessage, output: FoldOutput) -> None:
         """One message of a session that is not in quarantine. First those go whose time was over before it came."""
-        self._close(session, turn, out, lambda: self._is_late(session, waiting.timestamp))
+        self._close_window(session, turn, output, lambda: self._has_waited_too_long(session, waiting_message.timestamp))
         if session.finding is not None:
-            self.walk.aside(session, turn, out)
+            self.fold.on_quarantined(session, turn, output)
             return
         last, sequence = session.sequence, turn.sequence
-        begins = turn.snapshot or not self.runner.has_snapshots
+        begins = turn.is_snapshot or not self.runner.has_snapshots
         if last is None and begins and sequence in FIRST_SEQUENCES:
-            self._abandon(session, turn, lambda held: held.sequence < sequence)
-            self.walk.take(session, turn, out)
+            self._drop_headless(session, turn, lambda held: held.sequence < sequence)
+            self.fold.apply_turn(session, turn, output)
         elif last is None or sequence > last + 1:
-            self._hold(session, turn, waiting)
+            self._keep_waiting(session, turn, waiting_message)
         elif sequence == last + 1:
-            self.walk.take(session, turn, out)
-        elif turn.snapshot and not _is_old(session, sequence, waiting):
-            self.flush(session, turn, out)  # a producer's new life: what waits belongs to the old one
-            self.walk.take(session, turn, out)
+            self.fold.apply_turn(session, turn, output)
+        elif turn.is_snapshot and not _is_old_snapshot(session, sequence, waiting_message):
+            self.flush(session, turn, output)  # a producer's new life: what waits belongs to the old one
+            self.fold.apply_turn(session, turn, output)
         else:
-            kind = "repeat" if is_same_snapshot(session, sequence, waiting.value) else kind_of(session, sequence)
-            found_again(session, sequence)
-            self.walk.dropped(kind, turn.name, waiting.offset, f"sequence {sequence}, after {last}")
-        self._drain(session, turn, out)
-        self._close(session, turn, out, lambda: len(session.waiting) > self.size.messages)
+            kind = "repeat" if is_same_snapshot(session, sequence, waiting_message.value) else sequence_finding(session, sequence)
+            remove_missing_sequence(session, sequence)
+            self.fold.on_message_dropped(kind, turn.name, waiting_message.offset, f"sequence {sequence}, after {last}")
+        self._drain(session, turn, output)
+        self._close_window(session, turn, output, lambda: len(session.waiting_messages) > self.size.messages)
 
-    def _close(self, session: Session, turn: Turn, out: Folded, is_over: Callable[[], bool]) -> None:
+    def _close_window(self, session: Session, turn: WindowTurn, output: FoldOutput, is_over: Callable[[], bool]) -> None:
         """Give up on what is missing, as long as the window is over."""
-        while session.finding is None and session.waiting and is_over():
-            self._give_up(session, turn, out)
-            self._drain(session, turn, out)
+        while session.finding is None and session.waiting_messages and is_over():
+            self._give_up_missing(session, turn, output)
+            self._drain(session, turn, output)
 
-    def _hold(self, session: Session, turn: Turn, waiting: Waiting) -> None:
-        if any(held.sequence == waiting.sequence for held in session.waiting):
-            self.walk.dropped("repeat", turn.name, waiting.offset, f"sequence {waiting.sequence}, which waits already")
+    def _keep_waiting(self, session: Session, turn: WindowTurn, waiting_message: WaitingMessage) -> None:
+        if any(held.sequence == waiting_message.sequence for held in session.waiting_messages):
+            self.fold.on_message_dropped("repeat", turn.name, waiting_message.offset, f"sequence {waiting_message.sequence}, which waits already")
             return
-        self._decoded[waiting.offset] = turn.message
-        session.waiting = sorted([*session.waiting, waiting], key=lambda held: held.sequence)
+        self._decoded_messages[waiting_message.offset] = turn.message
+        session.waiting_messages = sorted([*session.waiting_messages, waiting_message], key=lambda held: held.sequence)
 
-    def _is_late(self, session: Session, now: int) -> bool:
+    def _has_waited_too_long(self, session: Session, message_time_ms: int) -> bool:
         """Whether the first that waits has waited long enough by this time."""
-        return now - min(held.timestamp for held in session.waiting) > self.size.seconds * 1000
+        return message_time_ms - min(held.timestamp for held in session.waiting_messages) > self.size.seconds * 1000
 
-    def _drain(self, session: Session, turn: Turn, out: Folded) -> None:
+    def _drain(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None:
         """All that wait and whose turn it is now."""
-        while session.finding is None and session.sequence is not None and session.waiting:
-            first = session.waiting[0]
+        while session.finding is None and session.sequence is not None and session.waiting_messages:
+            first = session.waiting_messages[0]
             if first.sequence > session.sequence + 1:
                 return
-            self._release(session, turn, out)
+            self._apply_first_waiting(session, turn, output)
 
-    def _give_up(self, session: Session, turn: Turn, out: Folded) -> None:
+    def _give_up_missing(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None:
         """What is missing before the first that waits will not come any more."""
-        first = session.waiting[0]
+        first = session.waiting_messages[0]
         if session.sequence is not None:
-            if not first.snapshot:  # a snapshot closes the gap before it
-                self.walk.passed(session, turn.name, turn.position, first.offset, f"sequence {first.sequence}")
-                pass_over(session, first.sequence)
-            self._release(session, turn, out)
-        elif first.snapshot or not self.runner.has_snapshots:
-            self._release(session, turn, out)
+            if not first.is_snapshot:  # a snapshot closes the gap before it
+                self.fold.on_gap_passed(session, turn.name, turn.position, first.offset, f"sequence {first.sequence}")
+                add_missing_sequences(session, first.sequence)
+            self._apply_first_waiting(session, turn, output)
+        elif first.is_snapshot or not self.runner.has_snapshots:
+            self._apply_first_waiting(session, turn, output)
         else:
-            session.waiting = session.waiting[1:]
-            self._decoded.pop(first.offset, None)
-            self.walk.headless(turn.name, first)
+            session.waiting_messages = session.waiting_messages[1:]
+            self._decoded_messages.pop(first.offset, None)
+            self.fold.on_headless(turn.name, first)
 
-    def flush(self, session: Session, turn: Turn, out: Folded) -> None:
+    def flush(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None:
         """Let all through that waits: the session ends, or begins again."""
-        self._close(session, turn, out, lambda: True)
+        self._close_window(session, turn, output, lambda: True)
 
-    def _abandon(self, session: Session, turn: Turn, old: Callable[[Waiting], bool]) -> None:
+    def _drop_headless(self, session: Session, turn: WindowTurn, is_headless: Callable[[WaitingMessage], bool]) -> None:
         """Those that wait from before the session began."""
-        for held in filter(old, session.waiting):
-            self.walk.headless(turn.name, held)
-        session.waiting = [held for held in session.waiting if not old(held)]
+        for held in filter(is_headless, session.waiting_messages):
+            self.fold.on_headless(turn.name, held)
+        session.waiting_messages = [held for held in session.waiting_messages if not is_headless(held)]
 
-    def _release(self, session: Session, turn: Turn, out: Folded) -> None:
+    def _apply_first_waiting(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None:
         """The first that waits, through the machine."""
-        held, *session.waiting = session.waiting
-        message = self._decoded.pop(held.offset, None) or self.runner.decode([held.value])[0]
-        self.walk.take(session, Turn(turn.name, turn.position, message, held.sequence, held.snapshot, held), out)
+        held, *session.waiting_messages = session.waiting_messages
+        message = self._decoded_messages.pop(held.offset, None) or self.runner.decode([held.value])[0]
+        self.fold.apply_turn(session, WindowTurn(turn.name, turn.position, message, held.sequence, held.is_snapshot, held), output)
 
 
-def _is_old(session: Session, sequence: int, waiting: Waiting) -> bool:
+def _is_old_snapshot(session: Session, sequence: int, waiting_message: WaitingMessage) -> bool:
     """Whether a snapshot is an old one that comes late or twice, and not a new beginning."""
-    return is_same_snapshot(session, sequence, waiting.value) or is_missing(session, sequence)
+    return is_same_snapshot(session, sequence, waiting_message.value) or is_missing_sequence(session, sequence)

@@ -15,16 +15,16 @@ from seriatim.core.errors import ConfigError
 
 
 @contextmanager
-def alone(path: Path, say: Callable[[str], None], waiting: str) -> Iterator[None]:
+def file_lock(path: Path, print_notice: Callable[[str], None], waiting_notice: str) -> Iterator[None]:
     """Hold the lock at `path`; say `waiting` once if somebody else has it. The file itself stays."""
-    with _opened(path) as file:
-        if not _taken_at_once(file):
-            say(waiting)
+    with _open_lock_file(path) as file:
+        if not _try_lock(file):
+            print_notice(waiting_notice)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _opened(path: Path) -> IO[str]:
+def _open_lock_file(path: Path) -> IO[str]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("a")
@@ -35,7 +35,7 @@ def _opened(path: Path) -> IO[str]:
         ) from None
 
 
-def _taken_at_once(file: IO[str]) -> bool:
+def _try_lock(file: IO[str]) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -35,7 +35,7 @@ AIRFLOW_PACKAGES = (
 )
 SPARK_SECONDS = 180
 ANSWER_SECONDS = 5.0
-START_SPARK = """
+START_SPARK_PROGRAM = """
 import sys
 from pyspark.sql import SparkSession
 master, jars = sys.argv[1:]
@@ -47,80 +47,80 @@ spark.stop()
 """
 
 
-class Check(msgspec.Struct, frozen=True):
+class DoctorCheck(msgspec.Struct, frozen=True, rename={"is_good": "good", "is_required": "required", "description": "found"}):
     """One line of the table. What is not required may be missing."""
 
     name: str
-    good: bool
-    required: bool
-    found: str
+    is_good: bool
+    is_required: bool
+    description: str
     fix: str = ""
 
 
-class NotUsed(Exception):  # noqa: N818 - no failure: the thing is optional and not set up
+class NotConfiguredError(Exception):  # noqa: N818 - no failure: the thing is optional and not set up
     """The checked thing is optional and not there; says what it was found to be, and how to have it."""
 
-    def __init__(self, found: str, fix: str) -> None:
-        super().__init__(found)
-        self.found = found
+    def __init__(self, description: str, fix: str) -> None:
+        super().__init__(description)
+        self.description = description
         self.fix = fix
 
 
-def checks(settings: Settings) -> Iterator[Check]:
+def run_checks(settings: Settings) -> Iterator[DoctorCheck]:
     """All checks, in the order in which a person would fix things."""
-    for name, look in LOOKS.items():
-        yield _check(name, look, settings)
+    for name, look in CHECKS.items():
+        yield _run_check(name, look, settings)
 
 
-def _check(name: str, look: Callable[[Settings], str], settings: Settings) -> Check:
+def _run_check(name: str, check: Callable[[Settings], str], settings: Settings) -> DoctorCheck:
     try:
-        return Check(name, good=True, required=True, found=look(settings))
-    except NotUsed as absent:
-        return Check(name, good=False, required=False, found=absent.found, fix=absent.fix)
+        return DoctorCheck(name, is_good=True, is_required=True, description=check(settings))
+    except NotConfiguredError as absent:
+        return DoctorCheck(name, is_good=False, is_required=False, description=absent.description, fix=absent.fix)
     except SeriatimError as error:
         cause = error.fields.get("cause")
         found = f"{error.message} ({cause})" if cause else error.message
-        return Check(name, good=False, required=True, found=found, fix=error.next)
+        return DoctorCheck(name, is_good=False, is_required=True, description=found, fix=error.next)
 
 
-def _python(_: Settings) -> str:
+def _check_python(_: Settings) -> str:
     traps.check_python(sys.version_info[:2])
     return platform.python_version()
 
 
-def _java(_: Settings) -> str:
-    found = java.find(config.environment())
+def _check_java(_: Settings) -> str:
+    found = java.find_java(config.child_environment())
     return f"{java.major_version(found)} at {found}"
 
 
-def _packages(_: Settings) -> str:
-    _require(PACKAGES)
-    traps.check_packages(traps.installed)
+def _check_packages(_: Settings) -> str:
+    _require_packages(PACKAGES)
+    traps.check_packages(traps.installed_version)
     return f"all {len(PACKAGES)}"
 
 
-def _airflow(_: Settings) -> str:
-    if traps.installed("apache-airflow") is None:
-        raise NotUsed("not installed: this environment does not schedule", "pip install 'seriatim[airflow]'")
-    _require(AIRFLOW_PACKAGES)
-    return f"{traps.installed('apache-airflow')}"
+def _check_airflow(_: Settings) -> str:
+    if traps.installed_version("apache-airflow") is None:
+        raise NotConfiguredError("not installed: this environment does not schedule", "pip install 'seriatim[airflow]'")
+    _require_packages(AIRFLOW_PACKAGES)
+    return f"{traps.installed_version('apache-airflow')}"
 
 
-def _require(packages: Iterable[str]) -> None:
-    missing = [name for name in packages if traps.installed(name) is None]
+def _require_packages(packages: Iterable[str]) -> None:
+    missing = [name for name in packages if traps.installed_version(name) is None]
     if missing:
-        raise ConfigError(f"not installed: {', '.join(missing)}", next=traps.REPAIR)
+        raise ConfigError(f"not installed: {', '.join(missing)}", next=traps.REINSTALL_ADVICE)
 
 
 def _require_spark() -> None:
-    if traps.installed("pyspark") is None:
-        raise NotUsed("pyspark is not installed: this environment does not fold", "pip install 'seriatim[spark]'")
+    if traps.installed_version("pyspark") is None:
+        raise NotConfiguredError("pyspark is not installed: this environment does not fold", "pip install 'seriatim[spark]'")
 
 
-def _jars(group: str) -> Callable[[Settings], str]:
+def _jars_check(group: str) -> Callable[[Settings], str]:
     def look(settings: Settings) -> str:
         _require_spark()
-        conditions = jars.conditions(jars.of_group(group), settings.home / "jars")
+        conditions = jars.jar_conditions(jars.locked_jars(group), settings.home / "jars")
         bad = {jar.file_name: how for jar, how in conditions.items() if how != "good"}
         if bad:
             name, how = next(iter(bad.items()))
@@ -131,15 +131,15 @@ def _jars(group: str) -> Callable[[Settings], str]:
     return look
 
 
-def _kafka(settings: Settings) -> str:
+def _check_kafka(settings: Settings) -> str:
     """The configured broker must answer; the embedded one need not be running."""
     servers = settings.kafka_bootstrap_servers
     if not servers:
-        running = broker.status(settings.home)
+        running = broker.broker_status(settings.home)
         if running is None:
-            raise NotUsed("no server configured, the embedded broker is not running", "seriatim kafka start")
+            raise NotConfiguredError("no server configured, the embedded broker is not running", "seriatim kafka start")
         servers = running.bootstrap_servers
-    if broker.cluster_id(servers, ANSWER_SECONDS, client.read(settings.kafka_config)) is None:
+    if broker.cluster_id(servers, ANSWER_SECONDS, client.read_client_settings(settings.kafka_config)) is None:
         raise PlatformError(
             f"{servers} does not answer",
             next="start it, or correct SERIATIM_KAFKA_BOOTSTRAP_SERVERS and SERIATIM_KAFKA_CONFIG",
@@ -147,13 +147,13 @@ def _kafka(settings: Settings) -> str:
     return servers
 
 
-def _spark(settings: Settings) -> str:
+def _check_spark(settings: Settings) -> str:
     _require_spark()
-    traps.refuse(config.environment())
-    _jars("spark")(settings)
-    files = ",".join(str(settings.home / "jars" / jar.file_name) for jar in jars.of_group("spark"))
-    command = [sys.executable, "-c", START_SPARK, settings.spark_master, files]
-    environ = config.environment() | {"PYSPARK_PYTHON": sys.executable}
+    traps.refuse_broken_environment(config.child_environment())
+    _jars_check("spark")(settings)
+    files = ",".join(str(settings.home / "jars" / jar.file_name) for jar in jars.locked_jars("spark"))
+    command = [sys.executable, "-c", START_SPARK_PROGRAM, settings.spark_master, files]
+    environ = config.child_environment() | {"PYSPARK_PYTHON": sys.executable}
     try:
         run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=SPARK_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -166,25 +166,25 @@ def _spark(settings: Settings) -> str:
     return f"{run.stdout.strip().splitlines()[-1]} on {settings.spark_master}"
 
 
-def _home(settings: Settings) -> str:
-    _write_in(settings.home, "set SERIATIM_HOME to a folder you may write to")
+def _check_home(settings: Settings) -> str:
+    _require_writable(settings.home, "set SERIATIM_HOME to a folder you may write to")
     return str(settings.home)
 
 
-def _outputs(settings: Settings) -> str:
+def _check_outputs(settings: Settings) -> str:
     """Every stream's output folder, or the nearest one above it that exists."""
-    names = streams.names(settings.streams)
+    names = streams.list_streams(settings.streams)
     if not names:
-        raise NotUsed(f"no streams in {settings.streams}", "write streams/NAME.toml")
-    paths = [streams.load(name, settings.streams).stream.output.path for name in names]
+        raise NotConfiguredError(f"no streams in {settings.streams}", "write streams/NAME.toml")
+    paths = [streams.load_stream(name, settings.streams).stream.output.path for name in names]
     local = [Path(path) for path in paths if "://" not in path]
     for path in local:
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
-        _write_in(existing, "make the folder writable, or change [output] path of the stream")
+        _require_writable(existing, "make the folder writable, or change [output] path of the stream")
     return f"{len(local)} of {len(names)} streams write to this machine"
 
 
-def _write_in(folder: Path, fix: str) -> None:
+def _require_writable(folder: Path, fix: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder) as file:
@@ -195,9 +195,9 @@ def _write_in(folder: Path, fix: str) -> None:
         raise ConfigError(f"{folder} is not writable: {error.strerror}", next=fix) from None
 
 
-def _smtp(settings: Settings) -> str:
+def _check_smtp(settings: Settings) -> str:
     if not settings.smtp:
-        raise NotUsed("no mail server configured: alerts are not mailed", "set SERIATIM_SMTP=HOST:PORT")
+        raise NotConfiguredError("no mail server configured: alerts are not mailed", "set SERIATIM_SMTP=HOST:PORT")
     host, _, port = settings.smtp.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError(f"{settings.smtp!r} is not HOST:PORT", next="correct SERIATIM_SMTP")
@@ -211,16 +211,16 @@ def _smtp(settings: Settings) -> str:
     return settings.smtp
 
 
-LOOKS: dict[str, Callable[[Settings], str]] = {
-    "Python": _python,
-    "Java": _java,
-    "packages": _packages,
-    "Airflow": _airflow,
-    "home": _home,
-    "JARs of Spark": _jars("spark"),
-    "JARs of Kafka": _jars("kafka"),
-    "Kafka": _kafka,
-    "Spark": _spark,
-    "outputs": _outputs,
-    "mail": _smtp,
+CHECKS: dict[str, Callable[[Settings], str]] = {
+    "Python": _check_python,
+    "Java": _check_java,
+    "packages": _check_packages,
+    "Airflow": _check_airflow,
+    "home": _check_home,
+    "JARs of Spark": _jars_check("spark"),
+    "JARs of Kafka": _jars_check("kafka"),
+    "Kafka": _check_kafka,
+    "Spark": _check_spark,
+    "outputs": _check_outputs,
+    "mail": _check_smtp,
 }

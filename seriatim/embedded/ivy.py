@@ -23,15 +23,15 @@ from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.embedded import java
 
 STALL_SECONDS = 120
-TOLD_EVERY_SECONDS = 2.0
+NOTICE_EVERY_SECONDS = 2.0
 POLL_SECONDS = 0.2
 
 # Without descriptors one request per JAR is enough: 46 JARs in 6 s instead of 60.
-BY_NAME = '<ibiblio name="parts" m2compatible="true" usepoms="false" checksums=""/>'
+RESOLVER_BY_NAME = '<ibiblio name="parts" m2compatible="true" usepoms="false" checksums=""/>'
 # With descriptors, to find out what a JAR needs.
-BY_DESCRIPTOR = '<ibiblio name="parts" m2compatible="true"/>'
+RESOLVER_BY_DESCRIPTOR = '<ibiblio name="parts" m2compatible="true"/>'
 
-Say = Callable[[str], None]
+PrintNotice = Callable[[str], None]
 
 
 class Coordinate(msgspec.Struct, frozen=True, order=True):
@@ -60,56 +60,56 @@ class Coordinate(msgspec.Struct, frozen=True, order=True):
         return f"{self.organisation}_{self.name}-{self.revision}{tail}.jar"
 
 
-def retrieve(wanted: Sequence[Coordinate], scratch: Path, settings: config.Settings, say: Say) -> None:
+def fetch_jars(coordinates: Sequence[Coordinate], scratch: Path, settings: config.Settings, print_notice: PrintNotice) -> None:
     """Put exactly these JARs into `scratch`, under their file names."""
     pattern = "[organisation]_[artifact]-[revision](-[classifier]).[ext]"
-    _run(wanted, pattern, scratch, settings, say, transitive=False)
+    _run_ivy(coordinates, pattern, scratch, settings, print_notice, transitive=False)
 
 
-def closure(
-    wanted: Sequence[Coordinate], scratch: Path, settings: config.Settings, say: Say
+def fetch_jars_with_dependencies(
+    coordinates: Sequence[Coordinate], scratch: Path, settings: config.Settings, print_notice: PrintNotice
 ) -> list[tuple[Coordinate, Path]]:
     """These JARs and all that they need, with the files."""
     pattern = "[organisation]/[artifact]/[revision](/[classifier])/[artifact].[ext]"
-    _run(wanted, pattern, scratch, settings, say, transitive=True)
+    _run_ivy(coordinates, pattern, scratch, settings, print_notice, transitive=True)
     files = sorted((scratch / "lib").rglob("*.jar"))
-    return [(_from_path(file.relative_to(scratch / "lib")), file) for file in files]
+    return [(_coordinate_from_path(file.relative_to(scratch / "lib")), file) for file in files]
 
 
-def _from_path(path: Path) -> Coordinate:
+def _coordinate_from_path(path: Path) -> Coordinate:
     *coordinate, _ = path.parts
     return Coordinate(*coordinate)
 
 
-def _run(
-    wanted: Sequence[Coordinate],
+def _run_ivy(
+    coordinates: Sequence[Coordinate],
     pattern: str,
     scratch: Path,
     settings: config.Settings,
-    say: Say,
+    print_notice: PrintNotice,
     *,
     transitive: bool,
 ) -> None:
     """Start Ivy on a list made for it, report progress, and turn its failures into one sentence."""
-    (scratch / "ivy.xml").write_text(_module(wanted, transitive=transitive))
-    (scratch / "ivysettings.xml").write_text(_rules(BY_DESCRIPTOR if transitive else BY_NAME))
+    (scratch / "ivy.xml").write_text(_ivy_module_xml(coordinates, transitive=transitive))
+    (scratch / "ivysettings.xml").write_text(_ivy_settings_xml(RESOLVER_BY_DESCRIPTOR if transitive else RESOLVER_BY_NAME))
     log = scratch / "ivy.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            _command(scratch, pattern, settings), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            _ivy_command(scratch, pattern, settings), stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )
         try:
-            _watch(process, scratch / "cache", "" if transitive else f"/{len(wanted)}", say)
+            _wait_for_ivy(process, scratch / "cache", "" if transitive else f"/{len(coordinates)}", print_notice)
         finally:
             process.kill()
             process.wait()
     if process.returncode:
-        raise _failure(log.read_text(errors="replace"))
+        raise _ivy_error(log.read_text(errors="replace"))
 
 
-def _command(scratch: Path, pattern: str, settings: config.Settings) -> list[str]:
-    program = [str(java.find(config.environment())), "-cp", str(_spark_jars() / "*"), "org.apache.ivy.Main"]
-    rules = _users_rules(settings) or scratch / "ivysettings.xml"
+def _ivy_command(scratch: Path, pattern: str, settings: config.Settings) -> list[str]:
+    program = [str(java.find_java(config.child_environment())), "-cp", str(_spark_jars() / "*"), "org.apache.ivy.Main"]
+    rules = _user_settings_file(settings) or scratch / "ivysettings.xml"
     given = ["-settings", str(rules), "-ivy", str(scratch / "ivy.xml"), "-cache", str(scratch / "cache")]
     return [*program, *given, "-retrieve", str(scratch / "lib" / pattern), "-types", "jar", "bundle", "-warn"]
 
@@ -126,16 +126,16 @@ def _spark_jars() -> Path:
     return folder
 
 
-def _users_rules(settings: config.Settings) -> Path | None:
+def _user_settings_file(settings: config.Settings) -> Path | None:
     rules = settings.ivy_settings
     if rules and not rules.is_file():
         raise ConfigError(f"the Ivy settings file {rules} does not exist", next="fix or unset SERIATIM_IVY_SETTINGS")
     return rules
 
 
-def _module(wanted: Iterable[Coordinate], *, transitive: bool) -> str:
+def _ivy_module_xml(coordinates: Iterable[Coordinate], *, transitive: bool) -> str:
     """Our shopping list in Ivy's language."""
-    lines = "\n".join(_dependency(coordinate, transitive=transitive) for coordinate in wanted)
+    lines = "\n".join(_dependency_xml(coordinate, transitive=transitive) for coordinate in coordinates)
     return (
         '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">\n'
         '<info organisation="seriatim" module="parts"/>\n'
@@ -144,28 +144,28 @@ def _module(wanted: Iterable[Coordinate], *, transitive: bool) -> str:
     )
 
 
-def _dependency(wanted: Coordinate, *, transitive: bool) -> str:
+def _dependency_xml(coordinate: Coordinate, *, transitive: bool) -> str:
     """One JAR; the artifact is spelled out only where nothing else is wanted, or it would be the only one."""
-    name, classifier = quoteattr(wanted.name), quoteattr(wanted.classifier)
+    name, classifier = quoteattr(coordinate.name), quoteattr(coordinate.classifier)
     artifact = f'<artifact name={name} type="jar" ext="jar"'
-    artifact += f" m:classifier={classifier}/>" if wanted.classifier else "/>"
+    artifact += f" m:classifier={classifier}/>" if coordinate.classifier else "/>"
     return (
-        f"<dependency org={quoteattr(wanted.organisation)} name={name} rev={quoteattr(wanted.revision)} "
+        f"<dependency org={quoteattr(coordinate.organisation)} name={name} rev={quoteattr(coordinate.revision)} "
         f'conf="default->default" transitive="{str(transitive).lower()}">'
         f"{'' if transitive else artifact}</dependency>"
     )
 
 
-def _rules(resolver: str) -> str:
+def _ivy_settings_xml(resolver: str) -> str:
     return f'<ivysettings><settings defaultResolver="parts"/>\n<resolvers>{resolver}</resolvers></ivysettings>\n'
 
 
-def _watch(process: subprocess.Popen[bytes], cache: Path, of_total: str, say: Say) -> None:
+def _wait_for_ivy(process: subprocess.Popen[bytes], cache: Path, of_total: str, print_notice: PrintNotice) -> None:
     """Wait for Ivy; tell how many JARs have arrived; give up when nothing has moved for long."""
     seen, moved_at, told_at = (0, 0), time.monotonic(), time.monotonic()
     while process.poll() is None:
         time.sleep(POLL_SECONDS)
-        now, progress = time.monotonic(), _arrived(cache)
+        now, progress = time.monotonic(), _download_progress(cache)
         if progress != seen:
             seen, moved_at = progress, now
         if now - moved_at > STALL_SECONDS:
@@ -173,19 +173,19 @@ def _watch(process: subprocess.Popen[bytes], cache: Path, of_total: str, say: Sa
                 f"fetching JARs stalled: nothing arrived for {STALL_SECONDS} s",
                 next="check the network, or give a mirror by SERIATIM_IVY_SETTINGS; then run the same again",
             )
-        if now - told_at >= TOLD_EVERY_SECONDS:
+        if now - told_at >= NOTICE_EVERY_SECONDS:
             told_at = now
-            say(f"fetching JARs: {seen[0]}{of_total}, {seen[1] / 1e6:.1f} MB")
+            print_notice(f"fetching JARs: {seen[0]}{of_total}, {seen[1] / 1e6:.1f} MB")
 
 
-def _arrived(cache: Path) -> tuple[int, int]:
+def _download_progress(cache: Path) -> tuple[int, int]:
     """How many JARs and how many bytes, also of those still on their way."""
-    sizes = [_size(file) for file in cache.rglob("*.jar*")]
+    sizes = [_file_size(file) for file in cache.rglob("*.jar*")]
     whole = sum(1 for _ in cache.rglob("*.jar"))
     return whole, sum(sizes)
 
 
-def _size(file: Path) -> int:
+def _file_size(file: Path) -> int:
     """Ivy renames files under us: one that has just gone counts nothing."""
     try:
         return file.stat().st_size
@@ -193,7 +193,7 @@ def _size(file: Path) -> int:
         return 0
 
 
-def _failure(log: str) -> PlatformError:
+def _ivy_error(log: str) -> PlatformError:
     """Ivy says much; what matters is which JARs it did not get, and its first own error."""
     lines = [line.strip() for line in log.splitlines()]
     missing = sorted(set(re.findall(r"^\s*:: (\S+#\S+;[^\s:!]+)", log, re.MULTILINE)))

@@ -23,7 +23,7 @@ import msgspec
 from seriatim.config import Settings
 from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.embedded import ivy
-from seriatim.embedded.alone import alone
+from seriatim.embedded.alone import file_lock
 from seriatim.embedded.ivy import Coordinate
 
 LOCK_FILE = Path(str(files("seriatim.embedded") / "jars.lock"))
@@ -33,8 +33,8 @@ HEADER = """\
 # change that file, not this one.
 """
 
-Say = Callable[[str], None]
-Condition = Literal["good", "missing", "damaged"]
+PrintNotice = Callable[[str], None]
+JarCondition = Literal["good", "missing", "damaged"]
 
 
 class Jar(msgspec.Struct, frozen=True, order=True):
@@ -49,30 +49,30 @@ class Jar(msgspec.Struct, frozen=True, order=True):
         return self.coordinate.file_name
 
 
-class Choice(msgspec.Struct, frozen=True):
+class JarGroupChoice(msgspec.Struct, frozen=True):
     """One group of jars.toml: what we chose, and whether what it needs comes along."""
 
     transitive: bool
     jars: list[str]
 
 
-def ensure(group: str, settings: Settings, say: Say) -> list[Path]:
+def ensure_jars(group: str, settings: Settings, print_notice: PrintNotice) -> list[Path]:
     """The files of a group, all proved; what is missing or damaged is fetched first, and said."""
-    wanted = of_group(group)
+    wanted = locked_jars(group)
     folder = settings.home / "jars"
-    if not _remembered_as_good(wanted, folder, group):
-        if any(condition != "good" for condition in conditions(wanted, folder).values()):
-            _fill(wanted, folder, settings, say)
-        _remember(wanted, folder, group)
+    if not _is_remembered_good(wanted, folder, group):
+        if any(condition != "good" for condition in jar_conditions(wanted, folder).values()):
+            _fetch_lacking(wanted, folder, settings, print_notice)
+        _write_proof_file(wanted, folder, group)
     return [folder / jar.file_name for jar in wanted]
 
 
-def groups() -> list[str]:
+def jar_groups() -> list[str]:
     """The names of all groups."""
     return sorted(_read_lock())
 
 
-def of_group(group: str) -> list[Jar]:
+def locked_jars(group: str) -> list[Jar]:
     """The JARs of a group, as locked."""
     locked = _read_lock()
     if group not in locked:
@@ -80,15 +80,15 @@ def of_group(group: str) -> list[Jar]:
     return locked[group]
 
 
-def conditions(wanted: Iterable[Jar], folder: Path) -> dict[Jar, Condition]:
+def jar_conditions(jars: Iterable[Jar], folder: Path) -> dict[Jar, JarCondition]:
     """Every file hashed: the slow and certain way to look."""
-    return {jar: _condition(jar, folder / jar.file_name) for jar in wanted}
+    return {jar: _condition(jar, folder / jar.file_name) for jar in jars}
 
 
-def make_lock(settings: Settings, say: Say) -> str:
+def make_lock(settings: Settings, print_notice: PrintNotice) -> str:
     """The text of a new jars.lock: what jars.toml names and all that it needs, as fetched now."""
-    choices = msgspec.toml.decode(CHOICE_FILE.read_bytes(), type=dict[str, Choice])
-    return HEADER + "".join(_locked_group(name, choices[name], settings, say) for name in sorted(choices))
+    choices = msgspec.toml.decode(CHOICE_FILE.read_bytes(), type=dict[str, JarGroupChoice])
+    return HEADER + "".join(_locked_group(name, choices[name], settings, print_notice) for name in sorted(choices))
 
 
 def _read_lock() -> dict[str, list[Jar]]:
@@ -99,48 +99,48 @@ def _read_lock() -> dict[str, list[Jar]]:
     }
 
 
-def _locked_group(group: str, choice: Choice, settings: Settings, say: Say) -> str:
+def _locked_group(group: str, choice: JarGroupChoice, settings: Settings, print_notice: PrintNotice) -> str:
     chosen = [Coordinate.parse(text) for text in choice.jars]
-    say(f"{group}: {len(chosen)} JARs chosen")
+    print_notice(f"{group}: {len(chosen)} JARs chosen")
     with tempfile.TemporaryDirectory(prefix="seriatim-jars-") as scratch:
-        found = _found(chosen, Path(scratch), choice, settings, say)
+        found = _fetch_chosen(chosen, Path(scratch), choice, settings, print_notice)
         lines = [f'"{coordinate}" = "{_sha256(file)}"\n' for coordinate, file in sorted(found)]
-    say(f"{group}: {len(lines)} JARs locked")
+    print_notice(f"{group}: {len(lines)} JARs locked")
     return f"\n[{group}]\n{''.join(lines)}"
 
 
-def _found(
-    chosen: list[Coordinate], scratch: Path, choice: Choice, settings: Settings, say: Say
+def _fetch_chosen(
+    chosen: list[Coordinate], scratch: Path, choice: JarGroupChoice, settings: Settings, print_notice: PrintNotice
 ) -> list[tuple[Coordinate, Path]]:
     if choice.transitive:
-        return ivy.closure(chosen, scratch, settings, say)
-    ivy.retrieve(chosen, scratch, settings, say)
+        return ivy.fetch_jars_with_dependencies(chosen, scratch, settings, print_notice)
+    ivy.fetch_jars(chosen, scratch, settings, print_notice)
     return [(coordinate, scratch / "lib" / coordinate.file_name) for coordinate in chosen]
 
 
-def _fill(wanted: Sequence[Jar], folder: Path, settings: Settings, say: Say) -> None:
+def _fetch_lacking(jars: Sequence[Jar], folder: Path, settings: Settings, print_notice: PrintNotice) -> None:
     """Fetch what is not good, one process at a time: who waited may find that all is done."""
-    with alone(folder / "lock", say, "waiting: another process is fetching JARs into this cache"):
-        lacking = {jar: how for jar, how in conditions(wanted, folder).items() if how != "good"}
+    with file_lock(folder / "lock", print_notice, "waiting: another process is fetching JARs into this cache"):
+        lacking = {jar: how for jar, how in jar_conditions(jars, folder).items() if how != "good"}
         for jar in (jar for jar, how in lacking.items() if how == "damaged"):
-            say(f"{jar.file_name} is damaged: fetching it again")
+            print_notice(f"{jar.file_name} is damaged: fetching it again")
         if lacking:
-            _fetch(list(lacking), folder, settings, say)
+            _fetch_into_cache(list(lacking), folder, settings, print_notice)
 
 
-def _fetch(lacking: Sequence[Jar], folder: Path, settings: Settings, say: Say) -> None:
+def _fetch_into_cache(lacking: Sequence[Jar], folder: Path, settings: Settings, print_notice: PrintNotice) -> None:
     """Get JARs into a scratch folder, prove them there, then move each into place in one step."""
     for left_by_a_killed_one in folder.glob(".fetch-*"):
         shutil.rmtree(left_by_a_killed_one)
-    say(f"fetching {len(lacking)} JARs into {folder}")
+    print_notice(f"fetching {len(lacking)} JARs into {folder}")
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
-        ivy.retrieve([jar.coordinate for jar in lacking], Path(scratch), settings, say)
+        ivy.fetch_jars([jar.coordinate for jar in lacking], Path(scratch), settings, print_notice)
         for jar in lacking:
-            _place(jar, Path(scratch) / "lib" / jar.file_name, folder)
-    say(f"{len(lacking)} JARs fetched and proved")
+            _move_into_cache(jar, Path(scratch) / "lib" / jar.file_name, folder)
+    print_notice(f"{len(lacking)} JARs fetched and proved")
 
 
-def _place(jar: Jar, fetched: Path, folder: Path) -> None:
+def _move_into_cache(jar: Jar, fetched: Path, folder: Path) -> None:
     how = _condition(jar, fetched)
     if how != "good":
         found = _sha256(fetched) if how == "damaged" else "nothing"
@@ -155,7 +155,7 @@ def _place(jar: Jar, fetched: Path, folder: Path) -> None:
     fetched.replace(folder / jar.file_name)
 
 
-def _condition(jar: Jar, file: Path) -> Condition:
+def _condition(jar: Jar, file: Path) -> JarCondition:
     if not file.is_file():
         return "missing"
     return "good" if _sha256(file) == jar.sha256 else "damaged"
@@ -166,28 +166,28 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _memory(folder: Path, group: str) -> Path:
+def _proof_file(folder: Path, group: str) -> Path:
     return folder / f"proved-{group}.json"
 
 
-def _remembered_as_good(wanted: Sequence[Jar], folder: Path, group: str) -> bool:
+def _is_remembered_good(jars: Sequence[Jar], folder: Path, group: str) -> bool:
     """Whether every file still is, to the byte count and change time, the one that was proved."""
     try:
-        return _memory(folder, group).read_bytes() == _appearance(wanted, folder)
+        return _proof_file(folder, group).read_bytes() == _file_attributes(jars, folder)
     except FileNotFoundError:
         return False
 
 
-def _remember(wanted: Sequence[Jar], folder: Path, group: str) -> None:
+def _write_proof_file(jars: Sequence[Jar], folder: Path, group: str) -> None:
     """Write down how the proved files look. A cache that may only be read is hashed each time instead."""
     try:
-        scratch = folder / f".{_memory(folder, group).name}.{os.getpid()}"
-        scratch.write_bytes(_appearance(wanted, folder))
-        scratch.replace(_memory(folder, group))
+        scratch = folder / f".{_proof_file(folder, group).name}.{os.getpid()}"
+        scratch.write_bytes(_file_attributes(jars, folder))
+        scratch.replace(_proof_file(folder, group))
     except OSError:
         return
 
 
-def _appearance(wanted: Sequence[Jar], folder: Path) -> bytes:
-    looks = [(jar, (folder / jar.file_name).stat()) for jar in wanted]
+def _file_attributes(jars: Sequence[Jar], folder: Path) -> bytes:
+    looks = [(jar, (folder / jar.file_name).stat()) for jar in jars]
     return msgspec.json.encode([[jar.file_name, jar.sha256, look.st_size, look.st_ctime_ns] for jar, look in looks])

@@ -13,37 +13,37 @@ from pathlib import Path
 
 from seriatim.core.errors import ConfigError
 
-OLDEST = 17
-ADVICE = f"install Java {OLDEST} or 21 (package openjdk-17-jre-headless or the like), or set JAVA_HOME to one"
+OLDEST_VERSION = 17
+ADVICE = f"install Java {OLDEST_VERSION} or 21 (package openjdk-17-jre-headless or the like), or set JAVA_HOME to one"
 
 
-def find(environ: Mapping[str, str]) -> Path:
+def find_java(environ: Mapping[str, str]) -> Path:
     """The java binary: JAVA_HOME's if that is set, else the one on PATH; new enough, or ConfigError."""
-    java = _located(environ)
+    java = _locate_java(environ)
     version = major_version(java)
-    if version < OLDEST:
-        raise ConfigError(f"Java {version} at {java} is too old: Spark needs {OLDEST} or newer", next=ADVICE)
+    if version < OLDEST_VERSION:
+        raise ConfigError(f"Java {version} at {java} is too old: Spark needs {OLDEST_VERSION} or newer", next=ADVICE)
     return java
 
 
 def major_version(java: Path) -> int:
     """17 for Java 17: from the `release` file of its home, or by asking it."""
     release = java.resolve().parent.parent / "release"
-    text = release.read_text() if release.is_file() else _version_by_asking(java)
+    text = release.read_text() if release.is_file() else _run_java_version(java)
     found = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', text)
     if not found:
         raise ConfigError(f"{java} does not tell its version: it is no working Java", next=ADVICE)
     return int(found[1])
 
 
-def _located(environ: Mapping[str, str]) -> Path:
+def _locate_java(environ: Mapping[str, str]) -> Path:
     home = environ.get("JAVA_HOME", "")
     if home:
         java = Path(home) / "bin" / "java"
         if not java.is_file():
             raise ConfigError(
                 f"JAVA_HOME is {home}, but there is no Java in it (no bin/java)",
-                next=f"set JAVA_HOME to a Java {OLDEST} or 21, or unset it to take the java on PATH",
+                next=f"set JAVA_HOME to a Java {OLDEST_VERSION} or 21, or unset it to take the java on PATH",
             )
         return java
     on_path = shutil.which("java", path=environ.get("PATH", ""))
@@ -52,7 +52,7 @@ def _located(environ: Mapping[str, str]) -> Path:
     return Path(on_path)
 
 
-def _version_by_asking(java: Path) -> str:
+def _run_java_version(java: Path) -> str:
     try:
         asked = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

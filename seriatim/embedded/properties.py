@@ -37,7 +37,7 @@ DEFAULTS = {
 }
 
 
-def of_broker(data: Path, port: int, controller_port: int, overrides: Mapping[str, str]) -> dict[str, str]:
+def broker_settings(data: Path, port: int, controller_port: int, overrides: Mapping[str, str]) -> dict[str, str]:
     """All settings of one start. What ties the broker to its place cannot be overridden."""
     ours = {
         "process.roles": "broker,controller",
@@ -66,28 +66,28 @@ def parse_overrides(texts: list[str]) -> dict[str, str]:
     return overrides
 
 
-def write(path: Path, properties: Mapping[str, str]) -> None:
+def write_properties(path: Path, properties: Mapping[str, str]) -> None:
     """As a Java properties file, in one step."""
-    lines = [f"{key}={_escaped(value)}" for key, value in sorted(properties.items())]
+    lines = [f"{key}={_escape_for_java(value)}" for key, value in sorted(properties.items())]
     scratch = path.with_suffix(".new")
     scratch.write_text("\n".join(lines) + "\n")
     scratch.replace(path)
 
 
-def read(path: Path) -> dict[str, str]:
+def read_properties(path: Path) -> dict[str, str]:
     """What `write` wrote; nothing if it never did."""
     if not path.exists():
         return {}
     return dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
 
 
-def port_of(properties: Mapping[str, str]) -> int | None:
+def client_port(properties: Mapping[str, str]) -> int | None:
     """The port that clients use, if these settings name one."""
     found = re.search(r"BROKER://[^:]+:(\d+)", properties.get("listeners", ""))
     return int(found[1]) if found else None
 
 
-def is_free(port: int) -> bool:
+def is_port_free(port: int) -> bool:
     """Whether the port can be listened on now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -106,20 +106,20 @@ def free_port() -> int:
     return port
 
 
-def _is_plain(value: str) -> bool:
+def _is_plain_text(value: str) -> bool:
     return value.isascii() and value.isprintable() and "\\" not in value
 
 
-def _escaped(value: str) -> str:
+def _escape_for_java(value: str) -> str:
     r"""Java reads these files as Latin-1: anything else is written as \uXXXX."""
     units = value.encode("utf-16-be")
     codes = [int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2)]
     return "".join(chr(code) if 32 <= code < 127 and code != ord("\\") else f"\\u{code:04x}" for code in codes)
 
 
-def _check_override(key: str, value: str, ours: Mapping[str, str]) -> None:
-    if not re.fullmatch(r"[a-z0-9][A-Za-z0-9._-]*", key) or not _is_plain(value):
+def _check_override(key: str, value: str, fixed_settings: Mapping[str, str]) -> None:
+    if not re.fullmatch(r"[a-z0-9][A-Za-z0-9._-]*", key) or not _is_plain_text(value):
         raise ConfigError(f"--set {key}={value!r} is not a Kafka setting", next="write KEY=VALUE, one line")
-    if key in ours:
+    if key in fixed_settings:
         advice = "use --port" if "listeners" in key else "leave it out"
         raise ConfigError(f"--set {key}: the embedded broker sets this itself", next=advice)

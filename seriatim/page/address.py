@@ -11,16 +11,16 @@ MOUNT = "/seriatim"
 """Where Airflow's API server has the pages."""
 
 
-def at(*parts: str | int) -> str:
+def page_path(*parts: str | int) -> str:
     """A path below the mount."""
     return "".join(f"/{quote(str(part), safe='')}" for part in parts)
 
 
-def report(airflow_url: str, stream: str, sequence: int) -> str:
+def report_url(airflow_url: str, stream: str, sequence: int) -> str:
     """A report, as an address for mails."""
-    return f"{airflow_url.rstrip('/')}{MOUNT}{at('stream', stream, 'reports', sequence)}"
+    return f"{airflow_url.rstrip('/')}{MOUNT}{page_path('stream', stream, 'reports', sequence)}"
 
 
-def run(airflow_url: str, dag_id: str, run_id: str) -> str:
+def run_url(airflow_url: str, dag_id: str, run_id: str) -> str:
     """What a run did, as an address for tasks."""
-    return f"{airflow_url.rstrip('/')}{MOUNT}{at('dag', dag_id, 'run')}?{urlencode({'run_id': run_id})}"
+    return f"{airflow_url.rstrip('/')}{MOUNT}{page_path('dag', dag_id, 'run')}?{urlencode({'run_id': run_id})}"

@@ -13,14 +13,14 @@ from html import escape
 
 from seriatim import __version__
 from seriatim.core.alert import Concern
-from seriatim.core.integrity import shortened
-from seriatim.core.page import TEXT_MAX, text
-from seriatim.core.retention import duration
+from seriatim.core.integrity import shorten
+from seriatim.core.page import PAGE_TEXT_MAX, safe_text
+from seriatim.core.retention import format_duration
 from seriatim.core.status import PartitionStatus, Tone
 
-STRIP_CELL, STRIP_HEIGHT = 10, 16
+STRIP_CELL_WIDTH, STRIP_HEIGHT = 10, 16
 BAR_WIDTH, BAR_HEIGHT = 1000, 14
-SKEW_SECONDS = 60.0
+CLOCK_SKEW_SECONDS = 60.0
 """By which two clocks may differ."""
 STALE_SECONDS = 900.0
 """A look that is older is pointed out: nobody runs or watches."""
@@ -34,44 +34,44 @@ def element(name: str, *inside: str, css: str = "", **attributes: str) -> str:
     return f"<{name}{said}>{''.join(inside)}</{name}>"
 
 
-def shell(base: str, title: str, crumbs: Sequence[tuple[str, str]], when: str, body: Iterable[str]) -> str:
+def page_shell(base: str, title: str, crumbs: Sequence[tuple[str, str]], subtitle: str, body: Iterable[str]) -> str:
     """A whole page. `base`: where the app is mounted; crumbs: label and path, from the first page on."""
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{text(title)} · Seriatim</title>"
+        f"<title>{safe_text(title)} · Seriatim</title>"
         f'<link rel="stylesheet" href="{escape(base)}/static/look.css?{__version__}">'
         f'<link rel="icon" href="{escape(base)}/static/mark.svg">'
         f'<script src="{escape(base)}/static/refresh.js?{__version__}"></script>'
     )
-    path = " › ".join(link(base, at, label) if at else text(label) for label, at in crumbs)
+    path = " › ".join(link(base, at, label) if at else safe_text(label) for label, at in crumbs)
     top = element(
         "header",
         element("nav", path, css="crumbs") if path else "",
-        element("h1", text(title)),
-        element("span", text(when), '<span id="stale" role="status"></span>', css="when"),
+        element("h1", safe_text(title)),
+        element("span", safe_text(subtitle), '<span id="stale" role="status"></span>', css="when"),
     )
-    main = element("main", top, *body, element("footer", text(f"Seriatim {__version__}")), data_fresh="yes")
+    main = element("main", top, *body, element("footer", safe_text(f"Seriatim {__version__}")), data_fresh="yes")
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{main}\n</body></html>\n'
 
 
 def link(base: str, path: str, label: str) -> str:
     """A link to a page of ours. The parts of `path` were made by `at`."""
-    return element("a", text(label), href=f"{base}{path}")
+    return element("a", safe_text(label), href=f"{base}{path}")
 
 
-def chip(word: str, tone: Tone) -> str:
+def chip(label: str, tone: Tone) -> str:
     """A word in a coloured pill."""
-    return element("span", text(word), css=f"chip {tone}".strip())
+    return element("span", safe_text(label), css=f"chip {tone}".strip())
 
 
 def card(label: str, value: str, tone: Tone = "") -> str:
     """A number at the top."""
-    return element("div", element("b", text(value), css=tone), element("span", text(label)), css="card")
+    return element("div", element("b", safe_text(value), css=tone), element("span", safe_text(label)), css="card")
 
 
 def table(columns: Sequence[tuple[str, str]], rows: Iterable[str], *, stack: bool = False) -> str:
     """A table that scrolls by itself where it is too wide; `stack`: on a phone each row is a card."""
-    head = element("tr", *(element("th", text(name), css=css) for name, css in columns))
+    head = element("tr", *(element("th", safe_text(name), css=css) for name, css in columns))
     whole = element("table", element("thead", head), element("tbody", *rows), css="stack" if stack else "")
     return element("div", whole, css="wide")
 
@@ -81,26 +81,26 @@ def cell(inside: str, label: str = "", css: str = "") -> str:
     return element("td", inside, css=css, data_label=label)
 
 
-def need(one: Concern, stream: str = "") -> str:
+def concern_box(concern: Concern, stream: str = "") -> str:
     """What needs a person, and what that person types."""
-    edge = "need bad-edge" if one.concern in ("halted", "circuit", "time left", "run") else "need"
-    lines = [shortened(line, TEXT_MAX) for line in one.next.splitlines()[:NEXT_LINES_MAX]]
-    headline = element("b", text(f"{stream} {one.key}".strip()), css="bad" if edge != "need" else "warn")
-    return element("div", headline, text(one.text), element("pre", escape("\n".join(lines))), css=edge)
+    edge = "need bad-edge" if concern.kind in ("halted", "circuit", "time left", "run") else "need"
+    lines = [shorten(line, PAGE_TEXT_MAX) for line in concern.next.splitlines()[:NEXT_LINES_MAX]]
+    headline = element("b", safe_text(f"{stream} {concern.key}".strip()), css="bad" if edge != "need" else "warn")
+    return element("div", headline, safe_text(concern.text), element("pre", escape("\n".join(lines))), css=edge)
 
 
-def strip(partitions: Sequence[PartitionStatus]) -> str:
+def partition_strip(partitions: Sequence[PartitionStatus]) -> str:
     """All partitions in a line, a cell each, by colour: one path for each colour, however many there are."""
     cells: dict[str, list[str]] = {}
     for number, one in enumerate(partitions):
-        x = number * STRIP_CELL
-        cells.setdefault(one.tone or "none", []).append(f"M{x} 0h{STRIP_CELL - 1}v{STRIP_HEIGHT}h-{STRIP_CELL - 1}z")
-    halted = sum(one.halted is not None for one in partitions)
+        x = number * STRIP_CELL_WIDTH
+        cells.setdefault(one.tone or "none", []).append(f"M{x} 0h{STRIP_CELL_WIDTH - 1}v{STRIP_HEIGHT}h-{STRIP_CELL_WIDTH - 1}z")
+    halted = sum(one.halt is not None for one in partitions)
     said = f"{len(partitions)} partitions, {halted} halted"
-    width = max(len(partitions), 8) * STRIP_CELL
+    width = max(len(partitions), 8) * STRIP_CELL_WIDTH
     return element(
         "svg",
-        element("title", text(said)),
+        element("title", safe_text(said)),
         *(element("path", css=tone, d="".join(parts)) for tone, parts in sorted(cells.items())),
         css="strip",
         viewBox=f"0 0 {width} {STRIP_HEIGHT}",
@@ -110,13 +110,13 @@ def strip(partitions: Sequence[PartitionStatus]) -> str:
     )
 
 
-def bar(one: PartitionStatus) -> str:
+def log_bar(partition: PartitionStatus) -> str:
     """A partition's log from start to end, to scale: what is folded, what waits, where it halted."""
-    frontier = one.frontier or 0
-    start = one.log_start or 0
-    end = max(frontier, start if one.log_end is None else one.log_end)
+    frontier = partition.frontier or 0
+    start = partition.log_start or 0
+    end = max(frontier, start if partition.log_end is None else partition.log_end)
     length = max(end - start, 1)
-    halt = one.halted.offset if one.halted else -1
+    halt = partition.halt.offset if partition.halt else -1
 
     def part(css: str, begin: int, until: int, least: float = 2.0) -> str:
         if until <= begin:
@@ -125,10 +125,10 @@ def bar(one: PartitionStatus) -> str:
         x = max(0.0, min(x, BAR_WIDTH - width))
         return f'<rect class="{css}" x="{x:.1f}" y="0" width="{width:.1f}" height="{BAR_HEIGHT}"></rect>'
 
-    said = f"{one.place}: log {start} to {end}, folded up to {frontier}" + (f", halted at {halt}" if halt >= 0 else "")
+    said = f"{partition.partition_name}: log {start} to {end}, folded up to {frontier}" + (f", halted at {halt}" if halt >= 0 else "")
     return element(
         "svg",
-        element("title", text(said)),
+        element("title", safe_text(said)),
         f'<rect class="back" x="0" y="0" width="{BAR_WIDTH}" height="{BAR_HEIGHT}"></rect>',
         part("done", start, max(start, min(frontier, end))),
         part("wait", max(frontier, start), end),
@@ -141,12 +141,12 @@ def bar(one: PartitionStatus) -> str:
     )
 
 
-def ago(then_seconds: float | None, now_seconds: float) -> str:
+def render_age(then_seconds: float | None, now_seconds: float) -> str:
     """How long ago, as people say it."""
     if not then_seconds:
         return "never"
     passed = now_seconds - then_seconds
-    if is_ahead(then_seconds, now_seconds):
+    if is_in_future(then_seconds, now_seconds):
         return "the future: a clock is wrong"
     if passed < 10:
         return "just now"
@@ -157,18 +157,18 @@ def ago(then_seconds: float | None, now_seconds: float) -> str:
     return f"{passed / 3600:.0f} h ago" if passed < 172_800 else f"{passed / 86_400:.0f} days ago"
 
 
-def is_ahead(then_seconds: float | None, now_seconds: float) -> bool:
+def is_in_future(then_seconds: float | None, now_seconds: float) -> bool:
     """Whether something says it was made later than now: by a clock, here or there, that is wrong."""
-    return (then_seconds or 0.0) > now_seconds + SKEW_SECONDS
+    return (then_seconds or 0.0) > now_seconds + CLOCK_SKEW_SECONDS
 
 
-def as_of(then_seconds: float | None, now_seconds: float) -> str:
+def describe_kafka_age(then_seconds: float | None, now_seconds: float) -> str:
     """When Kafka was last asked."""
     if then_seconds is None:
         return "Kafka was not asked yet: run or watch the stream"
-    return f"Kafka as of {ago(then_seconds, now_seconds)}"
+    return f"Kafka as of {render_age(then_seconds, now_seconds)}"
 
 
-def time_left(seconds: int | None) -> str:
+def render_time_left(seconds: int | None) -> str:
     """Time left, or that there is no limit to it."""
-    return "–" if seconds is None else duration(seconds) if seconds else "over"
+    return "–" if seconds is None else format_duration(seconds) if seconds else "over"

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from msgspec import Struct
 
 from seriatim.core.ledger import Manifest
-from seriatim.core.page import text
-from seriatim.core.retention import duration
-from seriatim.page.address import at
+from seriatim.core.page import safe_text
+from seriatim.core.retention import format_duration
+from seriatim.page.address import page_path
 from seriatim.page.draw import cell, chip, element, link, table
 
 CHART_WIDTH, CHART_HEIGHT, CHART_TOP, CHART_LEFT = 960, 190, 24, 8
@@ -26,7 +26,7 @@ COLUMNS = [
 ]
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class EntryRow(Struct, frozen=True, kw_only=True):
     """One entry, in numbers."""
 
     sequence: int
@@ -41,7 +41,7 @@ class Row(Struct, frozen=True, kw_only=True):
     warnings: int
     partitions: int
     reason: str
-    bad: int
+    bad_partitions: int
     """Verdict: partitions that were found bad."""
 
     @property
@@ -50,11 +50,11 @@ class Row(Struct, frozen=True, kw_only=True):
         return self.messages / self.took_seconds if self.messages and self.took_seconds > 0 else None
 
 
-def row(manifest: Manifest) -> Row:
+def entry_row(manifest: Manifest) -> EntryRow:
     """An entry in numbers."""
     entry, made = manifest.entry, [one.certificate for one in manifest.entry.changes if one.certificate]
     accounts = manifest.ledger.partitions.values()
-    return Row(
+    return EntryRow(
         sequence=entry.sequence,
         kind=entry.kind,
         at_seconds=entry.at_seconds,
@@ -67,55 +67,55 @@ def row(manifest: Manifest) -> Row:
         warnings=sum(one.level == "warning" for one in entry.findings),
         partitions=len(made) or len(entry.changes) or len(entry.verdict),
         reason=entry.reason,
-        bad=sum(result == "bad" for result in entry.verdict.values()),
+        bad_partitions=sum(result == "bad" for result in entry.verdict.values()),
     )
 
 
-def entries(base: str, stream: str, rows: Sequence[Row]) -> str:
+def entries_table(base: str, stream: str, rows: Sequence[EntryRow]) -> str:
     """Entries as a table, newest first."""
-    return table(COLUMNS, (_entry(base, stream, one) for one in rows), stack=True)
+    return table(COLUMNS, (_entry_html(base, stream, one) for one in rows), stack=True)
 
 
-def _entry(base: str, stream: str, one: Row) -> str:
-    proof = f"{one.partitions} partition{'s' * (one.partitions != 1)}"
-    if one.kind == "verdict":
-        said = chip(f"{one.bad} bad", "bad") if one.bad else chip("good", "good")
-    elif one.messages:
-        said = link(base, at("stream", stream, "entry", one.sequence), proof)
+def _entry_html(base: str, stream: str, row: EntryRow) -> str:
+    proof = f"{row.partitions} partition{'s' * (row.partitions != 1)}"
+    if row.kind == "verdict":
+        said = chip(f"{row.bad_partitions} bad", "bad") if row.bad_partitions else chip("good", "good")
+    elif row.messages:
+        said = link(base, page_path("stream", stream, "entry", row.sequence), proof)
     else:
-        said = element("span", text(one.reason or proof), css="soft")
-    holes = element("span", text(f"{one.holes:,}"), css="warn" if one.holes else "soft")
-    found = element("span", text(f"{one.errors + one.warnings:,}"), css=_tone(one))
+        said = element("span", safe_text(row.reason or proof), css="soft")
+    holes = element("span", safe_text(f"{row.holes:,}"), css="warn" if row.holes else "soft")
+    found = element("span", safe_text(f"{row.errors + row.warnings:,}"), css=_tone(row))
     return element(
         "tr",
-        cell(link(base, at("stream", stream, "entry", one.sequence), str(one.sequence)), "entry", "number"),
-        cell(text(one.kind), "kind"),
-        cell(text(when(one.at_seconds)), "when"),
-        cell(text(f"{one.messages:,}"), "messages", "number"),
-        cell(text(f"{one.records:,}"), "records", "number"),
-        cell(text(_took(one.took_seconds)), "took", "number"),
-        cell(text("–" if one.rate is None else f"{one.rate:,.0f}"), "a second", "number"),
-        cell(text(f"{one.lag:,}"), "lag after", "number"),
+        cell(link(base, page_path("stream", stream, "entry", row.sequence), str(row.sequence)), "entry", "number"),
+        cell(safe_text(row.kind), "kind"),
+        cell(safe_text(render_moment(row.at_seconds)), "when"),
+        cell(safe_text(f"{row.messages:,}"), "messages", "number"),
+        cell(safe_text(f"{row.records:,}"), "records", "number"),
+        cell(safe_text(_render_duration(row.took_seconds)), "took", "number"),
+        cell(safe_text("–" if row.rate is None else f"{row.rate:,.0f}"), "a second", "number"),
+        cell(safe_text(f"{row.lag:,}"), "lag after", "number"),
         cell(holes, "missing offsets", "number"),
         cell(found, "findings", "number"),
         cell(said, "certificate"),
     )
 
 
-def _took(seconds: float) -> str:
-    return "–" if seconds <= 0 else f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+def _render_duration(seconds: float) -> str:
+    return "–" if seconds <= 0 else f"{seconds:.1f} s" if seconds < 10 else format_duration(seconds)
 
 
-def _tone(one: Row) -> str:
-    return "bad" if one.errors else "warn" if one.warnings else "soft"
+def _tone(row: EntryRow) -> str:
+    return "bad" if row.errors else "warn" if row.warnings else "soft"
 
 
-def when(seconds: float) -> str:
+def render_moment(seconds: float) -> str:
     """A moment, for people."""
     return "–" if seconds <= 0 else f"{datetime.fromtimestamp(seconds, UTC):%m-%d %H:%M:%S} UTC"
 
 
-def chart(rows: Sequence[Row]) -> str:
+def rate_chart(rows: Sequence[EntryRow]) -> str:
     """Messages a second as columns, lag as a line, over the slices, oldest first. Nothing of fewer than two."""
     slices = [one for one in rows if one.rate is not None]
     if len(slices) < 2:
@@ -125,16 +125,16 @@ def chart(rows: Sequence[Row]) -> str:
     step, room = (CHART_WIDTH - 2 * CHART_LEFT) / max(len(slices), SLICES_MIN), CHART_HEIGHT - CHART_TOP - 4
     points = [(CHART_LEFT + (i + 0.5) * step, CHART_TOP + room * (1 - lag / longest)) for i, lag in enumerate(lags)]
     columns = [
-        _column(one, CHART_LEFT + (i + 0.14) * step, step * 0.72, room * rate / fastest)
+        _chart_column(one, CHART_LEFT + (i + 0.14) * step, step * 0.72, room * rate / fastest)
         for i, (one, rate) in enumerate(zip(slices, rates, strict=True))
     ]
     line = " ".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(points))
     keys = element(
         "p",
         element("span", css="key rate"),
-        text(f"messages a second, at most {fastest:,.0f}"),
+        safe_text(f"messages a second, at most {fastest:,.0f}"),
         element("span", css="key lag"),
-        text(f"messages that wait after each, at most {max(lags):,}"),
+        safe_text(f"messages that wait after each, at most {max(lags):,}"),
         css="soft small",
     )
     said = f"the last {len(slices)} slices: messages a second and lag"
@@ -151,7 +151,7 @@ def chart(rows: Sequence[Row]) -> str:
     return drawn + keys
 
 
-def _column(one: Row, x: float, width: float, height: float) -> str:
-    said = text(f"entry {one.sequence}: {one.rate or 0:,.0f} messages a second, {one.lag:,} wait after it")
+def _chart_column(row: EntryRow, x: float, width: float, height: float) -> str:
+    said = safe_text(f"entry {row.sequence}: {row.rate or 0:,.0f} messages a second, {row.lag:,} wait after it")
     size = f'x="{x:.1f}" y="{CHART_HEIGHT - 4 - height:.1f}" width="{width:.1f}" height="{height:.1f}"'
     return f'<rect class="rate" {size}><title>{said}</title></rect>'

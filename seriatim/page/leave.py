@@ -12,44 +12,44 @@ from msgspec.structs import replace
 
 from seriatim.adapters.status import StatusFiles
 from seriatim.core.errors import SeriatimError
-from seriatim.core.status import Status
+from seriatim.core.status import SavedStatus
 from seriatim.ports import Clock, LedgerStore, Log, StateStore
-from seriatim.steps.glance import status_of
-from seriatim.steps.watch import Gathered, Look, gather, judge
+from seriatim.steps.glance import build_saved_status
+from seriatim.steps.watch import WatchInput, WatchResult, assess_watch_input, read_watch_input
 
 if TYPE_CHECKING:
     from seriatim.streams import StreamFile
 
 
-def after_run(file: StreamFile, log: Log, store: LedgerStore, state: StateStore, clock: Clock) -> str:
+def write_status_after_run(file: StreamFile, log: Log, store: LedgerStore, state: StateStore, clock: Clock) -> str:
     """Look once more, at the end of a run, and leave what is seen. What went wrong with it, if anything did."""
     try:
-        seen = gather(file.stream, log, store, state, clock)
-        leave(file, seen, judge(file.stream, seen), store, ran=True)
+        seen = read_watch_input(file.stream, log, store, state, clock)
+        write_status_file(file, seen, assess_watch_input(file.stream, seen), store, is_after_run=True)
     except (OSError, SeriatimError) as trouble:  # the run is done and committed: this does not undo it
         return str(trouble)
     return ""
 
 
-def leave(file: StreamFile, seen: Gathered, look: Look, store: LedgerStore, *, ran: bool = False) -> Status:
+def write_status_file(file: StreamFile, watch_input: WatchInput, watch_result: WatchResult, store: LedgerStore, *, is_after_run: bool = False) -> SavedStatus:
     """Keep a look for pages."""
     files = StatusFiles(Path(file.stream.output.path))
-    made = status_of(file.stream, seen, look, ran=ran, before=files.status())
-    made = replace(made, gaps_open=_gaps_open(file, store, seen))
-    if seen.ledger.sequence >= 0:  # a stream that was never run has no folder to keep it in
-        files.put_status(made)
+    made = build_saved_status(file.stream, watch_input, watch_result, has_run=is_after_run, previous=files.read_status())
+    made = replace(made, gaps_open=_count_open_gaps(file, store, watch_input))
+    if watch_input.ledger.sequence >= 0:  # a stream that was never run has no folder to keep it in
+        files.write_status(made)
     return made
 
 
-def _gaps_open(file: StreamFile, store: LedgerStore, seen: Gathered) -> int | None:
+def _count_open_gaps(file: StreamFile, store: LedgerStore, watch_input: WatchInput) -> int | None:
     """How many stretches of output are not to be trusted, as of the ledger; None: the table cannot be read."""
     from seriatim.adapters.derived import DeltaDerived
-    from seriatim.steps.derive import gaps_now
+    from seriatim.steps.derive import read_gaps
 
-    if seen.ledger.sequence < 0:
+    if watch_input.ledger.sequence < 0:
         return 0
     derived = DeltaDerived(Path(file.stream.output.path), file.stream.output.compression)
     try:
-        return sum(gap.closed is None for gap in gaps_now(store, derived, seen.ledger))
+        return sum(gap.closed is None for gap in read_gaps(store, derived, watch_input.ledger))
     except SeriatimError:  # a run or `seriatim rebuild` mends it; whoever looks is not kept from it
         return None

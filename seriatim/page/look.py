@@ -8,7 +8,7 @@ Next room: app.py serves them; core/page.py has the look of reports, which this 
 
 from __future__ import annotations
 
-CSS = """
+STYLE_SHEET = """
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body { margin: 0 auto; max-width: 92rem; padding: 1.2rem clamp(.8rem, 2.5vw, 2rem) 3rem; }
@@ -69,7 +69,7 @@ footer { margin-top: 2.5rem; color: var(--soft); font-size: .82rem; overflow-wra
   header .when { margin-left: 0; flex-basis: 100%; }
 }
 """
-SCRIPT = """
+REFRESH_SCRIPT = """
 (function () {
   "use strict";
   var EVERY_MS = 15000;
@@ -112,7 +112,7 @@ SCRIPT = """
   addEventListener("visibilitychange", refresh);
 })();
 """
-MARK = """
+ICON_SVG = """
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24">
 <g fill="#3b8edb">
 <rect x="2" y="4" width="20" height="3.6" rx="1.2"/>

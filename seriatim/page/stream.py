@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from seriatim.core.ledger import Account, Ledger, Manifest
-from seriatim.core.page import text
-from seriatim.core.retention import duration
-from seriatim.core.status import Glance, PartitionStatus, Tone, time_tone
+from seriatim.core.page import safe_text
+from seriatim.core.retention import format_duration
+from seriatim.core.status import PartitionStatus, StreamStatus, Tone, time_tone
 from seriatim.page import draw, history
-from seriatim.page.draw import ago, card, cell, element, shell, table
-from seriatim.page.read import History
+from seriatim.page.draw import card, cell, element, page_shell, render_age, table
+from seriatim.page.read import StreamHistory
 
 PARTITIONS_SHOWN, FINDINGS_SHOWN, SESSIONS_SHOWN = 500, 20, 100
 PARTITION_COLUMNS = [
@@ -23,146 +23,146 @@ PARTITION_COLUMNS = [
 SESSION_COLUMNS = [("session", ""), ("partition", ""), ("since offset", "number"), ("finding", "")]
 
 
-def page(base: str, found: History, now_seconds: float) -> str:
+def render_stream_page(base: str, stream_history: StreamHistory, now_seconds: float) -> str:
     """One stream."""
-    now, rows = found.now, [history.row(one) for one in found.manifests]
+    now, rows = stream_history.stream_status, [history.entry_row(one) for one in stream_history.manifests]
     body = [
-        cards(now, found.ledger, now_seconds),
-        *needs(now),
-        *partitions(now, found.ledger),
-        *_slices(base, now.stream, rows),
-        *([element("div", element("pre", _lines(found.trouble)), css="need bad-edge")] if found.trouble else []),
-        *findings(now.stream, found.manifests),
-        *_sessions(now),
+        stream_cards(now, stream_history.ledger, now_seconds),
+        *concern_boxes(now),
+        *partitions_section(now, stream_history.ledger),
+        *_slices_section(base, now.stream, rows),
+        *([element("div", element("pre", _escape_lines(stream_history.trouble)), css="need bad-edge")] if stream_history.trouble else []),
+        *findings_section(now.stream, stream_history.manifests),
+        *_quarantine_section(now),
         element(
-            "p", text(f"machine {found.file.stream.machine} · topics {found.file.stream.topics}"), css="soft small"
+            "p", safe_text(f"machine {stream_history.file.stream.machine} · topics {stream_history.file.stream.topics}"), css="soft small"
         ),
     ]
-    return shell(base, now.stream, [("Streams", "/")], draw.as_of(now.as_of_seconds, now_seconds), body)
+    return page_shell(base, now.stream, [("Streams", "/")], draw.describe_kafka_age(now.as_of_seconds, now_seconds), body)
 
 
-def cards(now: Glance, ledger: Ledger | None, now_seconds: float) -> str:
+def stream_cards(stream_status: StreamStatus, ledger: Ledger | None, now_seconds: float) -> str:
     """The stream in a few numbers."""
-    nearest = now.nearest
+    nearest = stream_status.nearest
     left: Tone = time_tone(nearest) if nearest else ""
-    aside, open_gaps = max(now.quarantined, 0), now.gaps_open
+    aside, open_gaps = max(stream_status.quarantined, 0), stream_status.gaps_open
     return element(
         "div",
-        card("verdict", now.verdict, now.tone),
-        card("circuit", now.circuit, "bad" if now.circuit == "open" else "good"),
-        card("tier", now.tier),
-        card("messages that wait", "–" if now.lag is None else f"{now.lag:,}"),
-        card("time left", draw.time_left(nearest.time_left_seconds if nearest else None), left),
-        card("messages a second", "–" if now.rate is None else f"{now.rate:,.0f}"),
-        card("last run", ago(now.ran_seconds, now_seconds)),
+        card("verdict", stream_status.verdict, stream_status.tone),
+        card("circuit", stream_status.circuit, "bad" if stream_status.circuit == "open" else "good"),
+        card("tier", stream_status.tier),
+        card("messages that wait", "–" if stream_status.lag is None else f"{stream_status.lag:,}"),
+        card("time left", draw.render_time_left(nearest.time_left_seconds if nearest else None), left),
+        card("messages a second", "–" if stream_status.rate is None else f"{stream_status.rate:,.0f}"),
+        card("last run", render_age(stream_status.last_run_seconds, now_seconds)),
         card("in quarantine", f"{aside:,}", "bad" if aside else ""),
         card("open gaps", "–" if open_gaps is None else f"{open_gaps:,}", "bad" if open_gaps else ""),
-        card("last entry", str(now.sequence) if ledger else "–"),
-        card("checked up to", str(now.checked) if ledger else "–"),
+        card("last entry", str(stream_status.sequence) if ledger else "–"),
+        card("checked up to", str(stream_status.checked) if ledger else "–"),
         css="cards",
     )
 
 
-def needs(now: Glance) -> Iterable[str]:
+def concern_boxes(stream_status: StreamStatus) -> Iterable[str]:
     """What needs a person, and what to type."""
-    if now.sequence < 0:
-        yield element("p", text(f"It was never run. Next: seriatim run {now.stream}"), css="soft")
+    if stream_status.sequence < 0:
+        yield element("p", safe_text(f"It was never run. Next: seriatim run {stream_status.stream}"), css="soft")
         return
-    if now.concerns:
-        yield element("h2", text("What needs a person"))
-        yield from map(draw.need, now.concerns)
+    if stream_status.concerns:
+        yield element("h2", safe_text("What needs a person"))
+        yield from map(draw.concern_box, stream_status.concerns)
 
 
-def partitions(now: Glance, ledger: Ledger | None) -> Iterable[str]:
+def partitions_section(stream_status: StreamStatus, ledger: Ledger | None) -> Iterable[str]:
     """Each partition: its log as a bar, what waits, how long there is."""
-    if not now.partitions:
+    if not stream_status.partitions:
         return
-    yield element("h2", text("Partitions"))
+    yield element("h2", safe_text("Partitions"))
     keys = [("done", "folded"), ("wait", "waits"), ("halt", "halted there")]
-    said = [part for css, word in keys for part in (element("span", css=f"key {css}"), text(word))]
-    yield element("p", text("From log start to log end:"), *said, css="soft small")
+    said = [part for css, word in keys for part in (element("span", css=f"key {css}"), safe_text(word))]
+    yield element("p", safe_text("From log start to log end:"), *said, css="soft small")
     known = ledger.partitions if ledger else {}
-    worst = sorted(now.partitions, key=lambda one: (one.tone != "bad", one.tone != "warn"))
+    worst = sorted(stream_status.partitions, key=lambda one: (one.tone != "bad", one.tone != "warn"))
     shown = worst[:PARTITIONS_SHOWN]
-    yield table(PARTITION_COLUMNS, (_partition(one, known.get(one.place)) for one in shown), stack=True)
+    yield table(PARTITION_COLUMNS, (_partition_row(one, known.get(one.partition_name)) for one in shown), stack=True)
     if len(worst) > len(shown):
-        yield element("p", text(f"… and {len(worst) - len(shown)} more partitions, all of them well"), css="soft")
+        yield element("p", safe_text(f"… and {len(worst) - len(shown)} more partitions, all of them well"), css="soft")
 
 
-def _partition(one: PartitionStatus, account: Account | None) -> str:
-    halt = one.halted
+def _partition_row(partition: PartitionStatus, account: Account | None) -> str:
+    halt = partition.halt
     state = (
-        element("span", text(f"{halt.finding} at {halt.offset}"), css="bad")
+        element("span", safe_text(f"{halt.finding} at {halt.offset}"), css="bad")
         if halt
-        else element("span", text(f"held by {one.held}"), css="warn")
-        if one.held
-        else text(one.topic_state)
+        else element("span", safe_text(f"held by {partition.hold}"), css="warn")
+        if partition.hold
+        else safe_text(partition.topic_state)
     )
-    epoch = element("small", text(f"epoch {one.epoch}")) if one.epoch else ""
+    epoch = element("small", safe_text(f"epoch {partition.epoch}")) if partition.epoch else ""
     far = account.distance_messages if account else 0
-    distance = f"{far:,} · {duration((account.distance_ms if account else 0) / 1000)}" if far else "–"
+    distance = f"{far:,} · {format_duration((account.distance_ms if account else 0) / 1000)}" if far else "–"
     return element(
         "tr",
-        cell(element("span", text(one.place), css="bad" if halt else "") + epoch, css="name"),
-        cell(draw.bar(one), "log"),
-        cell(_number(one.frontier), "frontier", "number"),
-        cell(_number(one.log_start), "log start", "number"),
-        cell(_number(one.log_end), "log end", "number"),
-        cell(text("–" if one.lag is None else f"{one.lag:,}"), "lag", "number"),
-        cell(element("span", text(draw.time_left(one.time_left_seconds)), css=time_tone(one)), "time left", "number"),
-        cell(text(distance), "snapshot distance", "number"),
+        cell(element("span", safe_text(partition.partition_name), css="bad" if halt else "") + epoch, css="name"),
+        cell(draw.log_bar(partition), "log"),
+        cell(_render_offset(partition.frontier), "frontier", "number"),
+        cell(_render_offset(partition.log_start), "log start", "number"),
+        cell(_render_offset(partition.log_end), "log end", "number"),
+        cell(safe_text("–" if partition.lag is None else f"{partition.lag:,}"), "lag", "number"),
+        cell(element("span", safe_text(draw.render_time_left(partition.time_left_seconds)), css=time_tone(partition)), "time left", "number"),
+        cell(safe_text(distance), "snapshot distance", "number"),
         cell(state, "state", "cause"),
     )
 
 
-def _number(offset: int | None) -> str:
+def _render_offset(offset: int | None) -> str:
     """An offset: without separators, people paste it."""
-    return text("–" if offset is None else offset)
+    return safe_text("–" if offset is None else offset)
 
 
-def _slices(base: str, stream: str, rows: Sequence[history.Row]) -> Iterable[str]:
+def _slices_section(base: str, stream: str, rows: Sequence[history.EntryRow]) -> Iterable[str]:
     if rows:
-        yield element("h2", text("The last slices"))
-        yield history.chart(rows[::-1])
-        yield history.entries(base, stream, rows)
+        yield element("h2", safe_text("The last slices"))
+        yield history.rate_chart(rows[::-1])
+        yield history.entries_table(base, stream, rows)
 
 
-def findings(stream: str, manifests: Sequence[Manifest]) -> Iterable[str]:
+def findings_section(stream: str, manifests: Sequence[Manifest]) -> Iterable[str]:
     """Findings of the last entries, newest first, each with its cause and command."""
     found = [(one.entry.sequence, finding) for one in manifests for finding in one.entry.findings]
-    yield element("h2", text("Findings"))
+    yield element("h2", safe_text("Findings"))
     if not found:
-        yield element("p", text("None in the last entries."), css="soft")
+        yield element("p", safe_text("None in the last entries."), css="soft")
     for sequence, finding in found[:FINDINGS_SHOWN]:
         said = "\n".join(finding.render(stream).splitlines()[:40])
         css = finding.level
         yield element(
-            "div", element("small", text(f"entry {sequence}"), css="soft"), element("pre", _lines(said), css=css)
+            "div", element("small", safe_text(f"entry {sequence}"), css="soft"), element("pre", _escape_lines(said), css=css)
         )
     if len(found) > FINDINGS_SHOWN:
-        yield element("p", text(f"… and {len(found) - FINDINGS_SHOWN} more, on the pages of their entries"), css="soft")
+        yield element("p", safe_text(f"… and {len(found) - FINDINGS_SHOWN} more, on the pages of their entries"), css="soft")
 
 
-def _lines(said: str) -> str:
-    return "\n".join(text(line) for line in said.splitlines())
+def _escape_lines(content: str) -> str:
+    return "\n".join(safe_text(line) for line in content.splitlines())
 
 
-def _sessions(now: Glance) -> Iterable[str]:
+def _quarantine_section(stream_status: StreamStatus) -> Iterable[str]:
     """Sessions in quarantine, as of the last look."""
-    if not now.sessions:
+    if not stream_status.sessions:
         return
-    yield element("h2", text("Sessions in quarantine"))
-    yield element("p", text("Until their next snapshot, as of the last look."), css="soft")
+    yield element("h2", safe_text("Sessions in quarantine"))
+    yield element("p", safe_text("Until their next snapshot, as of the last look."), css="soft")
     rows = (
         element(
             "tr",
-            cell(element("code", text(one.session or "(empty)")), css="name"),
-            cell(text(f"{one.topic}/{one.partition}"), "partition"),
-            cell(_number(one.offset), "since offset", "number"),
-            cell(text(one.finding or ""), "finding"),
+            cell(element("code", safe_text(one.session or "(empty)")), css="name"),
+            cell(safe_text(f"{one.topic}/{one.partition}"), "partition"),
+            cell(_render_offset(one.offset), "since offset", "number"),
+            cell(safe_text(one.finding or ""), "finding"),
         )
-        for one in now.sessions[:SESSIONS_SHOWN]
+        for one in stream_status.sessions[:SESSIONS_SHOWN]
     )
     yield table(SESSION_COLUMNS, rows, stack=True)
-    if (more := now.quarantined - SESSIONS_SHOWN) > 0:
-        yield element("p", text(f"… and {more} more: seriatim status {now.stream}"), css="soft")
+    if (more := stream_status.quarantined - SESSIONS_SHOWN) > 0:
+        yield element("p", safe_text(f"… and {more} more: seriatim status {stream_status.stream}"), css="soft")

@@ -13,26 +13,26 @@ from typing import IO
 import msgspec
 
 from seriatim import wiring
-from seriatim.core.errors import broken
-from seriatim.spread.part import Part
-from seriatim.spread.pipes import Begin, packed, receive, send, unpacked
+from seriatim.core.errors import raise_broken_promise
+from seriatim.spread.part import HelperFold
+from seriatim.spread.pipes import HelperStart, decode_batch, encode_batch, receive_frame, send_frame
 
 
-def serve(come: IO[bytes], to: IO[bytes]) -> None:
+def serve(input_pipe: IO[bytes], output_pipe: IO[bytes]) -> None:
     """Fold what comes; an empty frame is the end. An empty answer: this is to be folded again, alone."""
-    first = receive(come) or broken("a helper is told what to fold")
-    begin = msgspec.msgpack.decode(first, type=Begin)
-    part = Part(begin.work, wiring.kit(begin.file, {}))
-    while (content := receive(come)) is not None:
+    first = receive_frame(input_pipe) or raise_broken_promise("a helper is told what to fold")
+    begin = msgspec.msgpack.decode(first, type=HelperStart)
+    part = HelperFold(begin.work, wiring.task_context(begin.file, {}))
+    while (content := receive_frame(input_pipe)) is not None:
         if content:
-            made = part.take(unpacked(content))
-            send(to, b"" if made is None else packed(made))
+            made = part.fold_batch(decode_batch(content))
+            send_frame(output_pipe, b"" if made is None else encode_batch(made))
         else:
-            end = part.end()
-            send(to, b"" if end is None else msgspec.msgpack.encode(end))
+            end = part.finish()
+            send_frame(output_pipe, b"" if end is None else msgspec.msgpack.encode(end))
 
 
-def own_pipes() -> tuple[IO[bytes], IO[bytes]]:
+def take_over_pipes() -> tuple[IO[bytes], IO[bytes]]:
     """The task's pipes, out of reach of a machine that prints: what it says goes where errors go."""
     come, to = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -44,4 +44,4 @@ def own_pipes() -> tuple[IO[bytes], IO[bytes]]:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the task decides; without it the pipe ends
     gc.disable()
-    serve(*own_pipes())
+    serve(*take_over_pipes())

@@ -12,72 +12,72 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from seriatim.adapters.arrow import ArrowStretch
+from seriatim.adapters.arrow import ArrowMessageBatch
 from seriatim.adapters.parquet import ParquetRecords
 from seriatim.core.errors import ensure
 from seriatim.core.fold import Fold
-from seriatim.core.session import Counts, Folded, Session
-from seriatim.ports import UnfitRecords
-from seriatim.spread.pipes import BASE, End
-from seriatim.steps.task import Kit, Work
+from seriatim.core.session import Counts, FoldOutput, Session
+from seriatim.ports import UnfitRecordsError
+from seriatim.spread.pipes import FIRST_HELPER_OFFSET, HelperResult
+from seriatim.steps.task import PartitionWork, TaskContext
 
-OFFSETS = ("first_offset", "last_offset", "snapshot_offset")
+OFFSET_FIELDS = ("first_offset", "last_offset", "snapshot_offset")
 
 
-class Part:
+class HelperFold:
     """One helper's fold."""
 
-    def __init__(self, work: Work, kit: Kit) -> None:
+    def __init__(self, work: PartitionWork, kit: TaskContext) -> None:
         ensure(isinstance(kit.records, ParquetRecords), "records become columns of Parquet")
-        self.kit, self.count, self.over = kit, 0, False
-        self.known: list[Any] = []
+        self.kit, self.message_count, self.has_given_up = kit, 0, False
+        self.real_offsets: list[Any] = []
         """The real offsets of the messages so far."""
-        self.core = Fold(
+        self.fold = Fold(
             work.partition,
             kit.runner,
             kit.tier,
             kit.on_poison,
             lambda names: kit.state.load(work.state, names),
             limits=kit.limits,
-            time=work.time,
+            message_time_ms=work.message_time_ms,
             headless_since=work.headless_since,
         )
 
-    def take(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+    def fold_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """The records of these messages; None if something is not as usual."""
-        if self.over:
+        if self.has_given_up:
             return None
-        stretch = ArrowStretch(batch, BASE + self.count)
-        folded = self.core.stretch(stretch)
-        self.known.append(batch.column("offset").to_numpy())
-        self.count += len(stretch)
-        self.over = not self._is_clean(folded) or folded.consumed != len(stretch)
+        stretch = ArrowMessageBatch(batch, FIRST_HELPER_OFFSET + self.message_count)
+        folded = self.fold.fold_batch(stretch)
+        self.real_offsets.append(batch.column("offset").to_numpy())
+        self.message_count += len(stretch)
+        self.has_given_up = not self._is_clean(folded) or folded.consumed_messages != len(stretch)
         try:
-            return None if self.over else self._records(folded, batch.column("position").to_numpy())
-        except UnfitRecords:
-            self.over = True
+            return None if self.has_given_up else self._record_columns(folded, batch.column("position").to_numpy())
+        except UnfitRecordsError:
+            self.has_given_up = True
             return None
 
-    def end(self) -> End | None:
+    def finish(self) -> HelperResult | None:
         """What is to be saved; None if something is not as usual."""
-        touched = self.core.touched()
-        if self.over or self.core.raised:
+        touched = self.fold.touched_sessions()
+        if self.has_given_up or self.fold.half_changed_sessions:
             return None
-        known = np.concatenate(self.known) if self.known else np.zeros(0, np.int64)
+        known = np.concatenate(self.real_offsets) if self.real_offsets else np.zeros(0, np.int64)
         for session in touched.values():
-            _give_back(session, OFFSETS, known)
+            _restore_offsets(session, OFFSET_FIELDS, known)
             session.state = None
-        counts = self.core.counts
-        _give_back(counts, ("first_snapshot", "last_snapshot"), known)
-        strangers = {name: _real(offset, known) for name, offset in self.core.strangers.items()}
-        return End(counts, touched, strangers)
+        counts = self.fold.counts
+        _restore_offsets(counts, ("first_snapshot", "last_snapshot"), known)
+        strangers = {name: _real_offset(offset, known) for name, offset in self.fold.sessions_without_state.items()}
+        return HelperResult(counts, touched, strangers)
 
-    def _is_clean(self, folded: Folded) -> bool:
-        core = self.core
-        trouble = core.halt or core.raised or core.tally.findings or core.tally.marks or folded.kept or folded.sources
+    def _is_clean(self, folded: FoldOutput) -> bool:
+        core = self.fold
+        trouble = core.halt or core.half_changed_sessions or core.tally.findings or core.tally.marks or folded.quarantined_messages or folded.source_messages
         return not trouble and not core.counts.quarantined and not core.counts.released
 
-    def _records(self, folded: Folded, positions: Any) -> pa.RecordBatch:
+    def _record_columns(self, folded: FoldOutput, positions: Any) -> pa.RecordBatch:
         records = self.kit.records
         assert isinstance(records, ParquetRecords)
         own = [
@@ -90,10 +90,10 @@ class Part:
         return pa.RecordBatch.from_arrays(columns, names=[str(number) for number in range(len(columns))])
 
 
-def _real(offset: int, known: Any) -> int:
-    return int(known[offset - BASE]) if offset >= BASE else offset
+def _real_offset(offset: int, real_offsets: Any) -> int:
+    return int(real_offsets[offset - FIRST_HELPER_OFFSET]) if offset >= FIRST_HELPER_OFFSET else offset
 
 
-def _give_back(owner: Session | Counts, names: tuple[str, ...], known: Any) -> None:
+def _restore_offsets(owner: Session | Counts, names: tuple[str, ...], real_offsets: Any) -> None:
     for name in names:
-        setattr(owner, name, _real(getattr(owner, name), known))
+        setattr(owner, name, _real_offset(getattr(owner, name), real_offsets))

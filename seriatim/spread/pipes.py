@@ -11,48 +11,48 @@ import pyarrow as pa
 from msgspec import Struct, field
 
 from seriatim.core.session import Counts, Session
-from seriatim.steps.task import Work
+from seriatim.steps.task import PartitionWork
 from seriatim.streams import StreamFile
 
 LENGTH_BYTES = 8
-BASE = 1 << 60
+FIRST_HELPER_OFFSET = 1 << 60
 """A helper numbers its messages from here on, since it has not all of them; its offsets are told apart by that."""
 
 
-class Begin(Struct):
+class HelperStart(Struct):
     """The first frame: what to fold."""
 
     file: StreamFile
-    work: Work
-    messages: int
+    work: PartitionWork
+    message_count: int
 
 
-class End(Struct):
+class HelperResult(Struct):
     """The last answer: what a helper has in its hands."""
 
     counts: Counts
     sessions: dict[str, Session] = field(default_factory=dict)
-    strangers: dict[str, int] = field(default_factory=dict)
+    sessions_without_state: dict[str, int] = field(default_factory=dict)
 
 
-def send(to: IO[bytes], content: bytes | memoryview) -> None:
+def send_frame(pipe: IO[bytes], content: bytes | memoryview) -> None:
     """One frame."""
-    to.write(len(content).to_bytes(LENGTH_BYTES, "little"))
-    to.write(content)
-    to.flush()
+    pipe.write(len(content).to_bytes(LENGTH_BYTES, "little"))
+    pipe.write(content)
+    pipe.flush()
 
 
-def receive(come: IO[bytes]) -> bytes | None:
+def receive_frame(pipe: IO[bytes]) -> bytes | None:
     """The next frame; None where the other side is gone."""
-    length = come.read(LENGTH_BYTES)
+    length = pipe.read(LENGTH_BYTES)
     if len(length) < LENGTH_BYTES:
         return None
     size = int.from_bytes(length, "little")
-    content = come.read(size)
+    content = pipe.read(size)
     return content if len(content) == size else None
 
 
-def packed(batch: pa.RecordBatch) -> memoryview:
+def encode_batch(batch: pa.RecordBatch) -> memoryview:
     """Columns as bytes."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -60,7 +60,7 @@ def packed(batch: pa.RecordBatch) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def unpacked(content: bytes) -> pa.RecordBatch:
+def decode_batch(content: bytes) -> pa.RecordBatch:
     """Bytes as columns."""
     with pa.ipc.open_stream(content) as reader:
         return reader.read_next_batch()

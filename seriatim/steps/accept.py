@@ -17,19 +17,19 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim import __version__
-from seriatim.core.code import refuse_code
+from seriatim.core.code import refuse_incompatible_machine
 from seriatim.core.crash import crash_point
-from seriatim.core.errors import ConfigError, FencedError, broken
-from seriatim.core.integrity import NEXT, Mark, shortened
-from seriatim.core.ledger import LIFTED, Account, Change, Entry, File, Ledger
+from seriatim.core.errors import ConfigError, FencedError, raise_broken_promise
+from seriatim.core.integrity import FINDING_ADVICE, GapMark, shorten
+from seriatim.core.ledger import FINDINGS_ENDED_BY_ACCEPT, Account, Change, Entry, File, Ledger
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import Partition
-from seriatim.core.session import Ended, Session
-from seriatim.core.slice import Bounds, judge
+from seriatim.core.session import Session, SessionEndRecords
+from seriatim.core.slice import Bounds, bounds_finding
 from seriatim.core.stream import Stream
-from seriatim.ports import Clock, Head, LedgerStore, Log, RecordStore, StateStore, UnfitRecords
+from seriatim.ports import Clock, LedgerHead, LedgerStore, Log, RecordStore, StateStore, UnfitRecordsError
 from seriatim.steps.commit import TRIES_MAX, commit, read_head
-from seriatim.steps.split import Outputs
+from seriatim.steps.split import OutputWriters
 from seriatim.steps.sweep import sweep_dead
 from seriatim.steps.task import stem_prefix
 
@@ -37,7 +37,7 @@ RECORDS_PER_WRITE = 5_000
 OFFSETS_NAMED_MAX = 20
 
 
-class Means(Struct, frozen=True, kw_only=True):
+class DecisionContext(Struct, frozen=True, kw_only=True):
     """What a decision is made with."""
 
     stream: Stream
@@ -50,59 +50,59 @@ class Means(Struct, frozen=True, kw_only=True):
     new_attempt: Callable[[], str]
 
 
-class Decided(Struct, kw_only=True):
+class PartitionDecision(Struct, kw_only=True):
     """What a decision does to one partition."""
 
     partition: Partition
-    old_id: str
+    old_topic_id: str
     """Empty: the partition was never seen before."""
-    new_id: str
+    new_topic_id: str
     frontier: int
     """Before."""
-    starts: int
+    resumes_at: int
     """Where it goes on."""
-    sessions: int = 0
+    ended_sessions: int = 0
     """That end."""
-    records: int = 0
+    end_records: int = 0
     """That take their rows back."""
-    unread: int = 0
+    unread_messages: int = 0
     """Messages of the old life that nobody read."""
 
 
-class Decision(Struct, kw_only=True):
+class TopicDecision(Struct, kw_only=True):
     """What was decided, or would be."""
 
     topic: str
-    new_life: bool
+    is_new_life: bool
     reason: str
-    partitions: list[Decided] = field(default_factory=list)
+    partitions: list[PartitionDecision] = field(default_factory=list)
     sequence: int = -1
     """The entry that says so; -1: none was made."""
 
 
-def accept(means: Means, name: str, reason: str, *, dry_run: bool = False) -> Decision:
+def accept_topic(context: DecisionContext, name: str, reason: str, *, dry_run: bool = False) -> TopicDecision:
     """Accept a topic (or a retired partition, `topic/number`) as it is in Kafka now."""
     for left in reversed(range(TRIES_MAX)):
-        head = known_head(means.ledger, means.stream.name)
-        runner = means.runner
-        refuse_code(head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape)
-        changes, new_life = _changes(means, head.ledger, name)
-        decision = Decision(topic=changes[0].partition.topic, new_life=new_life, reason=reason)
+        head = require_head(context.ledger, context.stream.name)
+        runner = context.runner
+        refuse_incompatible_machine(head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape)
+        changes, new_life = _plan_changes(context, head.ledger, name)
+        decision = TopicDecision(topic=changes[0].partition.topic, is_new_life=new_life, reason=reason)
         if dry_run:
-            _look(means, head.ledger, changes, decision)
+            _count_effects(context, head.ledger, changes, decision)
             return decision
         try:
-            return _commit(means, head, changes, decision)
+            return _write_and_commit(context, head, changes, decision)
         except FencedError:
             if not left:
                 raise
         except OSError:  # whoever was faster has swept our files; if nobody was, it is the disk
-            if known_head(means.ledger, means.stream.name).ledger.sequence == head.ledger.sequence:
+            if require_head(context.ledger, context.stream.name).ledger.sequence == head.ledger.sequence:
                 raise
-    return broken("an accept ends by a commit or an error")
+    return raise_broken_promise("an accept ends by a commit or an error")
 
 
-def known_head(store: LedgerStore, stream: str) -> Head:
+def require_head(store: LedgerStore, stream: str) -> LedgerHead:
     """The ledger. Without one there is nothing to decide."""
     head = read_head(store, stream)
     if head is None:
@@ -110,17 +110,17 @@ def known_head(store: LedgerStore, stream: str) -> Head:
     return head
 
 
-def chosen(ledger: Ledger, name: str) -> tuple[str, list[Partition]]:
+def find_named_partitions(ledger: Ledger, name: str) -> tuple[str, list[Partition]]:
     """The topic that a person names, as `topic` or `topic/number`, and the known partitions that are meant."""
     one = Partition.parse(name) if "/" in name else None
     topic = one.topic if one else name
-    known = [partition for partition in ledger.known() if partition.topic == topic]
+    known = [partition for partition in ledger.known_partitions() if partition.topic == topic]
     return topic, [partition for partition in known if one in (None, partition)]
 
 
-def refuse_unknown(ledger: Ledger, name: str) -> ConfigError:
+def unknown_topic_error(ledger: Ledger, name: str) -> ConfigError:
     """Nothing of that name was ever read."""
-    topics = sorted({partition.topic for partition in ledger.known()})
+    topics = sorted({partition.topic for partition in ledger.known_partitions()})
     return ConfigError(
         f"{ledger.stream}: {name!r} was never read, so there is nothing to decide",
         known=", ".join(topics[:20]) + (f" and {len(topics) - 20} more" if len(topics) > 20 else ""),
@@ -139,12 +139,12 @@ def refuse_held(ledger: Ledger, partitions: list[Partition]) -> None:
             )
 
 
-def _changes(means: Means, ledger: Ledger, name: str) -> tuple[list[Change], bool]:
+def _plan_changes(context: DecisionContext, ledger: Ledger, name: str) -> tuple[list[Change], bool]:
     """What accepting does, files aside; and whether a new life begins."""
-    topic, partitions = chosen(ledger, name)
+    topic, partitions = find_named_partitions(ledger, name)
     if not partitions:
-        raise refuse_unknown(ledger, name)
-    bounds = {p: seen for p, seen in means.log.bounds(means.stream.topics).items() if p.topic == topic}
+        raise unknown_topic_error(ledger, name)
+    bounds = {p: seen for p, seen in context.log.bounds(context.stream.topics).items() if p.topic == topic}
     if not bounds:
         raise ConfigError(
             f"{ledger.stream}: topic {topic} is not in Kafka, or matched no more: there is no life to accept",
@@ -154,23 +154,23 @@ def _changes(means: Means, ledger: Ledger, name: str) -> tuple[list[Change], boo
     new_id = next(iter(bounds.values())).topic_id
     refuse_held(ledger, partitions)
     if all(ledger.partitions[str(partition)].topic_id == new_id for partition in partitions):
-        return _as_it_is(ledger, name, partitions, bounds), False
+        return _resume_changes(ledger, name, partitions, bounds), False
     if name != topic:
         raise ConfigError(
             f"{ledger.stream}: topic {topic} was made again: its new life is that of all its partitions",
             next=f'seriatim accept {ledger.stream} {topic} --because "…"',
         )
     every = sorted({*partitions, *bounds})
-    return [_new_life(each, ledger.account(each), bounds.get(each), new_id) for each in every], True
+    return [_new_life_change(each, ledger.account(each), bounds.get(each), new_id) for each in every], True
 
 
-def _as_it_is(ledger: Ledger, name: str, partitions: list[Partition], bounds: dict[Partition, Bounds]) -> list[Change]:
+def _resume_changes(ledger: Ledger, name: str, partitions: list[Partition], bounds: dict[Partition, Bounds]) -> list[Change]:
     """The topic that the ledger knows is there: what is retired, or halted by what is no longer so, goes on."""
 
     def waits(partition: Partition, account: Account) -> bool:
         seen = bounds.get(partition)
-        mistaken = account.halt is not None and account.halt.finding in LIFTED
-        return account.retired or (mistaken and seen is not None and judge(partition, account, seen) is None)
+        mistaken = account.halt is not None and account.halt.finding in FINDINGS_ENDED_BY_ACCEPT
+        return account.retired or (mistaken and seen is not None and bounds_finding(partition, account, seen) is None)
 
     accounts = {partition: ledger.partitions[str(partition)] for partition in partitions}
     changes = [
@@ -180,7 +180,7 @@ def _as_it_is(ledger: Ledger, name: str, partitions: list[Partition], bounds: di
             frontier=account.frontier,
             until=account.frontier,
             topic_id=account.topic_id,
-            born=account.born,
+            initial_frontier=account.initial_frontier,
             halt=account.halt,
             log_end=account.log_end,
         )
@@ -188,11 +188,11 @@ def _as_it_is(ledger: Ledger, name: str, partitions: list[Partition], bounds: di
         if waits(partition, account)
     ]
     if not changes:
-        raise _nothing(ledger.stream, name, accounts)
+        raise _nothing_to_accept_error(ledger.stream, name, accounts)
     return changes
 
 
-def _nothing(stream: str, name: str, accounts: dict[Partition, Account]) -> ConfigError:
+def _nothing_to_accept_error(stream: str, name: str, accounts: dict[Partition, Account]) -> ConfigError:
     """Neither made again nor retired. What waits there waits for something else."""
     halts = {partition: account.halt for partition, account in accounts.items() if account.halt is not None}
     if not halts:
@@ -205,152 +205,152 @@ def _nothing(stream: str, name: str, accounts: dict[Partition, Account]) -> Conf
     return ConfigError(
         f"{stream}: {name} was not made again; accept is not for what it waits for",
         waits=waits,
-        next=NEXT[halt.finding].format(stream=stream, place=partition, topic=partition.topic),
+        next=FINDING_ADVICE[halt.finding].format(stream=stream, place=partition, topic=partition.topic),
     )
 
 
-def _new_life(partition: Partition, account: Account | None, seen: Bounds | None, new_id: str) -> Change:
+def _new_life_change(partition: Partition, account: Account | None, bounds: Bounds | None, new_topic_id: str) -> Change:
     """A partition of a topic that was made again. One that the new life lacks waits at 0 until it comes."""
-    start = seen.log_start if seen else 0
-    begins = Change(partition=partition, epoch=0, frontier=start, until=start, topic_id=new_id, born=start)
+    start = bounds.log_start if bounds else 0
+    begins = Change(partition=partition, epoch=0, frontier=start, until=start, topic_id=new_topic_id, initial_frontier=start)
     marks = []
     if account is not None:
         begins = replace(begins, epoch=account.epoch, frontier=account.frontier, halt=account.halt, state=())
         if account.log_end > account.frontier:
             life, cause = account.topic_id, "the topic was made again before these were read"
             marks.append(
-                Mark(finding="re-created", offset=account.frontier, until=account.log_end, cause=cause, topic_id=life)
+                GapMark(finding="re-created", offset=account.frontier, until=account.log_end, cause=cause, topic_id=life)
             )
     if start > 0:
-        cause = f"gone from topic id {new_id} before it was accepted"
-        marks.append(Mark(finding="expired", offset=0, until=start, cause=cause))
+        cause = f"gone from topic id {new_topic_id} before it was accepted"
+        marks.append(GapMark(finding="expired", offset=0, until=start, cause=cause))
     return replace(begins, marks=tuple(marks))
 
 
-def _look(means: Means, ledger: Ledger, changes: list[Change], decision: Decision) -> None:
+def _count_effects(context: DecisionContext, ledger: Ledger, changes: list[Change], decision: TopicDecision) -> None:
     """What the decision would do, counted, with nothing written."""
     for change in changes:
         account = ledger.account(change.partition)
-        one = _decided(change, account)
+        one = _partition_decision(change, account)
         decision.partitions.append(one)
-        if decision.new_life and account is not None:
-            for name, session in means.state.each(account.state):
-                one.sessions += 1
-                one.records += len(_taken_back(means.runner, change.partition, name, session))
+        if decision.is_new_life and account is not None:
+            for name, session in context.state.all_sessions(account.state):
+                one.ended_sessions += 1
+                one.end_records += len(_end_records_of(context.runner, change.partition, name, session))
 
 
-def _decided(change: Change, account: Account | None) -> Decided:
+def _partition_decision(change: Change, account: Account | None) -> PartitionDecision:
     """A change, for a person."""
     ends = account is not None and account.topic_id != change.topic_id
-    return Decided(
+    return PartitionDecision(
         partition=change.partition,
-        old_id=account.topic_id if account else "",
-        new_id=change.topic_id,
+        old_topic_id=account.topic_id if account else "",
+        new_topic_id=change.topic_id,
         frontier=account.frontier if account else 0,
-        starts=change.until,
-        unread=max(0, account.log_end - account.frontier) if account is not None and ends else 0,
+        resumes_at=change.until,
+        unread_messages=max(0, account.log_end - account.frontier) if account is not None and ends else 0,
     )
 
 
-def _commit(means: Means, head: Head, changes: list[Change], decision: Decision) -> Decision:
+def _write_and_commit(context: DecisionContext, head: LedgerHead, changes: list[Change], decision: TopicDecision) -> TopicDecision:
     """Write the records that end the old life, then commit. Files of earlier attempts are dead then."""
-    attempt = means.new_attempt()
+    attempt = context.new_attempt()
     try:
-        made = [_written(means, head.ledger, change, attempt, decision) for change in changes]
+        made = [_write_end_records(context, head.ledger, change, attempt, decision) for change in changes]
         entry = decision_entry("accept", attempt, made, decision.reason)
-        after, done = commit(means.ledger, means.clock, head, entry)
+        after, done = commit(context.ledger, context.clock, head, entry)
     except (FencedError, ConfigError):
         for change in changes:
             stem = f"{stem_prefix(change.epoch, change.frontier)}{attempt}"
-            means.records.sweep(change.partition, stem, set())
+            context.records.sweep(change.partition, stem, set())
         raise
-    sweep_dead(means.ledger, means.records, after)
+    sweep_dead(context.ledger, context.records, after)
     crash_point("swept")
     decision.sequence = done.sequence
     return decision
 
 
-def _written(means: Means, ledger: Ledger, change: Change, attempt: str, decision: Decision) -> Change:
+def _write_end_records(context: DecisionContext, ledger: Ledger, change: Change, attempt: str, decision: TopicDecision) -> Change:
     """A change, with the records that take back what its sessions gave."""
     account = ledger.account(change.partition)
-    one = _decided(change, account)
+    one = _partition_decision(change, account)
     decision.partitions.append(one)
-    if not decision.new_life or account is None:
+    if not decision.is_new_life or account is None:
         return change
-    ending = _Ending(means, change.partition, account, f"{stem_prefix(account.epoch, account.frontier)}{attempt}")
+    ending = _EndRecordWriter(context, change.partition, account, f"{stem_prefix(account.epoch, account.frontier)}{attempt}")
     marks = list(change.marks)
-    for name, session in means.state.each(account.state):
+    for name, session in context.state.all_sessions(account.state):
         ending.add(name, session)
-        if session.waiting:
-            marks.append(_never_came_to_count(name, session, account.topic_id))
+        if session.waiting_messages:
+            marks.append(_mark_waiting_messages_lost(name, session, account.topic_id))
     records, others = ending.close()
     crash_point("record-file-written")
-    one.sessions, one.records = ending.sessions, ending.records
-    return replace(change, records=records, others=others, marks=tuple(marks))
+    one.ended_sessions, one.end_records = ending.sessions, ending.records
+    return replace(change, records=records, other_records=others, marks=tuple(marks))
 
 
-def _never_came_to_count(name: str, session: Session, topic_id: str) -> Mark:
+def _mark_waiting_messages_lost(name: str, session: Session, topic_id: str) -> GapMark:
     """Messages that wait in a window when their topic's life ends: no later one will release them."""
-    offsets = sorted(held.offset for held in session.waiting)
+    offsets = sorted(held.offset for held in session.waiting_messages)
     listed = ", ".join(map(str, offsets[:OFFSETS_NAMED_MAX])) + (", …" if len(offsets) > OFFSETS_NAMED_MAX else "")
     cause = f"{len(offsets)} messages waited in the window when the topic's life ended: offsets {listed}"
     begin, until = offsets[0], offsets[-1] + 1
-    return Mark(finding="sequence gap", offset=begin, until=until, session=name, cause=cause, topic_id=topic_id)
+    return GapMark(finding="sequence gap", offset=begin, until=until, session=name, cause=cause, topic_id=topic_id)
 
 
 def decision_entry(kind: Literal["accept", "retire"], attempt: str, changes: Sequence[Change], reason: str) -> Entry:
     """A person's decision as an entry."""
-    return Entry(kind=kind, attempt=attempt, product=__version__, changes=tuple(changes), reason=reason)
+    return Entry(kind=kind, attempt=attempt, product_version=__version__, changes=tuple(changes), reason=reason)
 
 
-class _Ending:
+class _EndRecordWriter:
     """The records that end the sessions of a partition: all at its frontier, counted through."""
 
-    def __init__(self, means: Means, partition: Partition, account: Account, stem: str) -> None:
-        self.runner, self.partition, self.offset = means.runner, partition, account.frontier
-        self.writer = Outputs(means.records, partition, account.topic_id, stem, means.runner.others)
+    def __init__(self, context: DecisionContext, partition: Partition, account: Account, stem: str) -> None:
+        self.runner, self.partition, self.offset = context.runner, partition, account.frontier
+        self.writer = OutputWriters(context.records, partition, account.topic_id, stem, context.runner.other_columns)
         self.sessions = self.records = 0
-        self._waiting = Ended()
+        self._pending = SessionEndRecords()
 
     def add(self, name: str, session: Session) -> None:
         """End one session."""
         self.sessions += 1
-        rows = _taken_back(self.runner, self.partition, name, session)
+        rows = _end_records_of(self.runner, self.partition, name, session)
         for begin in range(0, len(rows), RECORDS_PER_WRITE):
             part = rows[begin : begin + RECORDS_PER_WRITE]
-            self._waiting.add(name, session, self.records, part)
+            self._pending.add(name, session, self.records, part)
             self.records += len(part)
-            if len(self._waiting.rows) >= RECORDS_PER_WRITE:
-                self._write()
+            if len(self._pending.rows) >= RECORDS_PER_WRITE:
+                self._write_pending()
 
-    def _write(self) -> None:
+    def _write_pending(self) -> None:
         try:
-            self.writer.end(self.offset, self._waiting)
-        except UnfitRecords as unfit:
-            raise _cannot_end(
-                self.runner, self.partition, self._waiting.sessions[unfit.rows[0]], "its records do not fit"
+            self.writer.write_end_records(self.offset, self._pending)
+        except UnfitRecordsError as unfit:
+            raise _cannot_end_error(
+                self.runner, self.partition, self._pending.sessions[unfit.rows[0]], "its records do not fit"
             ) from None
-        self._waiting = Ended()
+        self._pending = SessionEndRecords()
 
     def close(self) -> tuple[tuple[File, ...], dict[str, tuple[File, ...]]]:
         """Finish the files; none where there was nothing to take back."""
-        if self._waiting.rows:
-            self._write()
+        if self._pending.rows:
+            self._write_pending()
         return self.writer.close()
 
 
-def _taken_back(runner: Runner, partition: Partition, name: str, session: Session) -> Sequence[tuple[Any, ...]]:
+def _end_records_of(runner: Runner, partition: Partition, name: str, session: Session) -> Sequence[tuple[Any, ...]]:
     """The records that take back a session's output. One without a state gave none."""
-    if session.saved is None:
+    if session.state_bytes is None:
         return ()
     try:
-        return runner.end(runner.load(session.saved, session.version))
+        return runner.end(runner.load(session.state_bytes, session.state_version))
     except Exception as error:  # the user's own `end` or `upgrade`
-        raise _cannot_end(runner, partition, name, f"{type(error).__name__}: {error}") from error
+        raise _cannot_end_error(runner, partition, name, f"{type(error).__name__}: {error}") from error
 
 
-def _cannot_end(runner: Runner, partition: Partition, name: str, why: str) -> ConfigError:
+def _cannot_end_error(runner: Runner, partition: Partition, name: str, reason: str) -> ConfigError:
     return ConfigError(
-        f"{partition}: the machine {runner.name} cannot end session {shortened(name, 100)!r}: {shortened(why)}",
+        f"{partition}: the machine {runner.name} cannot end session {shorten(name, 100)!r}: {shorten(reason)}",
         next="fix the machine's `end` (or `upgrade`), then accept again; nothing was changed",
     )

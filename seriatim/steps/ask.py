@@ -8,32 +8,32 @@ Next room: core/ask.py says who needs one; docs/STREAMS.md has `snapshot_request
 
 from __future__ import annotations
 
-from seriatim.core.ask import asked_for
+from seriatim.core.ask import collect_snapshot_requests
 from seriatim.core.errors import SeriatimError
 from seriatim.core.ledger import Ledger
-from seriatim.ports import LedgerStore, Requests
+from seriatim.ports import LedgerStore, SnapshotRequester
 
 
-def keep_asking(store: LedgerStore, requests: Requests | None, head: Ledger) -> str:
+def request_snapshots_after_run(store: LedgerStore, requester: SnapshotRequester | None, head: Ledger) -> str:
     """Ask, where the stream wants it. What is committed is safe without it: trouble is told, and fails nothing."""
-    if requests is None:
+    if requester is None:
         return ""
     try:
-        ask(store, requests, head)
+        request_snapshots(store, requester, head)
     except (SeriatimError, OSError) as trouble:
         return trouble.render() if isinstance(trouble, SeriatimError) else f"asked.json: {trouble}"
     return ""
 
 
-def ask(store: LedgerStore, requests: Requests, head: Ledger) -> int:
+def request_snapshots(store: LedgerStore, requester: SnapshotRequester, head: Ledger) -> int:
     """Ask for all that the ledger calls for and that was not asked for yet; how many requests that is."""
-    sequence, sha256 = requests.asked()
+    sequence, sha256 = requester.last_requested_entry()
     if (sequence, sha256) == (head.sequence, head.sha256):
         return 0
-    if sequence >= 0 and not store.has(sha256, sequence - 1):  # of another ledger, put back or made anew
+    if sequence >= 0 and not store.has_manifest(sha256, sequence - 1):  # of another ledger, put back or made anew
         sequence = -1
-    wanted = asked_for(head.stream, (manifest.entry for manifest in store.entries(head.stream, sequence)))
+    wanted = collect_snapshot_requests(head.stream, (manifest.entry for manifest in store.entries(head.stream, sequence)))
     if wanted:
-        requests.send(wanted)
-    requests.put_asked(head.sequence, head.sha256)
+        requester.send(wanted)
+    requester.put_last_requested_entry(head.sequence, head.sha256)
     return len(wanted)

@@ -10,32 +10,32 @@ from __future__ import annotations
 from seriatim.core.errors import ConfigError
 from seriatim.core.ledger import Account, Ledger
 from seriatim.core.offsets import Partition
-from seriatim.core.request import Edge, Request
+from seriatim.core.request import RangeEdge, RunRequest
 from seriatim.ports import Log
 
 
-def ranges(request: Request, ledger: Ledger, log: Log) -> dict[str, tuple[int, int]]:
+def backfill_ranges(request: RunRequest, ledger: Ledger, log: Log) -> dict[str, tuple[int, int]]:
     """What is folded again, by partition."""
-    chosen = [p for p in ledger.known() if request.wants(p) and not ledger.partitions[str(p)].retired]
+    chosen = [p for p in ledger.known_partitions() if request.includes(p) and not ledger.partitions[str(p)].retired]
     _refuse_unknown(request, ledger)
-    starts, ends = _offsets(request.start, chosen, log), _offsets(request.until, chosen, log)
+    starts, ends = _edge_offsets(request.start, chosen, log), _edge_offsets(request.until, chosen, log)
     found = {}
     for partition in chosen:
         account = ledger.partitions[str(partition)]
-        start, until = _cut(account, starts.get(partition), ends.get(partition))
+        start, until = _clip_to_folded(account, starts.get(partition), ends.get(partition))
         if start < until:
             found[str(partition)] = (start, until)
     if not found:
         raise ConfigError(
             f"{ledger.stream}: nothing of this was folded yet, so there is nothing to fold again",
-            folded=_folded(ledger, chosen),
+            folded=_describe_folded_ranges(ledger, chosen),
             next=f"choose a range within these; `seriatim run {ledger.stream}` folds what is new",
         )
     return found
 
 
-def _refuse_unknown(request: Request, ledger: Ledger) -> None:
-    known = set(ledger.known())
+def _refuse_unknown(request: RunRequest, ledger: Ledger) -> None:
+    known = set(ledger.known_partitions())
     topics = {partition.topic for partition in known}
     for name in [*sorted(set(request.topics) - topics), *map(str, sorted(set(request.partitions) - known))]:
         raise ConfigError(
@@ -45,24 +45,24 @@ def _refuse_unknown(request: Request, ledger: Ledger) -> None:
         )
 
 
-def _offsets(edge: Edge | None, partitions: list[Partition], log: Log) -> dict[Partition, int]:
+def _edge_offsets(edge: RangeEdge | None, partitions: list[Partition], log: Log) -> dict[Partition, int]:
     """An edge in each partition. A time later than all messages is after the last of them."""
     if edge is None:
         return {}
     if edge.offset is not None:
         return dict.fromkeys(partitions, edge.offset)
     found = log.offsets_for_time(partitions, edge.time_ms or 0)
-    return {p: END if found.get(p, -1) < 0 else found[p] for p in partitions}
+    return {p: AFTER_LAST_OFFSET if found.get(p, -1) < 0 else found[p] for p in partitions}
 
 
-END = 1 << 62
+AFTER_LAST_OFFSET = 1 << 62
 
 
-def _cut(account: Account, start: int | None, until: int | None) -> tuple[int, int]:
-    begin = account.born if start is None else max(account.born, start)
+def _clip_to_folded(account: Account, start: int | None, until: int | None) -> tuple[int, int]:
+    begin = account.initial_frontier if start is None else max(account.initial_frontier, start)
     return begin, account.frontier if until is None else min(account.frontier, until)
 
 
-def _folded(ledger: Ledger, partitions: list[Partition]) -> str:
+def _describe_folded_ranges(ledger: Ledger, partitions: list[Partition]) -> str:
     places = [(p, ledger.partitions[str(p)]) for p in partitions[:10]]
-    return ", ".join(f"{p} [{account.born}, {account.frontier})" for p, account in places)
+    return ", ".join(f"{p} [{account.initial_frontier}, {account.frontier})" for p, account in places)

@@ -17,44 +17,52 @@ from collections.abc import Callable
 from msgspec import Struct, field
 
 from seriatim import __version__
-from seriatim.core.check import CheckBroken, Checker, Judgement, Scope, failures, findings, verdict
+from seriatim.core.check import (
+    BrokenCheckError,
+    Checker,
+    CheckScope,
+    Judgement,
+    check_findings,
+    failed_ranges,
+    verdict_by_partition,
+)
 from seriatim.core.crash import crash_point
-from seriatim.core.errors import ConfigError, FencedError, IntegrityError, broken, ensure
-from seriatim.core.evidence import Evidence, Sight
+from seriatim.core.errors import ConfigError, FencedError, IntegrityError, ensure, raise_broken_promise
+from seriatim.core.evidence import Evidence, RecordScanner
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Entry, Ledger
 from seriatim.core.suite import Suites
-from seriatim.core.verdict import Failed, is_silent, shown
-from seriatim.ports import Clock, Head, LedgerStore, RecordStore, StateStore, Unreadable
+from seriatim.core.verdict import FailedRange, describe_failed_range, has_nothing_to_judge
+from seriatim.ports import Clock, LedgerHead, LedgerStore, RecordStore, StateStore, UnreadableFileError
 from seriatim.steps.commit import TRIES_MAX, commit, read_head
-from seriatim.steps.gather import Gathering, Place, Table, places
+from seriatim.steps.gather import CheckTableSpec, EvidenceGatherer, EvidenceRange, evidence_ranges
 
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 
 
-class Means(Struct, frozen=True, kw_only=True):
+class CheckContext(Struct, frozen=True, kw_only=True):
     """What a check is made with."""
 
     stream: str
     suites: Suites
     ledger: LedgerStore
-    state: Callable[[], StateStore]
+    open_state: Callable[[], StateStore]
     records: RecordStore
-    sight: Sight
+    record_scanner: RecordScanner
     checker: Checker
-    table: Table | None
+    table_spec: CheckTableSpec | None
     """The stock machine; None: another one, whose records do not say how they fold."""
     clock: Clock
     new_attempt: Callable[[], str]
     peak_memory_bytes: Callable[[], int]
-    progress: Progress = lambda _done, _total: None
+    progress: ProgressCallback = lambda _done, _total: None
 
 
-class Checked(Struct, kw_only=True):
+class CheckResult(Struct, kw_only=True):
     """What was judged, and what came of it."""
 
-    since: int
-    to: int
+    judged_after: int
+    judged_until: int
     verdict: dict[str, str] = field(default_factory=dict)
     records: int = 0
     expectations: int = 0
@@ -68,154 +76,154 @@ class Checked(Struct, kw_only=True):
     """After it."""
 
 
-def check(means: Means) -> Checked:
+def check_stream(context: CheckContext) -> CheckResult:
     """Judge every entry that was not judged yet."""
     for left in reversed(range(TRIES_MAX)):
-        head = read_head(means.ledger, means.stream)
+        head = read_head(context.ledger, context.stream)
         if head is None:
-            raise ConfigError(f"{means.stream}: it was never run", next=f"seriatim run {means.stream}")
-        judging = Judging(means, head)
-        if not judging.places:
-            return judging.done
+            raise ConfigError(f"{context.stream}: it was never run", next=f"seriatim run {context.stream}")
+        judging = CheckAttempt(context, head)
+        if not judging.evidence_ranges:
+            return judging.result
         try:
             return judging.run()
         except FencedError:
             if not left:
                 raise
-        except CheckBroken as trouble:
-            raise trouble.error(means.stream) from None
-        except Unreadable as trouble:
-            if _moved(means, head):
+        except BrokenCheckError as trouble:
+            raise trouble.to_config_error(context.stream) from None
+        except UnreadableFileError as trouble:
+            if _has_ledger_moved(context, head):
                 continue
             raise IntegrityError(
-                f"{means.stream}: a record file cannot be read: {trouble}",
-                next=f"`seriatim verify {means.stream}` says what differs; nothing was judged",
+                f"{context.stream}: a record file cannot be read: {trouble}",
+                next=f"`seriatim verify {context.stream}` says what differs; nothing was judged",
             ) from None
-    return broken("a check ends by a verdict or an error")
+    return raise_broken_promise("a check ends by a verdict or an error")
 
 
-def _moved(means: Means, head: Head) -> bool:
+def _has_ledger_moved(context: CheckContext, head: LedgerHead) -> bool:
     """Whether the ledger went on: files that were in the table may be gone by right."""
-    now = read_head(means.ledger, means.stream)
+    now = read_head(context.ledger, context.stream)
     return now is not None and now.ledger.sequence != head.ledger.sequence
 
 
-class Judging:
+class CheckAttempt:
     """One try."""
 
-    def __init__(self, means: Means, head: Head) -> None:
-        self.means, self.head = means, head
+    def __init__(self, context: CheckContext, head: LedgerHead) -> None:
+        self.context, self.head = context, head
         ledger = head.ledger
-        since, to = ledger.judged, ledger.sequence
-        self.done = Checked(since=since, to=to, ledger=ledger, expectations=means.suites.count)
-        entries = [manifest.entry for manifest in means.ledger.entries(means.stream, since)]
-        entries = [entry for entry in entries if entry.sequence <= to and not is_silent(entry)]
-        self.places: list[Place] = []
+        since, to = ledger.judged_until, ledger.sequence
+        self.result = CheckResult(judged_after=since, judged_until=to, ledger=ledger, expectations=context.suites.count)
+        entries = [manifest.entry for manifest in context.ledger.entries(context.stream, since)]
+        entries = [entry for entry in entries if entry.sequence <= to and not has_nothing_to_judge(entry)]
+        self.evidence_ranges: list[EvidenceRange] = []
         if entries:
-            before = means.ledger.at(means.stream, since)
-            self.places = places(before, ledger, entries, means.ledger.active_files(head))
+            before = context.ledger.ledger_at(context.stream, since)
+            self.evidence_ranges = evidence_ranges(before, ledger, entries, context.ledger.active_files(head))
         self.judgements: list[Judgement] = []
 
-    def run(self) -> Checked:
+    def run(self) -> CheckResult:
         """Steps 2 to 4."""
-        began, done = self.means.clock.now_seconds(), self.done
-        total = sum(file.rows for place in self.places for file in place.files)
-        for place in self.places:
-            self._judge(place)
-            self.means.progress(done.records, max(total, done.records))
+        began, done = self.context.clock.now_seconds(), self.result
+        total = sum(file.rows for place in self.evidence_ranges for file in place.new_files)
+        for place in self.evidence_ranges:
+            self._judge_range(place)
+            self.context.progress(done.records, max(total, done.records))
         crash_point("check-judged")
-        for suite in (self.means.suites.ledger, self.means.suites.state):
-            self.judgements += self.means.checker.evidence(suite, done.evidence)
-        self._commit(self.means.clock.now_seconds() - began)
+        for suite in (self.context.suites.ledger, self.context.suites.state):
+            self.judgements += self.context.checker.check_evidence(suite, done.evidence)
+        self._commit(self.context.clock.now_seconds() - began)
         return done
 
-    def _judge(self, place: Place) -> None:
+    def _judge_range(self, evidence_range: EvidenceRange) -> None:
         """Step 2."""
-        means = self.means
-        gathering = Gathering(
-            place,
+        means = self.context
+        gathering = EvidenceGatherer(
+            evidence_range,
             stream=means.stream,
-            since=self.done.since,
+            judged_sequence=self.result.judged_after,
             ledger=means.ledger,
-            state=means.state(),
+            state=means.open_state(),
             records=means.records,
-            sight=means.sight,
-            table=means.table,
+            record_scanner=means.record_scanner,
+            table_spec=means.table_spec,
         )
         evidence = list(gathering.evidence())
         seen = {one.promise for one in evidence}
-        ensure(seen == gathering.promises(), "every promise is looked at", place=str(place.partition))
-        if place.rewritten:
-            told = f"its records were not folded: {place.rewritten[0].path} was rewritten by somebody else (OPTIMIZE)"
-            self.done.notes.append(f"{place.partition}: {told}")
-        self.done.evidence += evidence
-        self.done.records += gathering.files.rows
-        files, suite = (*place.files, *place.rewritten), means.suites.records
+        ensure(seen == gathering.promises(), "every promise is looked at", place=str(evidence_range.partition))
+        if evidence_range.rewritten_files:
+            told = f"its records were not folded: {evidence_range.rewritten_files[0].path} was rewritten by somebody else (OPTIMIZE)"
+            self.result.notes.append(f"{evidence_range.partition}: {told}")
+        self.result.evidence += evidence
+        self.result.records += gathering.files.new_rows
+        files, suite = (*evidence_range.new_files, *evidence_range.rewritten_files), means.suites.records
         if files and suite.expectations:
-            self.judgements += means.checker.records(suite, place.partition, files, place.since)
+            self.judgements += means.checker.check_records(suite, evidence_range.partition, files, evidence_range.first_new_offsets)
 
     def _commit(self, took_seconds: float) -> None:
         """Step 4."""
-        done, to = self.done, self.done.to
-        scopes = [_scope(place) for place in self.places]
+        done, to = self.result, self.result.judged_until
+        scopes = [_check_scope(place) for place in self.evidence_ranges]
         entry = Entry(
             kind="verdict",
-            attempt=self.means.new_attempt(),
-            product=__version__,
-            verdict=verdict(scopes, self.judgements),
-            since=done.since,
-            judged=to,
-            failed=failures(scopes, self.judgements, to),
-            findings=tuple(findings(self.judgements, done.evidence, to)),
+            attempt=self.context.new_attempt(),
+            product_version=__version__,
+            verdict=verdict_by_partition(scopes, self.judgements),
+            judged_after=done.judged_after,
+            judged_until=to,
+            failed_ranges=failed_ranges(scopes, self.judgements, to),
+            findings=tuple(check_findings(self.judgements, done.evidence, to)),
             reason=f"{done.records} records, {len(done.evidence)} promises, {done.expectations} expectations",
-            peak_memory_bytes=self.means.peak_memory_bytes(),
+            peak_memory_bytes=self.context.peak_memory_bytes(),
             took_seconds=max(0.0, took_seconds),
         )
-        after, made = commit(self.means.ledger, self.means.clock, self.head, entry)
+        after, made = commit(self.context.ledger, self.context.clock, self.head, entry)
         done.verdict, done.findings = dict(made.verdict), list(made.findings)
         done.sequence, done.ledger = made.sequence, after.ledger
 
 
-def _scope(place: Place) -> Scope:
-    was, now = place.was, place.now
-    start = min(place.since.values(), default=was.frontier if was else 0)
-    return Scope(place.partition, now.epoch, start, max(now.frontier, start), place.files)
+def _check_scope(evidence_range: EvidenceRange) -> CheckScope:
+    was, now = evidence_range.previous_account, evidence_range.account
+    start = min(evidence_range.first_new_offsets.values(), default=was.frontier if was else 0)
+    return CheckScope(evidence_range.partition, now.epoch, start, max(now.frontier, start), evidence_range.new_files)
 
 
-class Accepted(Struct):
+class AcceptedFailures(Struct):
     """What a person accepted, or would, and the ledger after it (a dry run: as it is)."""
 
-    accepted: list[Failed]
+    failures: list[FailedRange]
     ledger: Ledger
 
 
-def accept_check(
+def accept_failed_check(
     store: LedgerStore, clock: Clock, stream: str, attempt: str, sequence: int, reason: str, *, dry_run: bool = False
-) -> Accepted:
+) -> AcceptedFailures:
     """A person's word that what failed, judged up to entry `sequence`, is right as it is."""
     head = read_head(store, stream)
     if head is None:
         raise ConfigError(f"{stream}: it was never run, so there is nothing to accept", next=f"seriatim run {stream}")
-    refuse_nothing(head.ledger, sequence)
-    accepted = [one for one in head.ledger.failed if one.judged <= sequence]
+    refuse_if_nothing_failed(head.ledger, sequence)
+    accepted = [one for one in head.ledger.failed_ranges if one.judged_until <= sequence]
     if dry_run:
-        return Accepted(accepted, head.ledger)
-    entry = Entry(kind="accept", attempt=attempt, product=__version__, judged=sequence, reason=reason)
-    return Accepted(accepted, commit(store, clock, head, entry)[0].ledger)
+        return AcceptedFailures(accepted, head.ledger)
+    entry = Entry(kind="accept", attempt=attempt, product_version=__version__, judged_until=sequence, reason=reason)
+    return AcceptedFailures(accepted, commit(store, clock, head, entry)[0].ledger)
 
 
-def refuse_nothing(ledger: Ledger, sequence: int) -> None:
+def refuse_if_nothing_failed(ledger: Ledger, sequence: int) -> None:
     """There must be something to accept."""
-    if any(one.judged <= sequence for one in ledger.failed):
+    if any(one.judged_until <= sequence for one in ledger.failed_ranges):
         return
-    if not ledger.failed:
+    if not ledger.failed_ranges:
         raise ConfigError(
             f"{ledger.stream}: nothing to accept: no check failed, the circuit is closed",
             next=f"`seriatim status {ledger.stream}` shows how it is",
         )
-    least = min(one.judged for one in ledger.failed)
+    least = min(one.judged_until for one in ledger.failed_ranges)
     raise ConfigError(
         f"{ledger.stream}: nothing that failed was judged up to entry {sequence}",
-        failed="\n".join(shown(one) for one in ledger.failed[:10]),
+        failed="\n".join(describe_failed_range(one) for one in ledger.failed_ranges[:10]),
         next=f'seriatim accept {ledger.stream} --sequence {least} --because "…"',
     )

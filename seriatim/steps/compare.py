@@ -11,95 +11,95 @@ from collections.abc import Callable, Iterator, Mapping
 
 from msgspec import Struct
 
-from seriatim.core.difference import Difference, Differs
+from seriatim.core.difference import Difference, DifferenceError
 from seriatim.core.ledger import Change
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Bounds
-from seriatim.ports import Digests, Reread
-from seriatim.steps.verify import Verifying
+from seriatim.ports import Digests, PastMessageReader
+from seriatim.steps.verify import Verification
 
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 
 
-class Range(Struct, frozen=True):
+class ComparedRange(Struct, frozen=True):
     """What one entry says it read of one partition."""
 
     sequence: int
     change: Change
 
     @property
-    def whole(self) -> OffsetRange:
+    def offset_range(self) -> OffsetRange:
         """The range of its certificate."""
         return OffsetRange(self.change.frontier, self.change.until)
 
 
-class Comparing:
+class KafkaComparison:
     """Called by verify before it signs off."""
 
     def __init__(
         self,
-        reread: Reread,
+        past_reader: PastMessageReader,
         bounds: Mapping[Partition, Bounds],
         digests: Callable[[], Digests],
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
     ) -> None:
-        self.reread, self.bounds, self.digests = reread, bounds, digests
+        self.past_reader, self.bounds, self.digests = past_reader, bounds, digests
         self.progress = progress or (lambda _done, _total: None)
 
-    def __call__(self, verifying: Verifying) -> None:
+    def __call__(self, verification: Verification) -> None:
         """All ranges of entries that were not compared before."""
-        since = -1 if verifying.everything else verifying.kafka_signed
-        ranges = list(self._ranges(verifying, since))
-        total, gone = sum(len(one.whole) for one in ranges), dict[Partition, OffsetRange]()
+        since = -1 if verification.from_first_entry else verification.kafka_signed_sequence
+        ranges = list(self._uncompared_ranges(verification, since))
+        total, gone = sum(len(one.offset_range) for one in ranges), dict[Partition, OffsetRange]()
         for one in sorted(ranges, key=lambda each: (each.change.partition, each.sequence)):
             partition = one.change.partition
-            if _is_there(one, self.bounds.get(partition)) and self._same(one, verifying):
-                self.progress(verifying.done.compared, total)
+            if _is_in_kafka(one, self.bounds.get(partition)) and self._matches_certificate(one, verification):
+                self.progress(verification.result.compared_messages, total)
             else:
                 before = gone.get(partition)
-                gone[partition] = OffsetRange(before.start, one.whole.end) if before else one.whole
+                gone[partition] = OffsetRange(before.start, one.offset_range.end) if before else one.offset_range
         for partition, whole in gone.items():
-            verifying.done.notes.append(f"{partition}: Kafka no longer has all of {whole}: not compared")
-        verifying.kafka_signed = verifying.done.sequence
+            verification.result.notes.append(f"{partition}: Kafka no longer has all of {whole}: not compared")
+        verification.kafka_signed_sequence = verification.result.sequence
 
-    def _ranges(self, verifying: Verifying, since: int) -> Iterator[Range]:
-        for sequence in range(since + 1, verifying.done.sequence + 1):
-            for change in verifying.manifest(sequence).entry.changes:
+    def _uncompared_ranges(self, verification: Verification, since: int) -> Iterator[ComparedRange]:
+        for sequence in range(since + 1, verification.result.sequence + 1):
+            for change in verification.manifest(sequence).entry.changes:
                 if change.certificate is not None and change.certificate.digests:
-                    yield Range(sequence, change)
+                    yield ComparedRange(sequence, change)
 
-    def _same(self, one: Range, verifying: Verifying) -> bool:
+    def _matches_certificate(self, compared_range: ComparedRange, verification: Verification) -> bool:
         """Whether a range is as its certificate says; False if compaction thinned it out since."""
-        certificate, made, count = one.change.certificate, self.digests(), 0
-        for stretch in self.reread.read(one.change.partition, one.whole):
+        certificate, made, count = compared_range.change.certificate, self.digests(), 0
+        for stretch in self.past_reader.read(compared_range.change.partition, compared_range.offset_range):
             made.update(stretch)
             count += len(stretch)
         found = made.finish()
         if certificate is None or found == certificate.digests:
-            verifying.done.compared += count
+            verification.result.compared_messages += count
             return True
-        if count < certificate.counts.messages and self.reread.compacts(one.change.partition.topic):
+        if count < certificate.counts.messages and self.past_reader.is_compacted(compared_range.change.partition.topic):
             return False
         differing = ", ".join(name for name in found if found[name] != certificate.digests.get(name))
-        raise Differs(
+        raise DifferenceError(
             Difference(
-                what=f"Kafka has other {differing} than were folded",
-                partition=str(one.change.partition),
-                offset=one.whole.start,
-                sequence=one.sequence,
-                expected=f"{certificate.counts.messages} messages in {one.whole}, {_shown(certificate.digests)}",
-                found=f"{count} messages, {_shown(found)}",
+                description=f"Kafka has other {differing} than were folded",
+                partition=str(compared_range.change.partition),
+                offset=compared_range.offset_range.start,
+                sequence=compared_range.sequence,
+                expected=f"{certificate.counts.messages} messages in {compared_range.offset_range}, {_describe_digests(certificate.digests)}",
+                found=f"{count} messages, {_describe_digests(found)}",
                 cause="Kafka's log was changed, or something else was folded than what it has",
                 next="look at this range with `seriatim verify {stream} --at kafka --at output`",
             )
         )
 
 
-def _is_there(one: Range, seen: Bounds | None) -> bool:
-    if seen is None or seen.topic_id != one.change.topic_id:
+def _is_in_kafka(compared_range: ComparedRange, bounds: Bounds | None) -> bool:
+    if bounds is None or bounds.topic_id != compared_range.change.topic_id:
         return False
-    return seen.log_start <= one.whole.start and one.whole.end <= seen.log_end
+    return bounds.log_start <= compared_range.offset_range.start and compared_range.offset_range.end <= bounds.log_end
 
 
-def _shown(digests: dict[str, str]) -> str:
+def _describe_digests(digests: dict[str, str]) -> str:
     return ", ".join(f"{name} {digest[:12]}" for name, digest in digests.items())

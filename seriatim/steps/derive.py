@@ -13,50 +13,50 @@ from msgspec.structs import replace
 
 from seriatim.core.crash import crash_point
 from seriatim.core.errors import PlatformError, SeriatimError
-from seriatim.core.gaps import Aside, Gap, GapsFold, asides, released
+from seriatim.core.gaps import Gap, GapsFold, QuarantineFile, ended_quarantines, quarantine_files
 from seriatim.core.ledger import Ledger
-from seriatim.ports import Conflict, DerivedStore, LedgerStore, Reached
+from seriatim.ports import AppliedVersion, CommitConflictError, DerivedStore, LedgerStore
 from seriatim.steps.commit import TRIES_MAX
-from seriatim.steps.outputs import catch_up_outputs, trusted
+from seriatim.steps.outputs import catch_up_outputs, reset_if_unknown
 
-NOTHING = Reached()
+NOT_APPLIED = AppliedVersion()
 
 
-class Caught(Struct):
+class DerivedUpdate(Struct):
     """What the tables should say as of an entry."""
 
     ledger: Ledger
-    before: list[Gap]
+    previous_gaps: list[Gap]
     gaps: list[Gap]
-    asides: list[Aside]
+    quarantine_files: list[QuarantineFile]
 
 
-def keep_up(store: LedgerStore, derived: DerivedStore, head: Ledger) -> str:
+def catch_up_after_run(store: LedgerStore, derived: DerivedStore, head: Ledger) -> str:
     """Catch up, after a run. What is committed is safe without these tables: trouble is told, and fails nothing."""
     try:
-        catch_up(store, derived, head)
+        catch_up_derived(store, derived, head)
     except SeriatimError as trouble:
         return trouble.render()
     return ""
 
 
-def catch_up(store: LedgerStore, derived: DerivedStore, head: Ledger, *, whole: bool = False) -> None:
+def catch_up_derived(store: LedgerStore, derived: DerivedStore, head: Ledger, *, rebuild: bool = False) -> None:
     """Bring the tables up to the ledger, or make them again as a `whole`. No commit where nothing changed."""
-    _catch_up_both(store, derived, head, whole=whole)
-    if derived.beside is not None:
-        catch_up_outputs(store, derived.beside, head, whole=whole)
+    _catch_up_gaps_and_quarantine(store, derived, head, rebuild=rebuild)
+    if derived.output_store is not None:
+        catch_up_outputs(store, derived.output_store, head, rebuild=rebuild)
 
 
-def _catch_up_both(store: LedgerStore, derived: DerivedStore, head: Ledger, *, whole: bool) -> None:
+def _catch_up_gaps_and_quarantine(store: LedgerStore, derived: DerivedStore, head: Ledger, *, rebuild: bool) -> None:
     for _ in range(TRIES_MAX):
-        gaps_at, quarantine_at = (trusted(store, derived.reached(name), head) for name in ("gaps", "quarantine"))
-        if whole:
+        gaps_at, quarantine_at = (reset_if_unknown(store, derived.applied_version(name), head) for name in ("gaps", "quarantine"))
+        if rebuild:
             gaps_at, quarantine_at = replace(gaps_at, sequence=-1), replace(quarantine_at, sequence=-1)
         if min(gaps_at.sequence, quarantine_at.sequence) >= head.sequence:
             return
         try:
-            _put(derived, gaps_at, quarantine_at, _catch(store, derived, gaps_at, quarantine_at, head))
-        except Conflict as conflict:  # another run does the same, or the disk is full
+            _write_update(derived, gaps_at, quarantine_at, _read_update(store, derived, gaps_at, quarantine_at, head))
+        except CommitConflictError as conflict:  # another run does the same, or the disk is full
             trouble = conflict
             continue
         return
@@ -67,32 +67,32 @@ def _catch_up_both(store: LedgerStore, derived: DerivedStore, head: Ledger, *, w
     )
 
 
-def gaps_now(store: LedgerStore, derived: DerivedStore, head: Ledger) -> list[Gap]:
+def read_gaps(store: LedgerStore, derived: DerivedStore, head: Ledger) -> list[Gap]:
     """The gaps as of the ledger, however far the table is."""
-    at = trusted(store, derived.reached("gaps"), head)
-    return _catch(store, derived, at, replace(at, sequence=max(at.sequence, head.sequence)), head).gaps
+    at = reset_if_unknown(store, derived.applied_version("gaps"), head)
+    return _read_update(store, derived, at, replace(at, sequence=max(at.sequence, head.sequence)), head).gaps
 
 
-def _catch(store: LedgerStore, derived: DerivedStore, gaps_at: Reached, quarantine_at: Reached, head: Ledger) -> Caught:
+def _read_update(store: LedgerStore, derived: DerivedStore, gaps_entry: AppliedVersion, quarantine_entry: AppliedVersion, head: Ledger) -> DerivedUpdate:
     """Walk the entries that a table has not seen."""
-    before = derived.gaps(gaps_at) if gaps_at.sequence >= 0 else []
-    walk, files, last = GapsFold(before), list[Aside](), head
-    for manifest in store.entries(head.stream, min(gaps_at.sequence, quarantine_at.sequence)):
+    before = derived.gaps(gaps_entry) if gaps_entry.sequence >= 0 else []
+    walk, files, last = GapsFold(before), list[QuarantineFile](), head
+    for manifest in store.entries(head.stream, min(gaps_entry.sequence, quarantine_entry.sequence)):
         last = manifest.ledger
-        if last.sequence > gaps_at.sequence:
-            walk.take(manifest)
-        if last.sequence > quarantine_at.sequence:
-            files += asides(manifest.entry)
-    return Caught(last, before, walk.gaps, files)
+        if last.sequence > gaps_entry.sequence:
+            walk.add_entry(manifest)
+        if last.sequence > quarantine_entry.sequence:
+            files += quarantine_files(manifest.entry)
+    return DerivedUpdate(last, before, walk.gaps, files)
 
 
-def _put(derived: DerivedStore, gaps_at: Reached, quarantine_at: Reached, caught: Caught) -> None:
+def _write_update(derived: DerivedStore, gaps_entry: AppliedVersion, quarantine_entry: AppliedVersion, update: DerivedUpdate) -> None:
     """Put what changed; a table that is not there is made even if it is empty: people query it."""
-    if gaps_at.sequence < 0 or caught.gaps != caught.before:
-        derived.put_gaps(gaps_at, caught.ledger, caught.gaps)
+    if gaps_entry.sequence < 0 or update.gaps != update.previous_gaps:
+        derived.put_gaps(gaps_entry, update.ledger, update.gaps)
     crash_point("derived-half")
-    ended = released(caught.gaps, quarantine_at.sequence)
-    if quarantine_at.sequence < 0 or caught.asides or ended:
-        derived.put_quarantine(quarantine_at, caught.ledger, caught.asides, ended)
-    derived.note(caught.ledger)
+    ended = ended_quarantines(update.gaps, quarantine_entry.sequence)
+    if quarantine_entry.sequence < 0 or update.quarantine_files or ended:
+        derived.put_quarantine(quarantine_entry, update.ledger, update.quarantine_files, ended)
+    derived.note_up_to_date(update.ledger)
     crash_point("derived")

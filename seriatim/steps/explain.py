@@ -21,22 +21,22 @@ from seriatim.core.machine import Runner
 from seriatim.core.message import Poison, plain_values
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Session
-from seriatim.core.step import Step
-from seriatim.core.table import TableMachine, column_type, misfit, rfc3339, settled
-from seriatim.core.trace import Met
-from seriatim.ports import Head
-from seriatim.steps.retrace import Looking, Way
+from seriatim.core.step import TraceStep
+from seriatim.core.table import TableMachine, column_type, describe_misfit, normalize_values, rfc3339
+from seriatim.core.trace import SessionMessage
+from seriatim.ports import LedgerHead
+from seriatim.steps.retrace import ReplayContext, SessionReplay
 
 
-class Lookup(Protocol):
+class RecordQueryPort(Protocol):
     """Committed records, by what is in their columns."""
 
-    def where(self, match: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def find_records(self, column_values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Records with these values, in any order."""
         ...
 
 
-class Touch(Struct, kw_only=True):
+class RowTouch(Struct, kw_only=True):
     """A message that touched a row, or tried to."""
 
     offset: int
@@ -49,37 +49,37 @@ class Touch(Struct, kw_only=True):
     findings: list[dict[str, str]] = field(default_factory=list)
 
 
-class Explained(Struct, kw_only=True):
+class RowExplanation(Struct, kw_only=True):
     """A row of one session."""
 
     session: str
     partition: Partition
     topic_id: str
-    touches: list[Touch] = field(default_factory=list)
+    touches: list[RowTouch] = field(default_factory=list)
     value: dict[str, Any] | None = None
     """The row as it is; None: it is not there."""
     notes: list[str] = field(default_factory=list)
 
 
-def key_of(runner: Runner, text: str) -> dict[str, Any]:
+def parse_row_key(runner: Runner, text: str) -> dict[str, Any]:
     """A row's key as a person types it: one value, or several, with commas between or as a list in JSON."""
-    if runner.keyed is None:
+    if runner.row_key_spec is None:
         raise ConfigError(
             f"the records of machine {runner.name} name no row",
             next="give the record's Struct a row_key, as STREAMS.md says",
         )
-    names = runner.keyed.key
-    parts = [text] if len(names) == 1 else _parts(text)
+    names = runner.row_key_spec.key
+    parts = [text] if len(names) == 1 else _split_key(text)
     if len(parts) != len(names):
         raise ConfigError(
             f"--row {text!r}: a row is named by {', '.join(names)}",
             next="give them with commas between, or as a list in JSON, like '[\"a,b\", 2]'",
         )
 
-    return {name: _typed(name, runner.columns[name], part) for name, part in zip(names, parts, strict=True)}
+    return {name: _parse_key_value(name, runner.columns[name], part) for name, part in zip(names, parts, strict=True)}
 
 
-def _parts(text: str) -> list[str]:
+def _split_key(text: str) -> list[str]:
     try:
         listed = msgspec.json.decode(text, type=list[str | int | float | bool])
     except msgspec.MsgspecError:
@@ -87,94 +87,94 @@ def _parts(text: str) -> list[str]:
     return [one if isinstance(one, str) else msgspec.json.encode(one).decode() for one in listed]
 
 
-def _typed(name: str, kind: str, text: str) -> Any:
+def _parse_key_value(name: str, kind: str, text: str) -> Any:
     try:
         written = rfc3339(text) or text if kind == "timestamp" else text
         value = text if kind == "string" else msgspec.convert(written, column_type(kind), strict=False)
         text.encode()  # what no UTF-8 is in a terminal comes as half a character
-        wrong = misfit(kind, value)
+        wrong = describe_misfit(kind, value)
     except (msgspec.ValidationError, ValueError) as error:
         wrong = str(error)
     if wrong:
         raise ConfigError(f"--row: {name} is {kind}, {text!r} is not: {wrong}", next=f"give {name} as {kind}") from None
-    return settled({name: kind}, {name: value})[name]
+    return normalize_values({name: kind}, {name: value})[name]
 
 
-def sessions_of(lookup: Lookup, key: Mapping[str, Any], session: str | None, topic: str | None) -> dict[Any, list[Any]]:
+def records_by_session(query: RecordQueryPort, key: Mapping[str, Any], session: str | None, topic: str | None) -> dict[Any, list[Any]]:
     """The row's records by topic, partition, life of the topic and session, in order."""
     match = {**key, **({"session": session} if session is not None else {}), **({"topic": topic} if topic else {})}
     found: dict[Any, list[Any]] = {}
-    for row in lookup.where(match):
+    for row in query.find_records(match):
         place = row["topic"], row["partition"], row["topic_id"], row["session"]
         found.setdefault(place, []).append(row)
     return {place: sorted(rows, key=lambda r: (r["offset"], r["index"])) for place, rows in sorted(found.items())}
 
 
-class Explaining:
+class RowExplainer:
     """One row, in one session."""
 
-    def __init__(self, looking: Looking, head: Head, key: Mapping[str, Any]) -> None:
-        self.looking, self.head, self.key = looking, head, dict(key)
+    def __init__(self, context: ReplayContext, head: LedgerHead, key: Mapping[str, Any]) -> None:
+        self.context, self.head, self.key = context, head, dict(key)
 
-    def run(self, place: tuple[str, int, str, str], rows: Sequence[Mapping[str, Any]]) -> Explained:
+    def run(self, location: tuple[str, int, str, str], rows: Sequence[Mapping[str, Any]]) -> RowExplanation:
         """All that touched it, oldest first."""
-        topic, number, topic_id, session = place
+        topic, number, topic_id, session = location
         partition = Partition(topic, number)
-        done = Explained(session=session, partition=partition, topic_id=topic_id, value=self._value(rows))
+        done = RowExplanation(session=session, partition=partition, topic_id=topic_id, value=self._last_value(rows))
         records = _by_offset(rows)
         account = self.head.ledger.account(partition)
         if account is None or account.topic_id != topic_id:
             done.notes.append(f"{topic} was made again since: its messages of then are gone")
-            done.touches = [_without_message(at, records[at]) for at in sorted(records)]
+            done.touches = [_touch_without_message(at, records[at]) for at in sorted(records)]
             return done
         try:
-            done.touches = self._touches(Way(self.looking, self.head, partition, session), records, done)
+            done.touches = self._find_touches(SessionReplay(self.context, self.head, partition, session), records, done)
         except ConfigError as error:
             done.notes.append(f"messages are not shown: {error.message}")
-            done.touches = [_without_message(at, records[at]) for at in sorted(records)]
+            done.touches = [_touch_without_message(at, records[at]) for at in sorted(records)]
         return done
 
-    def _value(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    def _last_value(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         """The row as its last record leaves it."""
-        keyed = self.looking.runner.keyed
+        keyed = self.context.runner.row_key_spec
         if not rows or keyed is None:
             return None
         last = rows[-1]
-        gone = bool(keyed.gone) and all(last[name] == value for name, value in keyed.gone.items())
+        gone = bool(keyed.deleted_when) and all(last[name] == value for name, value in keyed.deleted_when.items())
         return None if gone else {name: last[name] for name in keyed.columns}
 
-    def _touches(self, way: Way, records: dict[int, list[dict[str, Any]]], done: Explained) -> list[Touch]:
+    def _find_touches(self, replay: SessionReplay, records: dict[int, list[dict[str, Any]]], explanation: RowExplanation) -> list[RowTouch]:
         """Fold the session again; at each message that names the row, or gave a record of it, look."""
-        first = min(records, default=way.end)
-        held = self.looking.state.load(way.account.state, [way.name]).get(way.name) or Session()
-        start = min(first, way.since(held.first_offset))
-        way.begin_early(start)
-        touches = [_without_message(at, records[at]) for at in sorted(records) if at < way.at]
-        if way.at > start:
-            done.notes.append(f"Kafka has messages that can be folded again from offset {way.at} on")
+        first = min(records, default=replay.committed_end)
+        held = self.context.state.load(replay.account.state, [replay.session_name]).get(replay.session_name) or Session()
+        start = min(first, replay.first_message_offset(held.first_offset))
+        replay.begin_at_or_after(start)
+        touches = [_touch_without_message(at, records[at]) for at in sorted(records) if at < replay.next_offset]
+        if replay.next_offset > start:
+            explanation.notes.append(f"Kafka has messages that can be folded again from offset {replay.next_offset} on")
 
-        def wanted(one: Met) -> bool:
-            return one.offset in records or self._names(way.retrace.decoded(one.part))
+        def wanted(one: SessionMessage) -> bool:
+            return one.offset in records or self._names_row(replay.tracing_fold.decode_message(one.as_batch))
 
-        touches += [self._touch(step, records.get(step.offset, [])) for step in way.chosen(way.end, wanted)]
+        touches += [self._touch_from_step(step, records.get(step.offset, [])) for step in replay.chosen_steps(replay.committed_end, wanted)]
         return touches
 
-    def _names(self, message: Any) -> bool:
+    def _names_row(self, message: Any) -> bool:
         """Whether a message of the stock machine names the row."""
-        table = self.looking.runner
+        table = self.context.runner
         if not isinstance(table, TableMachine) or message.__class__ is Poison:
             return False
-        wanted = [self.key[table.names[i]] for i in table.key_positions]
-        rows = message.rows if message.__class__ is table.snapshot else (message,)
+        wanted = [self.key[table.column_names[i]] for i in table.key_positions]
+        rows = message.rows if message.__class__ is table.snapshot_struct else (message,)
         return any([astuple(row)[i] for i in table.key_positions] == wanted for row in rows)
 
-    def _touch(self, step: Step, records: list[dict[str, Any]]) -> Touch:
-        return Touch(
+    def _touch_from_step(self, step: TraceStep, records: list[dict[str, Any]]) -> RowTouch:
+        return RowTouch(
             offset=step.offset,
             timestamp=step.timestamp,
             sequence=step.sequence,
             outcome=step.outcome,
-            message=plain_values(view_of_message(self.looking.runner, step.message, step.raw)),
+            message=plain_values(view_of_message(self.context.runner, step.message, step.raw)),
             records=records,
             findings=[{"finding": one.finding, "level": one.level, "cause": one.cause} for one in step.findings],
         )
@@ -187,5 +187,5 @@ def _by_offset(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[dict[str, An
     return found
 
 
-def _without_message(offset: int, records: list[dict[str, Any]]) -> Touch:
-    return Touch(offset=offset, outcome="applied", records=records, sequence=records[0].get("sequence"))
+def _touch_without_message(offset: int, records: list[dict[str, Any]]) -> RowTouch:
+    return RowTouch(offset=offset, outcome="applied", records=records, sequence=records[0].get("sequence"))

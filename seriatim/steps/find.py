@@ -13,33 +13,33 @@ from seriatim.core.errors import ConfigError
 from seriatim.core.ledger import Account
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Session
-from seriatim.ports import Head
-from seriatim.steps.retrace import Looking
+from seriatim.ports import LedgerHead
+from seriatim.steps.retrace import ReplayContext
 
 
-class Found(Struct, kw_only=True):
+class SessionLocation(Struct, kw_only=True):
     """Where a session lives."""
 
     partition: Partition
     session: Session
-    others: list[Partition] = field(default_factory=list)
+    other_partitions: list[Partition] = field(default_factory=list)
 
 
-def find(
-    looking: Looking, head: Head, name: str, topic: str | None = None, partition: Partition | None = None
-) -> Found:
+def find_session(
+    context: ReplayContext, head: LedgerHead, name: str, topic: str | None = None, partition: Partition | None = None
+) -> SessionLocation:
     """The partition in which a session lives: the one where it was last met, of one topic."""
-    ledger, stream = head.ledger, looking.stream.name
+    ledger, stream = head.ledger, context.stream.name
     if partition is not None:
         account = ledger.account(partition)
         if account is None:
             known = ", ".join(list(ledger.partitions)[:8])
             raise ConfigError(f"{stream}: it has no partition {partition}", next=f"it has {known}")
-        return Found(partition=partition, session=looking.state.load(account.state, [name]).get(name) or Session())
+        return SessionLocation(partition=partition, session=context.state.load(account.state, [name]).get(name) or Session())
     found: list[tuple[Partition, Session]] = []
-    for place, account in _places(ledger.partitions.items(), topic):
-        if looking.state.holds(account.state, [name]):
-            found.append((place, looking.state.load(account.state, [name])[name]))
+    for place, account in _accounts_of_topic(ledger.partitions.items(), topic):
+        if context.state.find_names(account.state, [name]):
+            found.append((place, context.state.load(account.state, [name])[name]))
     if not found:
         raise ConfigError(
             f"{stream}: there is no session {name!r}{f' in topic {topic}' if topic else ''}",
@@ -49,10 +49,10 @@ def find(
     if len(topics) > 1:
         raise ConfigError(f"{stream}: session {name!r} lives in {', '.join(topics)}", next="choose one with --topic")
     place, session = max(found, key=lambda one: one[1].timestamp)
-    return Found(partition=place, session=session, others=[other for other, _ in found if other != place])
+    return SessionLocation(partition=place, session=session, other_partitions=[other for other, _ in found if other != place])
 
 
-def _places(accounts: Iterable[tuple[str, Account]], topic: str | None) -> Iterator[tuple[Partition, Account]]:
+def _accounts_of_topic(accounts: Iterable[tuple[str, Account]], topic: str | None) -> Iterator[tuple[Partition, Account]]:
     for text, account in accounts:
         place = Partition.parse(text)
         if topic in (None, place.topic):

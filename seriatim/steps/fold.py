@@ -23,58 +23,65 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim import __version__
-from seriatim.core.code import refuse_code
+from seriatim.core.code import refuse_incompatible_machine
 from seriatim.core.crash import crash_point
 from seriatim.core.errors import (
     BrokenPromiseError,
     FencedError,
     IntegrityError,
     PlatformError,
-    broken,
     ensure,
+    raise_broken_promise,
 )
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Account, Entry, Halt, Ledger
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.slice import Plan, Ranges, cut, to_read, within_slice
+from seriatim.core.slice import Ranges, SlicePlan, cut_into_slices, next_slice_ranges, ranges_to_read
 from seriatim.core.stream import Stream
-from seriatim.core.verdict import refuse_open
+from seriatim.core.verdict import refuse_open_circuit
 from seriatim.ports import (
     Clock,
     DerivedStore,
     Explain,
-    Head,
     Joiner,
+    LedgerHead,
     LedgerStore,
     Log,
     Reader,
+    ReadOptions,
     RecordStore,
-    Requests,
+    SnapshotRequester,
     Source,
-    SourceFailed,
+    SourceFailedError,
     StateStore,
     Task,
-    UnreadableMessage,
-    Wish,
+    UnreadableMessageError,
 )
-from seriatim.steps.ask import keep_asking
-from seriatim.steps.changes import birth, change_of, covers, found, nothing_came, stopped
-from seriatim.steps.commit import TRIES_MAX, catch_up_witness, commit, read_head, start
-from seriatim.steps.derive import keep_up
-from seriatim.steps.moved import Moved, moved
-from seriatim.steps.plan import discover
+from seriatim.steps.ask import request_snapshots_after_run
+from seriatim.steps.changes import (
+    birth_change,
+    change_from_result,
+    covers_range,
+    discovery_changes,
+    result_of_hole,
+    unreadable_message_changes,
+)
+from seriatim.steps.commit import TRIES_MAX, catch_up_witness, commit, read_head, start_ledger
+from seriatim.steps.derive import catch_up_after_run
+from seriatim.steps.moved import MovedSessions, find_moved_sessions
+from seriatim.steps.plan import discover_topics
 from seriatim.steps.sweep import sweep_dead
-from seriatim.steps.task import Result, Work, stem_prefix
-from seriatim.steps.tries import fold_works
-from seriatim.steps.wish import Wishes
+from seriatim.steps.task import PartitionWork, TaskResult, stem_prefix
+from seriatim.steps.tries import fold_until_stable
+from seriatim.steps.wish import ReadOptionsEstimator
 
-SMALL_BYTES = 2048
-Until = Mapping[Partition, int]
-Progress = Callable[[int, int], None]
+SMALL_MESSAGE_BYTES = 2048
+StopOffsets = Mapping[Partition, int]
+ProgressCallback = Callable[[int, int], None]
 
 
-class World(Struct, frozen=True, kw_only=True):
+class FoldContext(Struct, frozen=True, kw_only=True):
     """Everything outside that a fold touches."""
 
     log: Log
@@ -82,19 +89,19 @@ class World(Struct, frozen=True, kw_only=True):
     explain: Explain
     ledger: LedgerStore
     records: RecordStore
-    state: Callable[[], StateStore]
+    open_state: Callable[[], StateStore]
     """Made anew for each look: it keeps files open."""
     derived: DerivedStore
     joiner: Joiner
     clock: Clock
-    task: Callable[[dict[Partition, Work]], Task]
+    make_task: Callable[[dict[Partition, PartitionWork]], Task]
     """A task for these works, to be run where the messages are."""
     new_attempt: Callable[[], str]
-    requests: Requests | None = None
+    snapshot_requester: SnapshotRequester | None = None
     """Where producers are asked for snapshots, if the stream wants that."""
 
 
-class Outcome(Struct, kw_only=True):
+class RunOutcome(Struct, kw_only=True):
     """What a run did."""
 
     messages: int = 0
@@ -104,116 +111,116 @@ class Outcome(Struct, kw_only=True):
     sequence: int = -1
     findings: list[Finding] = field(default_factory=list)
     """New in this run."""
-    waiting: list[tuple[Partition, Halt]] = field(default_factory=list)
+    earlier_halts: list[tuple[Partition, Halt]] = field(default_factory=list)
     """Halted since earlier, told then."""
     quarantined: int = 0
     """Sessions in quarantine at the end."""
-    foreign: int = -1
+    foreign_sequence: int = -1
     """The entry that told of data others wrote to the records table, if that is not settled."""
-    matched: int = 0
+    matched_partitions: int = 0
     """Known partitions that are there."""
-    gone: list[Partition] = field(default_factory=list)
+    missing_partitions: list[Partition] = field(default_factory=list)
     """Known partitions that Kafka no longer has, or that match no more."""
     peak_memory_bytes: int = 0
-    behind: str = ""
+    derived_error: str = ""
     """Why the derived tables are behind the ledger, for a person; empty: they are not."""
-    unasked: str = ""
+    snapshot_request_error: str = ""
     """Why producers were not asked for the snapshots that sessions need; empty: they were, or need not be."""
 
 
-def _silent(_done: int, _total: int) -> None:
+def _ignore_progress(_done: int, _total: int) -> None:
     """Nobody watches."""
 
 
-class Folding:
+class FoldRun:
     """One run over one stream."""
 
     def __init__(
-        self, stream: Stream, runner: Runner, world: World, *, run: str = "", progress: Progress | None = None
+        self, stream: Stream, runner: Runner, context: FoldContext, *, run_id: str = "", progress: ProgressCallback | None = None
     ) -> None:
-        self.stream, self.runner, self.world, self.run_id = stream, runner, world, run
-        self.progress = progress or _silent
-        self.wishes = Wishes(world.log)
-        self.outcome = Outcome()
-        self.head = Head(Ledger(stream=stream.name))
-        self.total = self.messages_max = 0
-        self.begin_again = False
+        self.stream, self.runner, self.context, self.run_id = stream, runner, context, run_id
+        self.progress = progress or _ignore_progress
+        self.read_options_estimator = ReadOptionsEstimator(context.log)
+        self.outcome = RunOutcome()
+        self.head = LedgerHead(Ledger(stream=stream.name))
+        self.messages_total = self.messages_max = 0
+        self.must_restart_reading = False
         """A partition halted or changed in mid-run: reading begins again without it."""
 
-    def run(self, messages_max: int, until: Until | None = None) -> Outcome:
+    def run(self, messages_max: int, until: StopOffsets | None = None) -> RunOutcome:
         """Fold until caught up with the log ends of now, or up to `until`."""
         self.messages_max = messages_max
-        self._open()
+        self._open_ledger()
         plan = self._discover()
-        self._note_waiting(plan)
-        while ranges := to_read(plan, until, self.stream.name):
-            self.total = self.outcome.messages + sum(map(len, ranges.values()))
+        self._note_earlier_halts(plan)
+        while ranges := ranges_to_read(plan, until, self.stream.name):
+            self.messages_total = self.outcome.messages + sum(map(len, ranges.values()))
             try:
-                self._read(ranges, messages_max, bounded=until is not None)
-            except SourceFailed as failure:
-                plan = self._look_again(failure)
+                self._read_slices(ranges, messages_max, has_stop_offsets=until is not None)
+            except SourceFailedError as failure:
+                plan = self._discover_after_failure(failure)
                 continue
             except FencedError:
-                if self._is_repaired(ranges):
+                if self._has_repair_intervened(ranges):
                     plan = self._discover()
                     continue
-                self._fenced(ranges)
+                self._refuse_if_work_remains(ranges)
                 break
-            if not self.begin_again:
+            if not self.must_restart_reading:
                 break
             plan = self._discover()
         if self.outcome.slices:
-            sweep_dead(self.world.ledger, self.world.records, self.head)
-        self.outcome.behind = keep_up(self.world.ledger, self.world.derived, self.head.ledger)
-        self.outcome.unasked = keep_asking(self.world.ledger, self.world.requests, self.head.ledger)
+            sweep_dead(self.context.ledger, self.context.records, self.head)
+        self.outcome.derived_error = catch_up_after_run(self.context.ledger, self.context.derived, self.head.ledger)
+        self.outcome.snapshot_request_error = request_snapshots_after_run(self.context.ledger, self.context.snapshot_requester, self.head.ledger)
         self.outcome.sequence = self.head.ledger.sequence
-        self.outcome.gone = plan.gone
-        self.outcome.matched = len(self.head.ledger.partitions) - len(plan.gone)
-        self.outcome.foreign = self.head.ledger.foreign
+        self.outcome.missing_partitions = plan.missing_partitions
+        self.outcome.matched_partitions = len(self.head.ledger.partitions) - len(plan.missing_partitions)
+        self.outcome.foreign_sequence = self.head.ledger.foreign_sequence
         self.outcome.quarantined = sum(account.quarantined for account in self.head.ledger.partitions.values())
         return self.outcome
 
-    def _open(self) -> None:
+    def _open_ledger(self) -> None:
         """Step 1. A stream without a ledger gets one: entry 0 names the partitions found."""
-        stream, ledger = self.stream.name, self.world.ledger
+        stream, ledger = self.stream.name, self.context.ledger
         head = read_head(ledger, stream)
         crash_point("ledger-read")
         if head is None:
-            plan = discover(self.stream, self.world.log, Ledger(stream=stream))
-            births = tuple(birth(partition, account, plan) for partition, account in plan.born.items())
-            head = start(ledger, self.world.clock, stream, self.world.new_attempt(), births)
+            plan = discover_topics(self.stream, self.context.log, Ledger(stream=stream))
+            births = tuple(birth_change(partition, account, plan) for partition, account in plan.new_accounts.items())
+            head = start_ledger(ledger, self.context.clock, stream, self.context.new_attempt(), births)
             crash_point("table-created")
         runner = self.runner
-        refuse_code(head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape)
-        refuse_open(head.ledger, self.stream.on_check_failure)
+        refuse_incompatible_machine(head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape)
+        refuse_open_circuit(head.ledger, self.stream.on_check_failure)
         self.head = head
         catch_up_witness(ledger, head)
 
-    def _discover(self) -> Plan:
+    def _discover(self) -> SlicePlan:
         """Step 2. What discovery finds is an entry of its own, so that it is found and told once."""
         for _ in range(TRIES_MAX):
-            plan = discover(self.stream, self.world.log, self.head.ledger)
-            changes = tuple(found(plan, self.head.ledger))
+            plan = discover_topics(self.stream, self.context.log, self.head.ledger)
+            changes = tuple(discovery_changes(plan, self.head.ledger))
             try:
-                if changes or self.head.foreign:
-                    self._commit(Entry(kind="slice", attempt=self.world.new_attempt(), changes=changes), plan.findings)
+                if changes or self.head.foreign_findings:
+                    self._commit(Entry(kind="slice", attempt=self.context.new_attempt(), changes=changes), plan.findings)
             except FencedError:
-                self.head = self._head()
+                self.head = self._read_head()
                 continue
             crash_point("plan-made")
             return plan
         raise PlatformError(f"{self.stream.name}: other runs keep moving the ledger", next="run again")
 
-    def _look_again(self, failure: SourceFailed) -> Plan:
+    def _discover_after_failure(self, failure: SourceFailedError) -> SlicePlan:
         """Reading broke. What discovery can confirm halts its partition; otherwise it is platform trouble."""
-        before, self.head = self.head.ledger.partitions, self._head()
+        before, self.head = self.head.ledger.partitions, self._read_head()
         plan = self._discover()
-        if plan.findings or plan.skipped or self.head.ledger.partitions != before:
+        if plan.findings or plan.skipped_ranges or self.head.ledger.partitions != before:
             return plan
         try:
-            if isinstance(failure, UnreadableMessage) and self._stop_before(plan):
+            if isinstance(failure, UnreadableMessageError) and self._fold_up_to_unreadable(plan):
                 return self._discover()
-        except SourceFailed as again:
+        except SourceFailedError as again:
             failure = again
         raise PlatformError(
             f"{self.stream.name}: reading from Kafka broke",
@@ -221,43 +228,43 @@ class Folding:
             next="check the broker and Spark, then run again: it goes on from the last commit",
         )
 
-    def _stop_before(self, plan: Plan) -> bool:
+    def _fold_up_to_unreadable(self, plan: SlicePlan) -> bool:
         """Fold up to messages that cannot be read, then halt there, or pass over them. Whether there are any."""
-        ranges = within_slice(plan.ranges, self.messages_max)
-        stops = self.world.log.unreadable(ranges)
-        for piece in cut({p: ranges[p].until(offset) for p, (offset, _) in stops.items()}, self.messages_max):
-            if not self._slice(piece, self.world.reader.exactly(piece, self._wish(piece))):
+        ranges = next_slice_ranges(plan.ranges, self.messages_max)
+        stops = self.context.log.first_unreadable_messages(ranges)
+        for piece in cut_into_slices({p: ranges[p].until(offset) for p, (offset, _) in stops.items()}, self.messages_max):
+            if not self._fold_slice(piece, self.context.reader.read_ranges(piece, self._read_options(piece))):
                 break
-        changes, findings = stopped(stops, self.head.ledger, self.stream.on_poison)
+        changes, findings = unreadable_message_changes(stops, self.head.ledger, self.stream.on_poison)
         if changes:
-            self._commit(Entry(kind="slice", attempt=self.world.new_attempt(), changes=changes), findings)
+            self._commit(Entry(kind="slice", attempt=self.context.new_attempt(), changes=changes), findings)
         return bool(stops)
 
-    def _head(self) -> Head:
-        return read_head(self.world.ledger, self.stream.name) or broken("the ledger vanished in mid-run")
+    def _read_head(self) -> LedgerHead:
+        return read_head(self.context.ledger, self.stream.name) or raise_broken_promise("the ledger vanished in mid-run")
 
-    def _note_waiting(self, plan: Plan) -> None:
-        for partition in plan.waiting:
+    def _note_earlier_halts(self, plan: SlicePlan) -> None:
+        for partition in plan.waiting_partitions:
             account = self.head.ledger.account(partition)
             if account is not None and account.halt is not None:
-                self.outcome.waiting.append((partition, account.halt))
+                self.outcome.earlier_halts.append((partition, account.halt))
 
-    def _read(self, ranges: Ranges, messages_max: int, *, bounded: bool) -> None:
+    def _read_slices(self, ranges: Ranges, messages_max: int, *, has_stop_offsets: bool) -> None:
         """Step 3: AvailableNow from the frontier; exact ranges, cut by us, where an end is given."""
-        self.begin_again = False
-        reader = self.world.reader
-        if not bounded:
+        self.must_restart_reading = False
+        reader = self.context.reader
+        if not has_stop_offsets:
             starts = {partition: whole.start for partition, whole in ranges.items()}
-            return reader.follow(starts, messages_max, self._slice, self._wish(ranges))
-        for piece in cut(ranges, messages_max):
-            if not self._slice(piece, reader.exactly(piece, self._wish(piece))):
+            return reader.read_slices(starts, messages_max, self._fold_slice, self._read_options(ranges))
+        for piece in cut_into_slices(ranges, messages_max):
+            if not self._fold_slice(piece, reader.read_ranges(piece, self._read_options(piece))):
                 return None
         return None
 
-    def _wish(self, ranges: Ranges) -> Wish:
-        return self.wishes.of(self.head.ledger, ranges, look=True)
+    def _read_options(self, ranges: Ranges) -> ReadOptions:
+        return self.read_options_estimator.read_options(self.head.ledger, ranges, may_sample=True)
 
-    def _slice(self, ranges: Ranges, source: Source) -> bool:
+    def _fold_slice(self, ranges: Ranges, source: Source) -> bool:
         """Steps 4 to 8 for one slice. Whether reading may go on."""
         ranges = {partition: whole for partition, whole in ranges.items() if len(whole)}
         if not ranges:
@@ -265,88 +272,88 @@ class Folding:
         try:
             self._fold_and_commit(ranges, source)
         except (PlatformError, BrokenPromiseError, IntegrityError) as error:
-            if self._overtaken(ranges):  # whoever was first has swept our files: that is all it was
+            if self._is_overtaken(ranges):  # whoever was first has swept our files: that is all it was
                 raise FencedError(error.message) from error
             raise
-        return not self.begin_again
+        return not self.must_restart_reading
 
     def _fold_and_commit(self, ranges: Ranges, source: Source) -> None:
-        attempt, began = self.world.new_attempt(), self.world.clock.now_seconds()
-        results = self._fold(ranges, source, attempt)
+        attempt, began = self.context.new_attempt(), self.context.clock.now_seconds()
+        results = self._run_tasks(ranges, source, attempt)
         crash_point("slice-folded")
-        entry, findings = self._entry(ranges, results, attempt)
+        entry, findings = self._build_entry(ranges, results, attempt)
         if entry.changes:
-            took = max(0.0, self.world.clock.now_seconds() - began)
+            took = max(0.0, self.context.clock.now_seconds() - began)
             done = self._commit(replace(entry, took_seconds=took), findings)
             self._sweep(done)
-            if self.runner.others:  # a long run's further tables follow it slice by slice
-                keep_up(self.world.ledger, self.world.derived, self.head.ledger)
-            self._count(done)
-            self.begin_again |= len(done.changes) < len(entry.changes)  # a repair holds some of them by now
+            if self.runner.other_columns:  # a long run's further tables follow it slice by slice
+                catch_up_after_run(self.context.ledger, self.context.derived, self.head.ledger)
+            self._count_entry(done)
+            self.must_restart_reading |= len(done.changes) < len(entry.changes)  # a repair holds some of them by now
 
-    def _is_repaired(self, ranges: Ranges) -> bool:
+    def _has_repair_intervened(self, ranges: Ranges) -> bool:
         """Whether a repair has come between: its partitions wait, or went on in a new epoch; the others go on."""
-        before, self.head = [self._account(p) for p in ranges], self._head()
+        before, self.head = [self._account(p) for p in ranges], self._read_head()
         now = [self._account(p) for p in ranges]
         return [(one.epoch, one.hold) for one in before] != [(one.epoch, one.hold) for one in now]
 
-    def _overtaken(self, ranges: Ranges) -> bool:
+    def _is_overtaken(self, ranges: Ranges) -> bool:
         """Whether another run moved the frontier of a partition of this slice."""
-        ledger = self._head().ledger
+        ledger = self._read_head().ledger
         accounts = {partition: ledger.account(partition) for partition in ranges}
         return any(account and account.frontier > ranges[p].start for p, account in accounts.items())
 
-    def _fold(self, ranges: Ranges, source: Source, attempt: str) -> dict[Partition, Result]:
+    def _run_tasks(self, ranges: Ranges, source: Source, attempt: str) -> dict[Partition, TaskResult]:
         """Step 4."""
-        works = {partition: self._work(partition, whole, attempt) for partition, whole in ranges.items()}
-        small = 0 < self.wishes.of(self.head.ledger, ranges).message_bytes <= SMALL_BYTES
-        world = self.world
-        return fold_works(self.stream.name, works, source, world.reader, world.task, self._moved, small=small)
+        works = {partition: self._partition_work(partition, whole, attempt) for partition, whole in ranges.items()}
+        small = 0 < self.read_options_estimator.read_options(self.head.ledger, ranges).average_message_bytes <= SMALL_MESSAGE_BYTES
+        world = self.context
+        return fold_until_stable(self.stream.name, works, source, world.reader, world.make_task, self._find_moved_sessions, has_small_messages=small)
 
-    def _moved(self, works: dict[Partition, Work], results: dict[Partition, Result]) -> Moved:
-        state, has_snapshots = self.world.state(), self.runner.has_snapshots
-        return moved(self.head.ledger, works, results, state, has_snapshots=has_snapshots)
+    def _find_moved_sessions(self, works: dict[Partition, PartitionWork], results: dict[Partition, TaskResult]) -> MovedSessions:
+        state, has_snapshots = self.context.open_state(), self.runner.has_snapshots
+        return find_moved_sessions(self.head.ledger, works, results, state, has_snapshots=has_snapshots)
 
-    def _work(self, partition: Partition, whole: OffsetRange, attempt: str) -> Work:
+    def _partition_work(self, partition: Partition, offset_range: OffsetRange, attempt: str) -> PartitionWork:
         account = self._account(partition)
-        if account.frontier != whole.start:
+        if account.frontier != offset_range.start:
             raise FencedError(
                 f"{self.stream.name}: another run moved the frontier while this one was folding",
-                found=f"{partition} is at offset {account.frontier}, not {whole.start}",
+                found=f"{partition} is at offset {account.frontier}, not {offset_range.start}",
                 next="run again to go on from where the other one is",
             )
-        return Work(
+        return PartitionWork(
             partition=partition,
-            start=whole.start,
-            end=whole.end,
+            start=offset_range.start,
+            end=offset_range.end,
             epoch=account.epoch,
             topic_id=account.topic_id,
             state=account.state,
-            time=account.time,
+            message_time_ms=account.message_time_ms,
             headless_since=account.headless_since,
             attempt=attempt,
         )
 
     def _account(self, partition: Partition) -> Account:
-        return self.head.ledger.account(partition) or broken("a partition has an account before it is read")
+        return self.head.ledger.account(partition) or raise_broken_promise("a partition has an account before it is read")
 
-    def _entry(self, ranges: Ranges, results: dict[Partition, Result], attempt: str) -> tuple[Entry, list[Finding]]:
+    def _build_entry(self, ranges: Ranges, results: dict[Partition, TaskResult], attempt: str) -> tuple[Entry, list[Finding]]:
         """Step 5: all ranges accounted for, topics looked at again. A changed topic is not committed."""
-        bounds = self.world.log.bounds(self.stream.topics)
+        bounds = self.context.log.bounds(self.stream.topics)
         changes, findings, peak = [], [], 0
         for partition, whole in sorted(ranges.items()):
             account, seen = self._account(partition), bounds.get(partition)
             if seen is None or seen.topic_id != account.topic_id:
-                self.begin_again = True
+                self.must_restart_reading = True
                 continue
-            result = results.get(partition) or nothing_came(
-                partition, account, whole, self.world.explain, self.stream.tier
+            result = results.get(partition) or result_of_hole(
+                partition, account, whole, self.context.explain, self.stream.tier
             )
-            ensure(covers(result, whole), "a task accounts for its range", partition=str(partition))
-            changes.append(change_of(partition, account, result, seen.log_end))
+            ensure(covers_range(result, whole), "a task accounts for its range", partition=str(partition))
+            changes.append(change_from_result(partition, account, result, seen.log_end))
             findings += result.findings
             peak = max(peak, result.peak_memory_bytes)
-            self.begin_again |= result.halt is not None
+            self.must_restart_reading |= result.halt is not None
         return Entry(kind="slice", attempt=attempt, changes=tuple(changes), peak_memory_bytes=peak), findings
 
     def _commit(self, entry: Entry, findings: list[Finding]) -> Entry:
@@ -354,13 +361,13 @@ class Folding:
         entry = replace(
             entry,
             run=self.run_id,
-            product=__version__,
+            product_version=__version__,
             machine=self.runner.name,
             shape=self.runner.shape,
             state_version=self.runner.state_version,
             findings=tuple(findings),
         )
-        self.head, done = commit(self.world.ledger, self.world.clock, self.head, entry)
+        self.head, done = commit(self.context.ledger, self.context.clock, self.head, entry)
         self.outcome.findings += done.findings
         return done
 
@@ -369,10 +376,10 @@ class Folding:
         for change in entry.changes:
             if change.until > change.frontier:
                 named = {file.path for file in change.files()}
-                self.world.records.sweep(change.partition, stem_prefix(change.epoch, change.frontier), named)
+                self.context.records.sweep(change.partition, stem_prefix(change.epoch, change.frontier), named)
         crash_point("swept")
 
-    def _count(self, entry: Entry) -> None:
+    def _count_entry(self, entry: Entry) -> None:
         outcome = self.outcome
         for change in entry.changes:
             if change.certificate is not None:
@@ -381,11 +388,11 @@ class Folding:
                 outcome.headless += change.certificate.counts.headless
         outcome.slices += 1
         outcome.peak_memory_bytes = max(outcome.peak_memory_bytes, entry.peak_memory_bytes)
-        self.progress(outcome.messages, max(self.total, outcome.messages))
+        self.progress(outcome.messages, max(self.messages_total, outcome.messages))
 
-    def _fenced(self, ranges: Ranges) -> None:
+    def _refuse_if_work_remains(self, ranges: Ranges) -> None:
         """Another run got there first. Fine, if it left nothing to do; else this run is refused."""
-        self.head = self._head()
+        self.head = self._read_head()
         for partition, wanted in ranges.items():
             account = self._account(partition)
             if account.halt is None and not account.retired and account.frontier < wanted.end:

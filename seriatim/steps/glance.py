@@ -9,41 +9,41 @@ import msgspec
 from msgspec.structs import replace
 
 from seriatim.core.offsets import Partition
-from seriatim.core.status import SESSIONS_MAX, PartitionStatus, Quarantined, Status
+from seriatim.core.status import QUARANTINED_LISTED_MAX, PartitionStatus, QuarantinedSession, SavedStatus
 from seriatim.core.stream import Stream
-from seriatim.steps.retention import Clocks
-from seriatim.steps.watch import Gathered, Look
+from seriatim.steps.retention import PartitionClocks
+from seriatim.steps.watch import WatchInput, WatchResult
 
 
-def status_of(stream: Stream, seen: Gathered, look: Look, *, ran: bool, before: Status | None = None) -> Status:
+def build_saved_status(stream: Stream, watch_input: WatchInput, watch_result: WatchResult, *, has_run: bool, previous: SavedStatus | None = None) -> SavedStatus:
     """The file's content. `ran`: a run came to its end just now; `before` knows when the last one did."""
-    found, now = seen.found, seen.at_seconds
+    found, now = watch_input.status_values, watch_input.at_seconds
     places = msgspec.convert(found["partitions"], list[PartitionStatus])
-    sessions = msgspec.convert(found["quarantined"][:SESSIONS_MAX], list[Quarantined])
-    return Status(
+    sessions = msgspec.convert(found["quarantined"][:QUARANTINED_LISTED_MAX], list[QuarantinedSession])
+    return SavedStatus(
         stream=stream.name,
         at_seconds=now,
-        sequence=seen.ledger.sequence,
-        ran_seconds=now if ran else _ran(seen, before),
+        sequence=watch_input.ledger.sequence,
+        last_run_seconds=now if has_run else _last_run_seconds(watch_input, previous),
         tier=stream.tier,
         verdict=found["verdict"],
         circuit=found["circuit"],
         checked=found["checked"],
-        rate=seen.ledger.pace.rate,
-        partitions=[replace(one, limit_seconds=_limit(one, stream, seen.clocked)) for one in places],
+        rate=watch_input.ledger.pace.rate,
+        partitions=[replace(one, limit_seconds=_warning_limit_seconds(one, stream, watch_input.clocks)) for one in places],
         quarantined=sessions,
         quarantined_count=len(found["quarantined"]),
-        concerns=look.concerns,
+        concerns=watch_result.concerns,
     )
 
 
-def _ran(seen: Gathered, before: Status | None) -> float | None:
+def _last_run_seconds(watch_input: WatchInput, previous: SavedStatus | None) -> float | None:
     """When a run last ended: as it was noted, and not before it last committed something."""
-    noted = before.ran_seconds if before else None
-    return max(noted or 0.0, seen.ledger.pace.at_seconds) or None
+    noted = previous.last_run_seconds if previous else None
+    return max(noted or 0.0, watch_input.ledger.pace.at_seconds) or None
 
 
-def _limit(one: PartitionStatus, stream: Stream, clocked: Clocks) -> float | None:
+def _warning_limit_seconds(partition: PartitionStatus, stream: Stream, clocks: PartitionClocks) -> float | None:
     """The time left at which a person is told of this partition."""
-    clock = clocked.get(Partition(one.topic, one.partition))
-    return clock.left[0].warned_seconds(stream.alerts.time_left_warning_hours) if clock and clock.left else None
+    clock = clocks.get(Partition(partition.topic, partition.partition))
+    return clock.times_left[0].warning_seconds(stream.alerts.time_left_warning_hours) if clock and clock.times_left else None

@@ -14,58 +14,58 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
-from seriatim.core.history import Proof
-from seriatim.core.message import Stretch
+from seriatim.core.history import SliceProof
+from seriatim.core.message import MessageBatch
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.ports import Reread
+from seriatim.ports import PastMessageReader
 
 AT_ONCE = 50_000
 """Offsets that are counted at a time, at least, if there are as many."""
 
 
-class Loss(Struct, frozen=True):
+class MessageLoss(Struct, frozen=True):
     """Messages of a range that are gone."""
 
-    whole: OffsetRange
-    missing: int
+    offset_range: OffsetRange
+    missing_messages: int
 
     def __str__(self) -> str:
-        of = f"{self.missing} of the messages" if self.missing < len(self.whole) else "the messages"
-        return f"{of} of {self.whole} are not in Kafka any more (compacted away, or deleted)"
+        of = f"{self.missing_messages} of the messages" if self.missing_messages < len(self.offset_range) else "the messages"
+        return f"{of} of {self.offset_range} are not in Kafka any more (compacted away, or deleted)"
 
 
-class Losses:
+class LossDetector:
     """What one partition lost of what was folded."""
 
-    def __init__(self, partition: Partition, proofs: Sequence[Proof], reread: Reread) -> None:
-        self.partition, self.proofs, self.reread = partition, proofs, reread
+    def __init__(self, partition: Partition, proofs: Sequence[SliceProof], past_reader: PastMessageReader) -> None:
+        self.partition, self.proofs, self.past_reader = partition, proofs, past_reader
         self._starts = [proof.start for proof in proofs]
-        self._counted: set[int] = set()
+        self._counted_starts: set[int] = set()
         """Slices that had holes and were counted."""
 
-    def read(self, whole: OffsetRange, lost: Callable[[Loss], None]) -> Iterator[Stretch]:
+    def read_and_detect(self, offset_range: OffsetRange, on_loss: Callable[[MessageLoss], None]) -> Iterator[MessageBatch]:
         """The messages of a range that are there; `lost` hears what is not, before what comes after it."""
-        at, doubtful = whole.start, True
+        at, doubtful = offset_range.start, True
         while doubtful:
             doubtful = False
-            for stretch in self._and_end(OffsetRange(at, whole.end)):
+            for stretch in self._batches_and_end(OffsetRange(at, offset_range.end)):
                 hole = OffsetRange(at, stretch.start)
-                if doubtful := self._is_doubtful(hole):
+                if doubtful := self._needs_count(hole):
                     break
-                for part in self._dense(hole):
-                    lost(Loss(part, len(part)))
+                for part in self._lost_ranges(hole):
+                    on_loss(MessageLoss(part, len(part)))
                 if len(stretch):
                     yield stretch
                 at = stretch.start + len(stretch)
             if doubtful:  # a read of its own: the reader goes one way at a time
-                self._count(at, lost)
+                self._count_messages(at, on_loss)
 
-    def _and_end(self, whole: OffsetRange) -> Iterator[Stretch]:
-        if len(whole):
-            yield from self.reread.read(self.partition, whole)
-        yield Stretch(whole.end, [], [], [])
+    def _batches_and_end(self, offset_range: OffsetRange) -> Iterator[MessageBatch]:
+        if len(offset_range):
+            yield from self.past_reader.read(self.partition, offset_range)
+        yield MessageBatch(offset_range.end, [], [], [])
 
-    def _touched(self, hole: OffsetRange) -> Iterator[Proof]:
+    def _proofs_of_hole(self, hole: OffsetRange) -> Iterator[SliceProof]:
         """Slices that a hole lies in."""
         for proof in self.proofs[max(0, bisect_right(self._starts, hole.start) - 1) :]:
             if proof.start >= hole.end:
@@ -73,29 +73,29 @@ class Losses:
             if proof.until > hole.start and len(hole):
                 yield proof
 
-    def _is_doubtful(self, hole: OffsetRange) -> bool:
-        return any(not proof.is_dense and proof.start not in self._counted for proof in self._touched(hole))
+    def _needs_count(self, hole: OffsetRange) -> bool:
+        return any(not proof.is_dense and proof.start not in self._counted_starts for proof in self._proofs_of_hole(hole))
 
-    def _dense(self, hole: OffsetRange) -> Iterator[OffsetRange]:
+    def _lost_ranges(self, hole: OffsetRange) -> Iterator[OffsetRange]:
         """What of a hole was there when it was folded."""
-        for proof in self._touched(hole):
+        for proof in self._proofs_of_hole(hole):
             if proof.is_dense:
                 yield OffsetRange(max(proof.start, hole.start), min(proof.until, hole.end))
 
-    def _count(self, at: int, lost: Callable[[Loss], None]) -> None:
+    def _count_messages(self, start: int, on_loss: Callable[[MessageLoss], None]) -> None:
         """Count the next slices with holes, from their first offset to their last."""
-        chosen: list[Proof] = []
-        for proof in self.proofs[max(0, bisect_right(self._starts, at) - 1) :]:
+        chosen: list[SliceProof] = []
+        for proof in self.proofs[max(0, bisect_right(self._starts, start) - 1) :]:
             if chosen and (proof.start != chosen[-1].until or proof.until - chosen[0].start > AT_ONCE):
                 break
-            if proof.until > at and not proof.is_dense and proof.start not in self._counted:
+            if proof.until > start and not proof.is_dense and proof.start not in self._counted_starts:
                 chosen.append(proof)
         counts = dict.fromkeys((proof.start for proof in chosen), 0)
-        for stretch in self.reread.read(self.partition, OffsetRange(chosen[0].start, chosen[-1].until)):
+        for stretch in self.past_reader.read(self.partition, OffsetRange(chosen[0].start, chosen[-1].until)):
             end = stretch.start + len(stretch)
             for proof in chosen:
                 counts[proof.start] += max(0, min(end, proof.until) - max(stretch.start, proof.start))
         for proof in chosen:
-            self._counted.add(proof.start)
+            self._counted_starts.add(proof.start)
             if counts[proof.start] < proof.messages:
-                lost(Loss(OffsetRange(proof.start, proof.until), proof.messages - counts[proof.start]))
+                on_loss(MessageLoss(OffsetRange(proof.start, proof.until), proof.messages - counts[proof.start]))

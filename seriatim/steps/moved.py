@@ -13,33 +13,33 @@ from collections.abc import Mapping
 from seriatim.core.ledger import File, Ledger
 from seriatim.core.offsets import Partition
 from seriatim.ports import StateStore
-from seriatim.steps.task import Result, Work
+from seriatim.steps.task import PartitionWork, TaskResult
 
-Moved = dict[Partition, dict[str, str]]
+MovedSessions = dict[Partition, dict[str, str]]
 """By partition where they came: session, and where it lives."""
 
 
-def moved(
+def find_moved_sessions(
     ledger: Ledger,
-    works: Mapping[Partition, Work],
-    results: Mapping[Partition, Result],
+    works: Mapping[Partition, PartitionWork],
+    results: Mapping[Partition, TaskResult],
     state: StateStore,
     *,
     has_snapshots: bool,
-) -> Moved:
+) -> MovedSessions:
     """The strangers of a slice that live elsewhere, beyond those its works know already.
 
     Without snapshots a session may begin in two partitions in one slice: then it lives in the first of them.
     """
-    found: Moved = {}
+    found: MovedSessions = {}
     for partition, result in results.items():
-        names = set(result.strangers) - set(works[partition].moved)
+        names = set(result.sessions_without_state) - set(works[partition].moved_sessions)
         for home in _siblings(ledger, partition) if names else ():
-            files = _files(ledger, results, home)
-            known = state.load(files, state.holds(files, names))
-            living = {name for name, session in known.items() if session.saved is not None}
+            files = _state_files_after_slice(ledger, results, home)
+            known = state.load(files, state.find_names(files, names))
+            living = {name for name, session in known.items() if session.state_bytes is not None}
             if not has_snapshots and home in results and partition < home:
-                living -= set(results[home].strangers)
+                living -= set(results[home].sessions_without_state)
             for name in living:
                 found.setdefault(partition, {})[name] = str(home)
             names -= living
@@ -47,10 +47,10 @@ def moved(
 
 
 def _siblings(ledger: Ledger, partition: Partition) -> list[Partition]:
-    return [other for other in ledger.known() if other.topic == partition.topic and other != partition]
+    return [other for other in ledger.known_partitions() if other.topic == partition.topic and other != partition]
 
 
-def _files(ledger: Ledger, results: Mapping[Partition, Result], partition: Partition) -> tuple[File, ...]:
+def _state_files_after_slice(ledger: Ledger, results: Mapping[Partition, TaskResult], partition: Partition) -> tuple[File, ...]:
     """State files of a partition as this slice leaves them."""
     result, account = results.get(partition), ledger.account(partition)
     if result is not None and result.state is not None:

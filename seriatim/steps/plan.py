@@ -9,27 +9,27 @@ from __future__ import annotations
 
 from seriatim.core.errors import ConfigError
 from seriatim.core.ledger import Ledger
-from seriatim.core.slice import Plan
-from seriatim.core.slice import plan as compare
+from seriatim.core.slice import SlicePlan
+from seriatim.core.slice import plan_slices as compare
 from seriatim.core.stream import Stream
 from seriatim.ports import Clock, LedgerStore, Log
 from seriatim.steps.commit import read_head
-from seriatim.steps.retention import Short, clocks, short
+from seriatim.steps.retention import ShortRetention, partition_clocks, short_retentions
 
 
-def plan(stream: Stream, log: Log, store: LedgerStore) -> tuple[Ledger, Plan]:
+def plan_run(stream: Stream, log: Log, store: LedgerStore) -> tuple[Ledger, SlicePlan]:
     """The ledger as it is, and what a run would do on top of it."""
     head = read_head(store, stream.name)
     ledger = head.ledger if head else Ledger(stream=stream.name)
-    return ledger, discover(stream, log, ledger)
+    return ledger, discover_topics(stream, log, ledger)
 
 
-def short_retention(stream: Stream, log: Log, ledger: Ledger, clock: Clock) -> list[Short]:
+def short_retention(stream: Stream, log: Log, ledger: Ledger, clock: Clock) -> list[ShortRetention]:
     """Topics that keep messages for less than 72 hours."""
-    return short(clocks(ledger, log, log.bounds(stream.topics), clock.now_seconds()))
+    return short_retentions(partition_clocks(ledger, log, log.bounds(stream.topics), clock.now_seconds()))
 
 
-def discover(stream: Stream, log: Log, ledger: Ledger) -> Plan:
+def discover_topics(stream: Stream, log: Log, ledger: Ledger) -> SlicePlan:
     """Topics now, compared with the ledger. No topic ever seen is a mistake in the stream file."""
     bounds = log.bounds(stream.topics)
     if not bounds and not ledger.partitions:

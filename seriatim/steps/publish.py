@@ -20,41 +20,49 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim.core.crash import crash_point
-from seriatim.core.current import Catch, Lives, Standing, Written, catches, needs_walk, walked
+from seriatim.core.current import (
+    CurrentWriteResult,
+    Lives,
+    PartitionCatchUp,
+    PublishedVersion,
+    find_replaced_partitions,
+    must_read_entries,
+    plan_catch_ups,
+)
 from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.core.ledger import Ledger, Manifest
-from seriatim.ports import Conflict, CurrentStore, LedgerStore
+from seriatim.ports import CommitConflictError, CurrentStore, LedgerStore
 from seriatim.steps.commit import TRIES_MAX, read_head
 
 
-class Progress(Protocol):
+class PublishProgress(Protocol):
     """Told how many records were read, of how many."""
 
     def __call__(self, done: int, total: int) -> None: ...
 
 
-def _silent(done: int, total: int) -> None:
+def _ignore_progress(done: int, total: int) -> None:
     """Nobody watches."""
 
 
-class Published(Struct, kw_only=True):
+class PublishResult(Struct, kw_only=True):
     """What publishing did, or would do."""
 
     sequence: int
     """As of which entry the table is (a dry run: would be)."""
-    before: int = -1
+    previous_sequence: int = -1
     """As of which it was; -1: there was none, or it was made as a whole."""
-    changed: bool = False
+    has_changed: bool = False
     """Whether there was anything to do."""
-    catches: list[Catch] = field(default_factory=list)
-    written: Written = Written()
+    catch_ups: list[PartitionCatchUp] = field(default_factory=list)
+    written: CurrentWriteResult = CurrentWriteResult()
 
-    def reads(self) -> int:
+    def records_to_read(self) -> int:
         """How many records are read."""
-        return sum(catch.reads() for catch in self.catches)
+        return sum(catch.record_count() for catch in self.catch_ups)
 
 
-def publish(
+def publish_current(
     stream: str,
     store: LedgerStore,
     current: CurrentStore,
@@ -62,26 +70,26 @@ def publish(
     sequence: int | None = None,
     rebuild: bool = False,
     dry_run: bool = False,
-    progress: Progress | None = None,
-) -> Published:
+    progress: PublishProgress | None = None,
+) -> PublishResult:
     """Bring `current` to an entry (the last one, if none is named), or make it again as of there.
 
     It never goes back by itself: an entry before the one that is published changes nothing.
     """
-    target = _target(stream, store, sequence)
+    target = _target_ledger(stream, store, sequence)
     for _ in range(TRIES_MAX):
-        at = _trusted(store, current.reached(), target)
+        at = _reset_if_unknown(store, current.published_version(), target)
         if rebuild:
-            at = Standing(token=at.token)
+            at = PublishedVersion(token=at.token)
         elif at.sequence >= target.sequence:
-            return Published(sequence=at.sequence, before=at.sequence)
-        found, lives = _to_read(store, at, target)
-        done = Published(sequence=target.sequence, before=at.sequence, changed=True, catches=found)
+            return PublishResult(sequence=at.sequence, previous_sequence=at.sequence)
+        found, lives = _plan_catch_ups(store, at, target)
+        done = PublishResult(sequence=target.sequence, previous_sequence=at.sequence, has_changed=True, catch_ups=found)
         if dry_run:
             return done
         try:
-            done.written = current.put(at, target, lives, found, partial(progress or _silent, total=done.reads()))
-        except Conflict as conflict:  # another one publishes, or the disk is full
+            done.written = current.put_rows(at, target, lives, found, partial(progress or _ignore_progress, total=done.records_to_read()))
+        except CommitConflictError as conflict:  # another one publishes, or the disk is full
             trouble = conflict
             continue
         crash_point("current-published")
@@ -93,20 +101,20 @@ def publish(
     )
 
 
-def counted_from(stream: str, store: LedgerStore, since: int, done: Published) -> Published:
+def changes_since(stream: str, store: LedgerStore, since: int, result: PublishResult) -> PublishResult:
     """What was done, as it looks to somebody who last saw an earlier entry: the one who told of a later one died."""
-    if since > done.sequence:
+    if since > result.sequence:
         raise ConfigError(
             f"{stream}: there is no entry {since} up to which anything is published",
-            next=f"current is as of entry {done.sequence}: who saw a later one saw another ledger, and reads all anew",
+            next=f"current is as of entry {result.sequence}: who saw a later one saw another ledger, and reads all anew",
         )
-    found, _ = _to_read(store, Standing(sequence=since), _target(stream, store, done.sequence))
-    return Published(
-        sequence=done.sequence, before=since, changed=since < done.sequence, catches=found, written=done.written
+    found, _ = _plan_catch_ups(store, PublishedVersion(sequence=since), _target_ledger(stream, store, result.sequence))
+    return PublishResult(
+        sequence=result.sequence, previous_sequence=since, has_changed=since < result.sequence, catch_ups=found, written=result.written
     )
 
 
-def _target(stream: str, store: LedgerStore, sequence: int | None) -> Ledger:
+def _target_ledger(stream: str, store: LedgerStore, sequence: int | None) -> Ledger:
     """The ledger as of the entry that is asked for."""
     head = read_head(store, stream)
     if head is None:
@@ -116,26 +124,26 @@ def _target(stream: str, store: LedgerStore, sequence: int | None) -> Ledger:
         return head.ledger
     if not 0 <= sequence < last:
         raise ConfigError(f"{stream}: there is no entry {sequence}", next=f"give one from 0 to {last}")
-    return store.at(stream, sequence)
+    return store.ledger_at(stream, sequence)
 
 
-def _trusted(store: LedgerStore, at: Standing, target: Ledger) -> Standing:
+def _reset_if_unknown(store: LedgerStore, published: PublishedVersion, target: Ledger) -> PublishedVersion:
     """How far the table is, by this ledger: one that has seen entries that are not in it begins anew."""
-    known = at.sequence >= 0 and (at.sha256 == target.sha256 or store.has(at.sha256, at.sequence - 1))
-    return at if known else replace(at, sequence=-1, lives={})
+    known = published.sequence >= 0 and (published.sha256 == target.sha256 or store.has_manifest(published.sha256, published.sequence - 1))
+    return published if known else replace(published, sequence=-1, lives={})
 
 
-def _to_read(store: LedgerStore, at: Standing, target: Ledger) -> tuple[list[Catch], Lives]:
+def _plan_catch_ups(store: LedgerStore, published: PublishedVersion, target: Ledger) -> tuple[list[PartitionCatchUp], Lives]:
     """What is to be read from there to the target, and the lives of topics that had several."""
-    before = store.at(target.stream, at.sequence) if at.sequence >= 0 else None
-    replaced, lives = set[str](), dict(at.lives)
-    if needs_walk(before, target):
-        replaced, lives = walked(before, _between(store, at, target), lives)
+    before = store.ledger_at(target.stream, published.sequence) if published.sequence >= 0 else None
+    replaced, lives = set[str](), dict(published.lives)
+    if must_read_entries(before, target):
+        replaced, lives = find_replaced_partitions(before, _manifests_between(store, published, target), lives)
     files = store.files_at(target.stream, target.sequence)
-    return catches(before, target, replaced, lives, files), lives
+    return plan_catch_ups(before, target, replaced, lives, files), lives
 
 
-def _between(store: LedgerStore, at: Standing, target: Ledger) -> Iterator[Manifest]:
+def _manifests_between(store: LedgerStore, published: PublishedVersion, target: Ledger) -> Iterator[Manifest]:
     """Entries past the one that is published, up to the target; one at a time: each carries a whole ledger."""
-    later = store.entries(target.stream, at.sequence)
+    later = store.entries(target.stream, published.sequence)
     return takewhile(lambda manifest: manifest.ledger.sequence <= target.sequence, later)

@@ -12,21 +12,21 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.core.code import refuse_code
+from seriatim.core.code import refuse_incompatible_machine
 from seriatim.core.crash import crash_point
-from seriatim.core.doubt import is_in_doubt, is_put_off
-from seriatim.core.errors import ConfigError, FencedError, broken
-from seriatim.core.integrity import Mark, Tier
-from seriatim.core.ledger import LIFTED, Account, Certificate, Change, File, Ledger
+from seriatim.core.doubt import is_in_doubt, needs_snapshot
+from seriatim.core.errors import ConfigError, FencedError, raise_broken_promise
+from seriatim.core.integrity import GapMark, Tier
+from seriatim.core.ledger import FINDINGS_ENDED_BY_ACCEPT, Account, Certificate, Change, File, Ledger
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Counts, Session
 from seriatim.core.state import merge_count
-from seriatim.steps.accept import Means, decision_entry, known_head, refuse_held
+from seriatim.steps.accept import DecisionContext, decision_entry, refuse_held, require_head
 from seriatim.steps.commit import TRIES_MAX, commit
 from seriatim.steps.task import stem_prefix
 
 
-class Released(Struct, kw_only=True):
+class SessionRelease(Struct, kw_only=True):
     """Who was released, or would be."""
 
     session: str
@@ -41,45 +41,45 @@ class Released(Struct, kw_only=True):
     """The entry that says so; -1: none was made."""
 
 
-def release(means: Means, name: str, reason: str, topic: str | None = None, *, dry_run: bool = False) -> Released:
+def release_session(context: DecisionContext, name: str, reason: str, topic: str | None = None, *, dry_run: bool = False) -> SessionRelease:
     """Release one session by hand."""
     for left in reversed(range(TRIES_MAX)):
-        head = known_head(means.ledger, means.stream.name)
-        runner = means.runner
-        refuse_code(head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape)
-        partition, session = _find(means, head.ledger, name, topic)
-        account = head.ledger.account(partition) or broken("a session lives in a known partition")
-        made = Released(
+        head = require_head(context.ledger, context.stream.name)
+        runner = context.runner
+        refuse_incompatible_machine(head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape)
+        partition, session = _find_waiting_session(context, head.ledger, name, topic)
+        account = head.ledger.account(partition) or raise_broken_promise("a session lives in a known partition")
+        made = SessionRelease(
             session=name,
             partition=partition,
             finding=session.finding or "gap",
-            offset=session.finding_offset if session.finding else session.damaged,
+            offset=session.finding_offset if session.finding else session.damaged_since_offset,
             frontier=account.frontier,
             reason=reason,
         )
         if dry_run:
             return made
-        attempt = means.new_attempt()
-        change = _change(means, partition, account, made, session, attempt)
+        attempt = context.new_attempt()
+        change = _release_change(context, partition, account, made, session, attempt)
         entry = decision_entry("accept", attempt, [change], reason)
         try:
-            made.sequence = commit(means.ledger, means.clock, head, entry)[1].sequence
+            made.sequence = commit(context.ledger, context.clock, head, entry)[1].sequence
         except FencedError:
             if not left:
                 raise
             continue
         return made
-    return broken("a release ends by a commit or an error")
+    return raise_broken_promise("a release ends by a commit or an error")
 
 
-def _find(means: Means, ledger: Ledger, name: str, topic: str | None) -> tuple[Partition, Session]:
+def _find_waiting_session(context: DecisionContext, ledger: Ledger, name: str, topic: str | None) -> tuple[Partition, Session]:
     """The one place where the session waits."""
-    places = [place for place in ledger.known() if topic in (None, place.topic, str(place))]
+    places = [place for place in ledger.known_partitions() if topic in (None, place.topic, str(place))]
     found = []
     for place in places:
         account = ledger.partitions[str(place)]
         some = account.quarantined or account.headless_since >= 0
-        session = means.state.load(account.state, [name]).get(name) if some else None
+        session = context.state.load(account.state, [name]).get(name) if some else None
         if session is not None and (session.finding is not None or _is_headless(session, account)):
             found.append((place, session))
     if not found:
@@ -93,11 +93,11 @@ def _find(means: Means, ledger: Ledger, name: str, topic: str | None) -> tuple[P
         raise ConfigError(
             f"{ledger.stream}: session {name!r} waits in {told}", next=f"choose one, like --topic {found[0][0]}"
         )
-    _refuse(ledger, found[0][0])
+    _refuse_if_partition_waits(ledger, found[0][0])
     return found[0]
 
 
-def is_released(session: Session, account: Account) -> bool:
+def can_be_released(session: Session, account: Account) -> bool:
     """Whether a release by hand does something for a session."""
     return session.finding is not None or _is_headless(session, account)
 
@@ -105,23 +105,23 @@ def is_released(session: Session, account: Account) -> bool:
 def _is_headless(session: Session, account: Account) -> bool:
     """Whether a session waits for a snapshot since messages were lost that may have been its own."""
     since = account.headless_since
-    return is_in_doubt(session, since) and is_put_off(session, since)
+    return is_in_doubt(session, since) and needs_snapshot(session, since)
 
 
-def _refuse(ledger: Ledger, place: Partition) -> None:
+def _refuse_if_partition_waits(ledger: Ledger, partition: Partition) -> None:
     """Nothing is released where the partition itself waits for a decision about its topic."""
-    refuse_held(ledger, [place])
-    account = ledger.partitions[str(place)]
-    if account.retired or (account.halt is not None and account.halt.finding in LIFTED):
+    refuse_held(ledger, [partition])
+    account = ledger.partitions[str(partition)]
+    if account.retired or (account.halt is not None and account.halt.finding in FINDINGS_ENDED_BY_ACCEPT):
         why = "is retired" if account.retired else f"waits: {account.halt.finding}" if account.halt else ""
         raise ConfigError(
-            f"{ledger.stream}: {place} {why}, so nobody in it is released by hand",
-            next=f'decide about the topic first: seriatim accept {ledger.stream} {place.topic} --because "…"',
+            f"{ledger.stream}: {partition} {why}, so nobody in it is released by hand",
+            next=f'decide about the topic first: seriatim accept {ledger.stream} {partition.topic} --because "…"',
         )
 
 
-def _change(
-    means: Means, partition: Partition, account: Account, made: Released, session: Session, attempt: str
+def _release_change(
+    context: DecisionContext, partition: Partition, account: Account, release: SessionRelease, session: Session, attempt: str
 ) -> Change:
     """The session's state without its finding, as a state file of its own; nothing else moves."""
     frontier = account.frontier
@@ -132,36 +132,36 @@ def _change(
         frontier=frontier,
         until=frontier,
         topic_id=account.topic_id,
-        born=account.born,
+        initial_frontier=account.initial_frontier,
         certificate=Certificate(
             partition=partition, epoch=account.epoch, start=frontier, until=frontier, counts=counts
         ),
-        state=_saved(means, partition, account, made.session, free(session, account, means.stream.tier), attempt),
+        state=_save_session(context, partition, account, release.session, clear_finding(session, account, context.stream.tier), attempt),
         halt=account.halt,
-        marks=(Mark(finding=made.finding, offset=frontier, session=made.session, closed="hand", cause=made.reason),),
+        marks=(GapMark(finding=release.finding, offset=frontier, session=release.session, closed_by="hand", cause=release.reason),),
         log_end=account.log_end,
     )
 
 
-def free(session: Session, account: Account, tier: Tier) -> Session:
+def clear_finding(session: Session, account: Account, tier: Tier) -> Session:
     """The session as of its last good state. A window waits for what is missing; elsewhere it is not asked for.
 
     Where it was in doubt, a person's word is as good as a snapshot.
     """
     begun = account.headless_since if is_in_doubt(session, account.headless_since) else session.snapshot_offset
-    free = replace(session, finding=None, finding_offset=-1, damaged=-1, snapshot_offset=begun)
+    free = replace(session, finding=None, finding_offset=-1, damaged_since_offset=-1, snapshot_offset=begun)
     if tier == "window":
         return free
-    return replace(free, sequence=None, anchor=None, fingerprint=b"", missing=[])
+    return replace(free, sequence=None, snapshot_sequence=None, snapshot_fingerprint=b"", missing_sequences=[])
 
 
-def _saved(
-    means: Means, partition: Partition, account: Account, name: str, session: Session, attempt: str
+def _save_session(
+    context: DecisionContext, partition: Partition, account: Account, name: str, session: Session, attempt: str
 ) -> tuple[File, ...]:
     files = account.state
     merged = merge_count([file.rows for file in files], 1)
     kept, merge = files[: len(files) - merged], files[len(files) - merged :]
     stem = f"{stem_prefix(account.epoch, account.frontier)}{attempt}"
-    file = means.state.save(partition, stem, {name: session}, merge)
+    file = context.state.save(partition, stem, {name: session}, merge)
     crash_point("state-file-written")
     return (*kept, file)

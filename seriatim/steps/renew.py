@@ -21,89 +21,89 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.core.current import Tabled
-from seriatim.core.doubt import doubts, is_in_doubt
+from seriatim.core.current import SessionTable
+from seriatim.core.doubt import is_in_doubt, tier_doubts_after_loss
 from seriatim.core.gaps import Gap
-from seriatim.core.integrity import Mark
+from seriatim.core.integrity import GapMark
 from seriatim.core.ledger import Account, Change, File
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import Partition
-from seriatim.core.repair_forward import CLOSED
+from seriatim.core.repair_forward import CLOSED_BY_FORWARD
 from seriatim.core.session import Session
 from seriatim.core.stream import Stream
-from seriatim.steps.fold import World
+from seriatim.steps.fold import FoldContext
 from seriatim.steps.task import stem_prefix
 
 
-class Renewing(Struct, frozen=True):
+class StateRebuild(Struct, frozen=True):
     """One partition's state, made of what there is."""
 
     stream: Stream
     runner: Runner
-    world: World
+    context: FoldContext
     partition: Partition
     account: Account
 
-    def change(self, before: Change, records: Sequence[File], gaps: Iterable[Gap], hold: str, why: str) -> Change:
+    def build_change(self, before: Change, records: Sequence[File], gaps: Iterable[Gap], hold: str, reason: str) -> Change:
         """On top of a change that moves nothing: the state files afterwards, and the gap for all sessions."""
-        account, store = self.account, self.world.state()
-        newer, older = self._whole()
-        sessions = self._made(records, older)
+        account, store = self.account, self.context.open_state()
+        newer, older = self._intact_state_files()
+        sessions = self._rebuild_sessions(records, older)
         for gap in gaps:
-            self._mark(sessions, gap)
-        exact = {name: self._sure(one) for name, one in store.each(newer)}
+            self._apply_gap(sessions, gap)
+        exact = {name: self._session_of_intact_file(one) for name, one in store.all_sessions(newer)}
         everyone = sessions | exact
         stem = f"{stem_prefix(account.epoch, account.frontier)}{hold}n"
         files = (store.save(self.partition, stem, everyone, ()),) if everyone else ()
-        cause = f"state was lost, and Kafka has not what made it: {why}. {len(exact)} sessions are as they were"
+        cause = f"state was lost, and Kafka has not what made it: {reason}. {len(exact)} sessions are as they were"
         at = account.frontier
         return replace(
             before,
             state=files,
-            marks=(*before.marks, Mark(finding="expired", offset=at, until=at, cause=cause, closed=CLOSED)),
+            marks=(*before.marks, GapMark(finding="expired", offset=at, until=at, cause=cause, closed_by=CLOSED_BY_FORWARD)),
             headless_since=at,
             quarantined=sum(one.finding is not None for one in everyone.values()),
         )
 
-    def _sure(self, one: Session) -> Session:
+    def _session_of_intact_file(self, session: Session) -> Session:
         """A session of a whole file goes on as it was, in doubt if it was in doubt."""
-        doubted = is_in_doubt(one, self.account.headless_since)
-        return one if doubted else replace(one, snapshot_offset=self.account.frontier)
+        doubted = is_in_doubt(session, self.account.headless_since)
+        return session if doubted else replace(session, snapshot_offset=self.account.frontier)
 
-    def _whole(self) -> tuple[list[File], list[File]]:
+    def _intact_state_files(self) -> tuple[list[File], list[File]]:
         """State files that are newer than all damaged ones, and those older than that which are whole."""
-        files, damaged = list(self.account.state), self.world.joiner.damaged(self.account.state)
+        files, damaged = list(self.account.state), self.context.joiner.find_damaged_files(self.account.state)
         last = max(number for number, file in enumerate(files) if file.path in damaged)
         return files[last + 1 :], [file for file in files[:last] if file.path not in damaged]
 
-    def _made(self, records: Sequence[File], older: Sequence[File]) -> dict[str, Session]:
+    def _rebuild_sessions(self, records: Sequence[File], older: Sequence[File]) -> dict[str, Session]:
         """Sessions whose newest state is lost, as far as they are known."""
-        keyed = self.runner.keyed if self.stream.machine == "table" else None
+        keyed = self.runner.row_key_spec if self.stream.machine == "table" else None
         if keyed is not None:
-            made = self.world.joiner.tables(self.partition, self.account.topic_id, records, keyed)
-            return {one.session: self._session(one) for one in made}
-        kept = self.world.state().each(older) if doubts(self.stream.tier) else ()
-        return {name: replace(one, finding=None, finding_offset=-1, damaged=-1) for name, one in kept}
+            made = self.context.joiner.session_tables(self.partition, self.account.topic_id, records, keyed)
+            return {one.session: self._session_from_records(one) for one in made}
+        kept = self.context.open_state().all_sessions(older) if tier_doubts_after_loss(self.stream.tier) else ()
+        return {name: replace(one, finding=None, finding_offset=-1, damaged_since_offset=-1) for name, one in kept}
 
-    def _session(self, one: Tabled) -> Session:
+    def _session_from_records(self, table: SessionTable) -> Session:
         """A session of the stock machine, by its records."""
-        rows = dict(enumerate(one.rows))
+        rows = dict(enumerate(table.rows))
         return Session(
-            saved=self.runner.dump(rows),
-            version=self.runner.state_version,
-            sequence=one.sequence if doubts(self.stream.tier) else None,
-            first_offset=one.offset,
-            last_offset=one.offset,
-            timestamp=one.timestamp,
+            state_bytes=self.runner.dump(rows),
+            state_version=self.runner.state_version,
+            sequence=table.sequence if tier_doubts_after_loss(self.stream.tier) else None,
+            first_offset=table.offset,
+            last_offset=table.offset,
+            timestamp=table.timestamp,
         )
 
-    def _mark(self, sessions: dict[str, Session], gap: Gap) -> None:
+    def _apply_gap(self, sessions: dict[str, Session], gap: Gap) -> None:
         """What was wrong with a session still is: its next snapshot, or a person, ends it."""
-        mine = (gap.place, gap.topic_id) == (self.partition, self.account.topic_id)
+        mine = (gap.topic_partition, gap.topic_id) == (self.partition, self.account.topic_id)
         if gap.session is None or gap.closed is not None or not mine:
             return
         known = sessions.get(gap.session) or Session()
-        known.damaged = gap.start if known.damaged < 0 else min(known.damaged, gap.start)
+        known.damaged_since_offset = gap.start if known.damaged_since_offset < 0 else min(known.damaged_since_offset, gap.start)
         if gap.quarantined:
             known.finding, known.finding_offset = gap.finding, gap.start
         sessions[gap.session] = known

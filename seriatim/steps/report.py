@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from seriatim import __version__
 from seriatim.core.errors import ConfigError
 from seriatim.core.ledger import Change, Entry, Ledger, Manifest
-from seriatim.core.page import Bar, Card, Page, Table, Told
-from seriatim.core.verdict import shown
+from seriatim.core.page import Card, PageFinding, PageTable, PartitionBar, ReportPage
+from seriatim.core.verdict import describe_failed_range
 from seriatim.ports import LedgerStore
 from seriatim.steps.commit import read_head
 
@@ -22,7 +22,7 @@ ENTRIES_MAX = 20
 """How far a report goes back that was asked for by its last entry alone."""
 
 
-def report(store: LedgerStore, stream: str, sequence: int | None = None, since: int | None = None) -> tuple[int, Page]:
+def build_report(store: LedgerStore, stream: str, sequence: int | None = None, since: int | None = None) -> tuple[int, ReportPage]:
     """The entries after `since` up to `sequence` as a page; by default the last few. The last entry, and the page."""
     head = read_head(store, stream)
     if head is None:
@@ -31,19 +31,19 @@ def report(store: LedgerStore, stream: str, sequence: int | None = None, since: 
     if not 0 <= last <= head.ledger.sequence:
         raise ConfigError(f"{stream}: there is no entry {last}", next=f"give one from 0 to {head.ledger.sequence}")
     first = max(-1, last - ENTRIES_MAX) if since is None else min(since, last - 1)
-    manifests = [store.manifest(stream, number) for number in range(first + 1, last + 1)]
-    before = store.at(stream, first) if first >= 0 else Ledger(stream=stream)
-    return last, page(stream, before, manifests)
+    manifests = [store.manifest_at(stream, number) for number in range(first + 1, last + 1)]
+    before = store.ledger_at(stream, first) if first >= 0 else Ledger(stream=stream)
+    return last, build_report_page(stream, before, manifests)
 
 
-def page(stream: str, before: Ledger, manifests: Sequence[Manifest]) -> Page:
+def build_report_page(stream: str, before: Ledger, manifests: Sequence[Manifest]) -> ReportPage:
     """What entries did, for people."""
     after, entries = manifests[-1].ledger, [manifest.entry for manifest in manifests]
-    return Page(
+    return ReportPage(
         title=f"{stream}: entry {after.sequence}",
-        subtitle=f"{_when(entries[0])} to {_when(entries[-1])}, entries {entries[0].sequence} to {after.sequence}",
+        subtitle=f"{_format_time(entries[0])} to {_format_time(entries[-1])}, entries {entries[0].sequence} to {after.sequence}",
         cards=_cards(after, entries),
-        findings=[Told(one.render(stream), one.level) for entry in entries for one in entry.findings],
+        findings=[PageFinding(one.render(stream), one.level) for entry in entries for one in entry.findings],
         bars=[_bar(place, before, after) for place in after.partitions],
         tables=[_certificates(entries), _verdicts(entries), _failed(after), _halts(after), _log(entries)],
         footer=f"Made by Seriatim {__version__} of the ledger alone: `seriatim report {stream} --sequence "
@@ -71,8 +71,8 @@ def _cards(after: Ledger, entries: Sequence[Entry]) -> list[Card]:
     ]
 
 
-def _bar(place: str, before: Ledger, after: Ledger) -> Bar:
-    account, was = after.partitions[place], before.partitions.get(place)
+def _bar(partition_name: str, before: Ledger, after: Ledger) -> PartitionBar:
+    account, was = after.partitions[partition_name], before.partitions.get(partition_name)
     end, halt = max(account.log_end, account.frontier), account.halt
     waits = end - account.frontier
     notes = [
@@ -83,10 +83,10 @@ def _bar(place: str, before: Ledger, after: Ledger) -> Bar:
         "retired" if account.retired else "",
     ]
     known = was is not None and was.topic_id == account.topic_id
-    return Bar(
-        label=place,
-        start=account.born,
-        before=was.frontier if known and was else account.born,
+    return PartitionBar(
+        label=partition_name,
+        start=account.initial_frontier,
+        before=was.frontier if known and was else account.initial_frontier,
         frontier=account.frontier,
         end=end,
         halt=halt.offset if halt else -1,
@@ -94,7 +94,7 @@ def _bar(place: str, before: Ledger, after: Ledger) -> Bar:
     )
 
 
-def _certificates(entries: Iterable[Entry]) -> Table:
+def _certificates(entries: Iterable[Entry]) -> PageTable:
     rows = []
     for entry in entries:
         for change in entry.changes:
@@ -108,50 +108,50 @@ def _certificates(entries: Iterable[Entry]) -> Table:
                     ]
                 )
     columns = ("entry", "partition", "from", "until", "messages", "records", "headless", "sessions")
-    return Table(title="Certificates", columns=(*columns, "missing offsets", "digest of values"), rows=rows)
+    return PageTable(title="Certificates", columns=(*columns, "missing offsets", "digest of values"), rows=rows)
 
 
-def _verdicts(entries: Iterable[Entry]) -> Table:
+def _verdicts(entries: Iterable[Entry]) -> PageTable:
     rows = [
-        [entry.sequence, f"{entry.since + 1} to {entry.judged}", place, result, entry.reason]
+        [entry.sequence, f"{entry.judged_after + 1} to {entry.judged_until}", place, result, entry.reason]
         for entry in entries
         if entry.kind == "verdict"
         for place, result in entry.verdict.items()
     ]
     columns = ("entry", "judged", "partition", "verdict", "what was looked at")
-    return Table(title="Verdicts", columns=columns, rows=rows, empty="No check in these entries.")
+    return PageTable(title="Verdicts", columns=columns, rows=rows, empty="No check in these entries.")
 
 
-def _failed(after: Ledger) -> Table:
-    rows = [[one.partition, one.start, one.until, shown(one)] for one in after.failed]
+def _failed(after: Ledger) -> PageTable:
+    rows = [[one.partition, one.start, one.until, describe_failed_range(one)] for one in after.failed_ranges]
     columns = ("partition", "from", "until", "what")
-    return Table(title="What keeps the circuit open", columns=columns, rows=rows, empty="Nothing.")
+    return PageTable(title="What keeps the circuit open", columns=columns, rows=rows, empty="Nothing.")
 
 
-def _halts(after: Ledger) -> Table:
+def _halts(after: Ledger) -> PageTable:
     rows = [
         [place, account.halt.finding, account.halt.offset, account.halt.cause]
         for place, account in after.partitions.items()
         if account.halt is not None
     ]
     columns = ("partition", "finding", "offset", "cause")
-    return Table(title="What waits for a person", columns=columns, rows=rows, empty="Nothing.")
+    return PageTable(title="What waits for a person", columns=columns, rows=rows, empty="Nothing.")
 
 
-def _log(entries: Iterable[Entry]) -> Table:
+def _log(entries: Iterable[Entry]) -> PageTable:
     rows = [
-        [entry.sequence, entry.kind, _when(entry), f"{entry.took_seconds:.1f} s", _places(entry.changes), entry.reason]
+        [entry.sequence, entry.kind, _format_time(entry), f"{entry.took_seconds:.1f} s", _describe_partitions(entry.changes), entry.reason]
         for entry in entries
     ]
-    return Table(title="Entries", columns=("entry", "kind", "when", "took", "partitions", "reason"), rows=rows)
+    return PageTable(title="Entries", columns=("entry", "kind", "when", "took", "partitions", "reason"), rows=rows)
 
 
-def _places(changes: Sequence[Change]) -> str:
+def _describe_partitions(changes: Sequence[Change]) -> str:
     places = [str(change.partition) for change in changes]
     return ", ".join(places[:5]) + (f" and {len(places) - 5} more" if len(places) > 5 else "")
 
 
-def _when(entry: Entry) -> str:
+def _format_time(entry: Entry) -> str:
     if entry.at_seconds <= 0:
         return "–"
     return datetime.fromtimestamp(entry.at_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -18,45 +18,45 @@ from seriatim.steps.accept import decision_entry
 from seriatim.steps.commit import commit, read_head
 
 
-class Restored(Struct, kw_only=True):
+class RestoreDecision(Struct, kw_only=True):
     """What was decided, or would be."""
 
-    witness: int
+    witness_sequence: int
     """The last entry that head.json had seen."""
-    ledger: int
+    ledger_sequence: int
     """The last entry that is there; -1: no ledger at all."""
-    trouble: str
+    contradiction: str
     reason: str
     sequence: int = -1
     """The entry that says so; -1: none was made."""
-    aside: str = ""
+    archived_witness_path: str = ""
     """Where the witness is now, if it was moved."""
 
 
-def restored(
+def accept_restored_ledger(
     store: LedgerStore, clock: Clock, stream: str, attempt: str, reason: str, *, dry_run: bool = False
-) -> Restored:
+) -> RestoreDecision:
     """Make the witness follow the ledger that is there."""
-    trouble, witness, head = _trouble(store, stream), store.witness(), store.head(stream)
-    if not trouble and head is not None and head.ledger.foreign >= 0:
-        trouble = f"others wrote to the records table, told by entry {head.ledger.foreign}"
+    trouble, witness, head = _find_contradiction(store, stream), store.witness(), store.head(stream)
+    if not trouble and head is not None and head.ledger.foreign_sequence >= 0:
+        trouble = f"others wrote to the records table, told by entry {head.ledger.foreign_sequence}"
     if not trouble or witness is None:
         raise ConfigError(
             f"{stream}: nothing to accept: the ledger is not behind its witness",
             next=f"`seriatim status {stream}` shows how it is",
         )
-    decision = Restored(witness=witness[0], ledger=head.ledger.sequence if head else -1, trouble=trouble, reason=reason)
+    decision = RestoreDecision(witness_sequence=witness[0], ledger_sequence=head.ledger.sequence if head else -1, contradiction=trouble, reason=reason)
     if dry_run:
         return decision
-    store.put_told(min(store.told(), decision.ledger))  # entries to come have numbers that were told before
+    store.put_reported_sequence(min(store.reported_sequence(), decision.ledger_sequence))  # entries to come have numbers that were told before
     if head is None:
-        decision.aside = store.set_witness_aside(reason)
+        decision.archived_witness_path = store.archive_witness(reason)
         return decision
     decision.sequence = commit(store, clock, head, decision_entry("accept", attempt, (), reason))[1].sequence
     return decision
 
 
-def _trouble(store: LedgerStore, stream: str) -> str:
+def _find_contradiction(store: LedgerStore, stream: str) -> str:
     """Why the ledger is refused; empty if it is not."""
     try:
         read_head(store, stream)

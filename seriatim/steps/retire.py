@@ -15,33 +15,33 @@ from seriatim.core.ledger import Account, Change
 from seriatim.core.offsets import Partition
 from seriatim.core.slice import Bounds
 from seriatim.ports import Clock, LedgerStore, Log
-from seriatim.steps.accept import chosen, decision_entry, known_head, refuse_held, refuse_unknown
+from seriatim.steps.accept import decision_entry, find_named_partitions, refuse_held, require_head, unknown_topic_error
 from seriatim.steps.commit import commit
 
 
-class Over(Struct, kw_only=True):
+class RetiredPartition(Struct, kw_only=True):
     """What is known of a partition that is over."""
 
     partition: Partition
     topic_id: str
     frontier: int
-    unread: int
+    unread_messages: int
     """Messages, as far as is known, that are not read any more."""
-    waits: str = ""
+    halt_finding: str = ""
     """The finding at which it waited."""
 
 
-class Retired(Struct, kw_only=True):
+class RetireDecision(Struct, kw_only=True):
     """What was decided, or would be."""
 
     topic: str
     reason: str
-    partitions: list[Over] = field(default_factory=list)
+    partitions: list[RetiredPartition] = field(default_factory=list)
     sequence: int = -1
     """The entry that says so; -1: none was made."""
 
 
-def retire(
+def retire_topic(
     store: LedgerStore,
     log: Log,
     clock: Clock,
@@ -52,13 +52,13 @@ def retire(
     reason: str,
     *,
     dry_run: bool = False,
-) -> Retired:
+) -> RetireDecision:
     """Retire a topic, or one partition of it (`topic/number`). Fenced, if a run moved its frontier meanwhile."""
-    head = known_head(store, stream)
+    head = require_head(store, stream)
     ledger = head.ledger
-    topic, partitions = chosen(ledger, name)
+    topic, partitions = find_named_partitions(ledger, name)
     if not partitions:
-        raise refuse_unknown(ledger, name)
+        raise unknown_topic_error(ledger, name)
     accounts = {partition: ledger.partitions[str(partition)] for partition in partitions}
     live = {partition: account for partition, account in accounts.items() if not account.retired}
     if not live:
@@ -68,31 +68,31 @@ def retire(
         )
     refuse_held(ledger, list(live))
     bounds = log.bounds(topics)
-    decision = Retired(topic=topic, reason=reason)
-    decision.partitions = [_over(partition, account, bounds.get(partition)) for partition, account in live.items()]
+    decision = RetireDecision(topic=topic, reason=reason)
+    decision.partitions = [_retired_partition(partition, account, bounds.get(partition)) for partition, account in live.items()]
     if not dry_run:
-        changes = [_change(partition, account) for partition, account in live.items()]
+        changes = [_unmoved_change(partition, account) for partition, account in live.items()]
         decision.sequence = commit(store, clock, head, decision_entry("retire", attempt, changes, reason))[1].sequence
     return decision
 
 
-def _over(partition: Partition, account: Account, seen: Bounds | None) -> Over:
-    end = seen.log_end if seen is not None and seen.topic_id == account.topic_id else account.log_end
-    return Over(
+def _retired_partition(partition: Partition, account: Account, bounds: Bounds | None) -> RetiredPartition:
+    end = bounds.log_end if bounds is not None and bounds.topic_id == account.topic_id else account.log_end
+    return RetiredPartition(
         partition=partition,
         topic_id=account.topic_id,
         frontier=account.frontier,
-        unread=max(0, end - account.frontier),
-        waits=account.halt.finding if account.halt else "",
+        unread_messages=max(0, end - account.frontier),
+        halt_finding=account.halt.finding if account.halt else "",
     )
 
 
-def _change(partition: Partition, account: Account) -> Change:
+def _unmoved_change(partition: Partition, account: Account) -> Change:
     return Change(
         partition=partition,
         epoch=account.epoch,
         frontier=account.frontier,
         until=account.frontier,
         topic_id=account.topic_id,
-        born=account.born,
+        initial_frontier=account.initial_frontier,
     )

@@ -11,76 +11,76 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from seriatim.core import history
-from seriatim.core.errors import ConfigError, IntegrityError, broken
-from seriatim.core.history import Past
+from seriatim.core.errors import ConfigError, IntegrityError, raise_broken_promise
+from seriatim.core.history import PartitionHistory
 from seriatim.core.ledger import Account
 from seriatim.core.offsets import Partition
-from seriatim.core.refold import Rewind, Wanted
+from seriatim.core.refold import RefoldRequest, Rewind
 from seriatim.core.slice import Bounds
-from seriatim.ports import Head, Joiner, LedgerStore
-from seriatim.steps.refold import lost
+from seriatim.ports import Joiner, LedgerHead, LedgerStore
+from seriatim.steps.refold import lost_messages_error
 
 
-def pasts(store: LedgerStore, head: Head, partitions: Iterable[Partition]) -> dict[Partition, Past]:
+def histories_as_of(store: LedgerStore, head: LedgerHead, partitions: Iterable[Partition]) -> dict[Partition, PartitionHistory]:
     """The pasts of partitions, as of `head`."""
     last = head.ledger.sequence
     entries = (manifest for manifest in store.entries(head.ledger.stream, -1) if manifest.entry.sequence <= last)
-    return history.read(entries, partitions)
+    return history.read_histories(entries, partitions)
 
 
-class Chooser:
+class RewindChooser:
     """Chooses where to begin, for the partitions of one stream."""
 
-    def __init__(self, head: Head, bounds: Mapping[Partition, Bounds], pasts: dict[Partition, Past], joiner: Joiner):
-        self.ledger, self.bounds, self.pasts, self.joiner = head.ledger, bounds, pasts, joiner
-        self._proved: dict[str, str] = {}
+    def __init__(self, head: LedgerHead, bounds: Mapping[Partition, Bounds], histories: dict[Partition, PartitionHistory], joiner: Joiner):
+        self.ledger, self.bounds, self.histories, self.joiner = head.ledger, bounds, histories, joiner
+        self._checked_files: dict[str, str] = {}
         """Files that were looked at, and what is wrong with each: many saved states share their oldest."""
 
-    def rewind(self, wanted: Wanted, *, rebuild: bool = False, back: bool = False) -> Rewind:
+    def choose_rewind(self, request: RefoldRequest, *, rebuilds_state: bool = False, follows_cut_log: bool = False) -> Rewind:
         """A partition's refold. Raises `IntegrityError` where what it needs is gone.
 
         `rebuild`: all state is made again. `back`: a log that was cut is followed back to its end.
         """
-        account = self.ledger.account(wanted.partition) or broken("a refold is of a known partition")
-        seen = self._seen(wanted.partition)
+        account = self.ledger.account(request.partition) or raise_broken_promise("a refold is of a known partition")
+        seen = self._checked_bounds(request.partition)
         cut = account.halt.log_end if account.halt is not None and account.halt.finding == "truncated" else -1
         frontier = min(account.frontier, seen.log_end, cut if cut >= 0 else seen.log_end)
-        if frontier < account.frontier and not back:
-            raise self._cut(wanted.partition, account, frontier)
-        rebuild |= frontier < account.frontier or bool(self._damaged(account))
-        start = min(wanted.start, frontier)
-        until = min(max(wanted.until, start), frontier)
-        past = self.pasts[wanted.partition]
-        sequence, base = self._base(wanted.partition, start, seen.log_start)
-        borders = tuple(point.account.frontier for point in past.borders(until, frontier))
+        if frontier < account.frontier and not follows_cut_log:
+            raise self._cut_log_error(request.partition, account, frontier)
+        rebuilds_state |= frontier < account.frontier or bool(self._damaged_state_files(account))
+        start = min(request.start, frontier)
+        until = min(max(request.until, start), frontier)
+        past = self.histories[request.partition]
+        sequence, base = self._find_base(request.partition, start, seen.log_start)
+        borders = tuple(point.account.frontier for point in past.commit_points(until, frontier))
         return Rewind(
-            wanted=Wanted(
-                partition=wanted.partition,
+            request=RefoldRequest(
+                partition=request.partition,
                 start=start,
                 until=until,
-                sessions=None if rebuild else wanted.sessions,
-                why=wanted.why,
+                sessions=None if rebuilds_state else request.sessions,
+                reason=request.reason,
             ),
             account=account,
             base=base,
             sequence=sequence,
             frontier=frontier,
-            borders=borders,
-            released=past.released(),
-            rebuild=rebuild,
-            passed=tuple(whole for whole in past.passed() if base.frontier < whole.end <= frontier),
+            commit_offsets=borders,
+            releases_by_hand=past.releases_by_hand(),
+            rebuilds_state=rebuilds_state,
+            passed_ranges=tuple(whole for whole in past.passed_ranges() if base.frontier < whole.end <= frontier),
         )
 
-    def _seen(self, partition: Partition) -> Bounds:
+    def _checked_bounds(self, partition: Partition) -> Bounds:
         seen = self.bounds.get(partition)
         stream = self.ledger.stream
         if seen is None:
-            raise lost(stream, partition, "its topic is not in Kafka, or matches no more")
-        if (over := self.is_over(partition)) is not None:
+            raise lost_messages_error(stream, partition, "its topic is not in Kafka, or matches no more")
+        if (over := self.recreated_topic_error(partition)) is not None:
             raise over
         return seen
 
-    def is_over(self, partition: Partition) -> ConfigError | None:
+    def recreated_topic_error(self, partition: Partition) -> ConfigError | None:
         """Why nothing of a partition can be folded again: its topic was made again."""
         account, seen, stream = self.ledger.account(partition), self.bounds.get(partition), self.ledger.stream
         if account is None or seen is None or seen.topic_id == account.topic_id:
@@ -90,7 +90,7 @@ class Chooser:
             next=f'seriatim accept {stream} {partition.topic} --because "…" begins its new life',
         )
 
-    def _cut(self, partition: Partition, account: Account, end: int) -> IntegrityError:
+    def _cut_log_error(self, partition: Partition, account: Account, end: int) -> IntegrityError:
         stream = self.ledger.stream
         return IntegrityError(
             f"{stream}: {partition} cannot be folded again: its log was cut at offset {end},"
@@ -98,19 +98,19 @@ class Chooser:
             next=f"first follow the log back to where it ends: seriatim repair {stream} --partition {partition}",
         )
 
-    def _base(self, partition: Partition, start: int, log_start: int) -> tuple[int, Account]:
+    def _find_base(self, partition: Partition, start: int, log_start: int) -> tuple[int, Account]:
         """The nearest state at or before `start` that is as committed, and its entry."""
         stream, account, damage = self.ledger.stream, self.ledger.partitions[str(partition)], ""
-        for point in self.pasts[partition].usable(start):
+        for point in self.histories[partition].usable_points(start):
             at = point.account.frontier
-            if hurt := self._damaged(point.account):
+            if hurt := self._damaged_state_files(point.account):
                 damage = damage or "; ".join(f"{path}: {why}" for path, why in hurt.items())
             elif at < log_start:
-                raise lost(
+                raise lost_messages_error(
                     stream,
                     partition,
-                    waits=account.halt is not None or bool(self._damaged(account)),
-                    what=f"it would begin at offset {at}, and Kafka has nothing before offset {log_start}:"
+                    is_halted=account.halt is not None or bool(self._damaged_state_files(account)),
+                    loss=f"it would begin at offset {at}, and Kafka has nothing before offset {log_start}:"
                     f" [{at}, {log_start}) is gone",
                 )
             else:
@@ -121,9 +121,9 @@ class Chooser:
             next="restore one of these files from a backup, then repair again",
         )
 
-    def _damaged(self, account: Account) -> dict[str, str]:
+    def _damaged_state_files(self, account: Account) -> dict[str, str]:
         """State files that are not as committed."""
-        unseen = [file for file in account.state if file.path not in self._proved]
-        found = self.joiner.damaged(unseen)
-        self._proved |= {file.path: found.get(file.path, "") for file in unseen}
-        return {file.path: why for file in account.state if (why := self._proved[file.path])}
+        unseen = [file for file in account.state if file.path not in self._checked_files]
+        found = self.joiner.find_damaged_files(unseen)
+        self._checked_files |= {file.path: found.get(file.path, "") for file in unseen}
+        return {file.path: why for file in account.state if (why := self._checked_files[file.path])}

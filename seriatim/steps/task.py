@@ -20,23 +20,23 @@ from seriatim.core.crash import crash_point
 from seriatim.core.errors import BrokenPromiseError, PlatformError, SeriatimError, ensure
 from seriatim.core.failure import Failure
 from seriatim.core.fold import NO_LIMITS, Fold, Limits
-from seriatim.core.holes import Passage
-from seriatim.core.integrity import Finding, Mark, Tier
+from seriatim.core.holes import HolePassage
+from seriatim.core.integrity import Finding, GapMark, Tier
 from seriatim.core.judge import OnPoison
 from seriatim.core.ledger import Certificate, File
 from seriatim.core.machine import Runner
-from seriatim.core.message import Stretch
+from seriatim.core.message import MessageBatch
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.scope import Scope
+from seriatim.core.scope import RefoldScope
 from seriatim.core.state import merge_count
 from seriatim.core.undo import EACH_MESSAGE
-from seriatim.ports import Digests, Explain, RecordStore, SourceFailed, StateStore, UnfitRecords
-from seriatim.steps.split import Outputs
+from seriatim.ports import Digests, Explain, RecordStore, SourceFailedError, StateStore, UnfitRecordsError
+from seriatim.steps.split import OutputWriters
 
 LOOK_AT_WORKERS = "look at the disk, memory and network of the workers, then run again"
 
 
-class Work(Struct, frozen=True, kw_only=True):
+class PartitionWork(Struct, frozen=True, kw_only=True):
     """What one task has to do."""
 
     partition: Partition
@@ -46,17 +46,17 @@ class Work(Struct, frozen=True, kw_only=True):
     topic_id: str
     state: tuple[File, ...] = ()
     attempt: str
-    careful: dict[str, int] = field(default_factory=dict)
+    undoable: dict[str, int] = field(default_factory=dict)
     """Sessions in which the machine raised in an earlier try, and the offset from which on they can be undone."""
-    moved: dict[str, str] = field(default_factory=dict)
+    moved_sessions: dict[str, str] = field(default_factory=dict)
     """Sessions that live in another partition of the topic, and where."""
-    time: int = -1
+    message_time_ms: int = -1
     """The partition's message time so far."""
     headless_since: int = -1
     """Messages before this offset were lost and passed over; -1: none."""
-    scope: Scope | None = None
+    scope: RefoldScope | None = None
     """A refold: who is folded again."""
-    named: int = -1
+    file_name_offset: int = -1
     """A refold: the offset in the names of its files, which is the partition's frontier."""
     share: float = 0.0
     """Its part of all messages of the slice, where its sessions may be spread; a second try never is."""
@@ -65,26 +65,26 @@ class Work(Struct, frozen=True, kw_only=True):
         ensure(self.headless_since <= self.start, "what was lost is before what is read", partition=str(self.partition))
 
 
-class Result(Struct, kw_only=True):
+class TaskResult(Struct, kw_only=True):
     """What one task did, up to where it stopped."""
 
     certificate: Certificate | None = None
     records: tuple[File, ...] = ()
-    others: dict[str, tuple[File, ...]] = field(default_factory=dict)
+    other_record_files: dict[str, tuple[File, ...]] = field(default_factory=dict)
     """Of the machine's other tables."""
-    kept: tuple[File, ...] = ()
+    quarantine_files: tuple[File, ...] = ()
     state: tuple[File, ...] | None = None
     halt: Finding | None = None
     findings: list[Finding] = field(default_factory=list)
     lacks_headers: bool = False
     """Messages were set aside, and their headers had not been asked for; or sessions were spread, and not all was as
     usual: fold again with them, alone."""
-    strangers: dict[str, int] = field(default_factory=dict)
+    sessions_without_state: dict[str, int] = field(default_factory=dict)
     """Sessions that came without a snapshot and are not known here, and their first offset."""
-    marks: tuple[Mark, ...] = ()
-    met: tuple[str, ...] = ()
+    marks: tuple[GapMark, ...] = ()
+    met_sessions: tuple[str, ...] = ()
     """A refold: sessions of its scope that had a message."""
-    raised: dict[str, int] = field(default_factory=dict)
+    raised_sessions: dict[str, int] = field(default_factory=dict)
     """Sessions that may be half changed, and from which offset on: nothing of this result counts, fold again with
     care."""
     peak_memory_bytes: int = 0
@@ -93,15 +93,15 @@ class Result(Struct, kw_only=True):
     """Why the task could not be done."""
 
 
-class Kit(Struct, frozen=True, kw_only=True):
+class TaskContext(Struct, frozen=True, kw_only=True):
     """What a task works with."""
 
     runner: Runner
-    fold: Callable[..., Fold] = Fold
+    make_fold: Callable[..., Fold] = Fold
     tier: Tier
     on_poison: OnPoison
     limits: Limits = NO_LIMITS
-    session_field: bool
+    has_session_field: bool
     records: RecordStore
     state: StateStore
     explain: Explain
@@ -114,14 +114,14 @@ def stem_prefix(epoch: int, start: int) -> str:
     return f"{epoch}-{start}-"
 
 
-def run_task(work: Work, stretches: Iterable[Stretch], kit: Kit) -> bytes:
+def run_task(work: PartitionWork, batches: Iterable[MessageBatch], context: TaskContext) -> bytes:
     """Fold one partition's range; failures come back as values."""
     try:
-        result = FoldTask(work, kit).fold(stretches)
-    except SourceFailed:
+        result = PartitionTask(work, context).fold(batches)
+    except SourceFailedError:
         raise  # reading broke, not the fold: discovery decides what it means
     except Exception as error:  # noqa: BLE001  # whatever it is, it is told once, on one screen, by the driver
-        result = Result(failure=Failure.of(_known_error(work.partition, error)))
+        result = TaskResult(failure=Failure.of(_known_error(work.partition, error)))
     result.partition = work.partition
     return msgspec.msgpack.encode(result)
 
@@ -139,145 +139,145 @@ def _known_error(partition: Partition, error: Exception) -> SeriatimError:
     return BrokenPromiseError(message, detail=last_lines, next="report this as a bug, with the lines above")
 
 
-def read_result(content: bytes) -> Result:
+def read_result(content: bytes) -> TaskResult:
     """A task's result in the driver; a failed task raises here."""
-    result = msgspec.msgpack.decode(content, type=Result)
+    result = msgspec.msgpack.decode(content, type=TaskResult)
     if result.failure is not None:
         raise result.failure.to_error()
     return result
 
 
-class FoldTask:
+class PartitionTask:
     """One partition's range being folded."""
 
-    def __init__(self, work: Work, kit: Kit) -> None:
-        self.work, self.kit = work, kit
-        place = work.start if work.named < 0 else work.named
+    def __init__(self, work: PartitionWork, context: TaskContext) -> None:
+        self.work, self.context = work, context
+        place = work.start if work.file_name_offset < 0 else work.file_name_offset
         self.stem = f"{stem_prefix(work.epoch, place)}{work.attempt}"
-        self.expected = work.start
+        self.next_offset = work.start
         self.lacks_headers = False
         self.halt: Finding | None = None
         self.first_timestamp: int | None = None
         self.last_timestamp: int | None = None
-        self.digests = kit.digests()
-        self.core = kit.fold(
+        self.digests = context.digests()
+        self.core_fold = context.make_fold(
             work.partition,
-            kit.runner,
-            kit.tier,
-            kit.on_poison,
-            lambda names: kit.state.load(work.state, names),
-            session_field=kit.session_field,
-            careful=work.careful,
-            moved=work.moved,
-            limits=kit.limits,
-            time=work.time,
+            context.runner,
+            context.tier,
+            context.on_poison,
+            lambda names: context.state.load(work.state, names),
+            has_session_field=context.has_session_field,
+            undoable=work.undoable,
+            moved_sessions=work.moved_sessions,
+            limits=context.limits,
+            message_time_ms=work.message_time_ms,
             headless_since=work.headless_since,
             scope=work.scope,
         )
-        self.passage = Passage(work.partition, kit.tier, work.start, marks=self.core.tally.marks)
-        self.writer = Outputs(kit.records, work.partition, work.topic_id, self.stem, kit.runner.others)
-        self.kept = kit.records.kept(work.partition, work.topic_id, self.stem)
+        self.passage = HolePassage(work.partition, context.tier, work.start, marks=self.core_fold.tally.marks)
+        self.writer = OutputWriters(context.records, work.partition, work.topic_id, self.stem, context.runner.other_columns)
+        self.quarantine_writer = context.records.quarantine_writer(work.partition, work.topic_id, self.stem)
 
-    def fold(self, stretches: Iterable[Stretch]) -> Result:
+    def fold(self, batches: Iterable[MessageBatch]) -> TaskResult:
         """All messages in order, until the end, a hole or a halt."""
-        for stretch in self.core.ahead(stretches):
+        for stretch in self.core_fold.read_ahead(batches):
             crash_point("first-fetch")
-            if not self._joins(stretch.start):
+            if not self._passes_hole_before(stretch.start):
                 break
-            self._stretch(stretch)
+            self._fold_batch(stretch)
             crash_point("mid-fetch")
             if self.halt:
                 break
         if not self.halt:
-            self._joins(self.work.end)
-        return self._result()
+            self._passes_hole_before(self.work.end)
+        return self._finish()
 
-    def _joins(self, start: int) -> bool:
+    def _passes_hole_before(self, start: int) -> bool:
         """Whether the next message may be folded: nothing is missing before it, or what is may be passed over."""
-        ensure(start >= self.expected, "offsets come in order", partition=str(self.work.partition), offset=start)
-        if start == self.expected:
+        ensure(start >= self.next_offset, "offsets come in order", partition=str(self.work.partition), offset=start)
+        if start == self.next_offset:
             return True
-        hole = OffsetRange(self.expected, start)
-        passed = self.passage.over(hole, self.kit.explain(self.work.partition, hole))
-        self.expected, self.halt = self.passage.until, self.passage.halt
+        hole = OffsetRange(self.next_offset, start)
+        passed = self.passage.pass_hole(hole, self.context.explain(self.work.partition, hole))
+        self.next_offset, self.halt = self.passage.until, self.passage.halt
         return passed
 
-    def _stretch(self, stretch: Stretch) -> None:
-        folded = self.core.stretch(stretch)
-        done = stretch if folded.consumed == len(stretch) else stretch.until(folded.consumed)
+    def _fold_batch(self, batch: MessageBatch) -> None:
+        folded = self.core_fold.fold_batch(batch)
+        done = batch if folded.consumed_messages == len(batch) else batch.first_messages(folded.consumed_messages)
         self.digests.update(done)
-        self.core.counts.bytes += done.size_bytes()
-        if folded.consumed:
+        self.core_fold.counts.message_bytes += done.size_bytes()
+        if folded.consumed_messages:
             if self.first_timestamp is None:
-                self.first_timestamp = int(stretch.timestamps[0])
-            self.last_timestamp = int(stretch.timestamps[folded.consumed - 1])
+                self.first_timestamp = int(batch.timestamps[0])
+            self.last_timestamp = int(batch.timestamps[folded.consumed_messages - 1])
         try:
-            self.writer.write(done, folded, self.core.counts)
-        except UnfitRecords as unfit:
+            self.writer.write(done, folded, self.core_fold.counts)
+        except UnfitRecordsError as unfit:
             for row in unfit.rows:
                 name = folded.sessions[row]
-                self.core.distrust(name, stretch.start + folded.positions[row])
+                self.core_fold.distrust(name, batch.start + folded.positions[row])
                 # Its records were not written, so this try must never count, whatever was known of the session.
-                self.core.raised.setdefault(name, EACH_MESSAGE)
-        if folded.kept:
-            self.lacks_headers |= stretch.headers is None
-            self.kept.write(stretch, folded.kept)
-        self.expected = stretch.start + folded.consumed
-        self.halt = self.core.halt
+                self.core_fold.half_changed_sessions.setdefault(name, EACH_MESSAGE)
+        if folded.quarantined_messages:
+            self.lacks_headers |= batch.headers is None
+            self.quarantine_writer.write(batch, folded.quarantined_messages)
+        self.next_offset = batch.start + folded.consumed_messages
+        self.halt = self.core_fold.halt
 
-    def _result(self) -> Result:
+    def _finish(self) -> TaskResult:
         """Finish the files. After a raise nothing counts but what to set aside in the next try."""
-        touched = self.core.touched()
-        self.lacks_headers |= self.core.must_repeat(self.halt)
-        if self.core.raised or self.lacks_headers:
+        touched = self.core_fold.touched_sessions()
+        self.lacks_headers |= self.core_fold.must_fold_again(self.halt)
+        if self.core_fold.half_changed_sessions or self.lacks_headers:
             self.writer.close()
-            self.kept.close()
-            return Result(raised=self.core.raised, lacks_headers=self.lacks_headers)
-        (records, others), kept = self.writer.close(), _closed(self.kept)
+            self.quarantine_writer.close()
+            return TaskResult(raised_sessions=self.core_fold.half_changed_sessions, lacks_headers=self.lacks_headers)
+        (records, others), kept = self.writer.close(), _close_file(self.quarantine_writer)
         crash_point("record-file-written")
-        state = self._saved(touched)
+        state = self._save_state(touched)
         crash_point("state-file-written")
-        findings = self.core.tally.findings
-        if self.halt and self.halt is not self.core.halt:
+        findings = self.core_fold.tally.findings
+        if self.halt and self.halt is not self.core_fold.halt:
             findings = [*findings, self.halt]
-        return Result(
+        return TaskResult(
             certificate=self._certificate(len(touched)),
             records=records,
-            others=others,
-            kept=kept,
+            other_record_files=others,
+            quarantine_files=kept,
             state=state,
             halt=self.halt,
             findings=findings,
-            strangers=self.core.strangers,
-            marks=tuple(self.core.tally.marks),
-            peak_memory_bytes=self.kit.peak_memory_bytes(),
-            met=tuple(self.core.met()) if self.work.scope is not None else (),
+            sessions_without_state=self.core_fold.sessions_without_state,
+            marks=tuple(self.core_fold.tally.marks),
+            peak_memory_bytes=self.context.peak_memory_bytes(),
+            met_sessions=tuple(self.core_fold.sessions_with_messages()) if self.work.scope is not None else (),
         )
 
-    def _saved(self, touched: dict[str, Any]) -> tuple[File, ...] | None:
+    def _save_state(self, touched: dict[str, Any]) -> tuple[File, ...] | None:
         if not touched:
             return None
         files = self.work.state
         merged = merge_count([file.rows for file in files], len(touched))
         kept, merge = files[: len(files) - merged], files[len(files) - merged :]
-        return (*kept, self.kit.state.save(self.work.partition, self.stem, touched, merge))
+        return (*kept, self.context.state.save(self.work.partition, self.stem, touched, merge))
 
     def _certificate(self, sessions: int) -> Certificate:
         return Certificate(
             partition=self.work.partition,
             epoch=self.work.epoch,
             start=self.work.start,
-            until=self.expected,
-            counts=self.core.counts,
+            until=self.next_offset,
+            counts=self.core_fold.counts,
             holes=self.passage.counts,
             digests=self.digests.finish(),
             first_timestamp=self.first_timestamp,
             last_timestamp=self.last_timestamp,
             sessions=sessions,
-            time=self.core.expiry.time if self.core.expiry else -1,
+            message_time_ms=self.core_fold.expiry.message_time_ms if self.core_fold.expiry else -1,
         )
 
 
-def _closed(writer: Any) -> tuple[File, ...]:
+def _close_file(writer: Any) -> tuple[File, ...]:
     file = writer.close()
     return () if file is None else (file,)

@@ -10,22 +10,22 @@ from seriatim.ports import LedgerStore
 from seriatim.steps.commit import read_head
 
 
-def untold(store: LedgerStore, stream: str) -> list[Finding]:
+def unreported_findings(store: LedgerStore, stream: str) -> list[Finding]:
     """Findings that are in the ledger and that nobody was told."""
     head = read_head(store, stream)
     if head is None:
         return []
-    entries = [store.manifest(stream, sequence).entry for sequence in range(store.told() + 1, head.ledger.sequence + 1)]
+    entries = [store.manifest_at(stream, sequence).entry for sequence in range(store.reported_sequence() + 1, head.ledger.sequence + 1)]
     return [finding for entry in entries for finding in entry.findings]
 
 
-def sequence_of(store: LedgerStore, stream: str) -> int:
+def last_sequence(store: LedgerStore, stream: str) -> int:
     """The last entry; -1: there is none."""
     head = read_head(store, stream)
     return head.ledger.sequence if head else -1
 
 
-def mark_told(store: LedgerStore, sequence: int) -> None:
+def mark_reported(store: LedgerStore, sequence: int) -> None:
     """Everything up to this entry was told."""
-    if sequence > store.told():
-        store.put_told(sequence)
+    if sequence > store.reported_sequence():
+        store.put_reported_sequence(sequence)

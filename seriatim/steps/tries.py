@@ -15,43 +15,43 @@ from msgspec.structs import replace
 
 from seriatim.core.errors import ConfigError
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.ports import Reader, Source, Task, Wish
-from seriatim.steps.changes import by_partition
-from seriatim.steps.moved import Moved
-from seriatim.steps.task import Result, Work
+from seriatim.ports import Reader, ReadOptions, Source, Task
+from seriatim.steps.changes import results_by_partition
+from seriatim.steps.moved import MovedSessions
+from seriatim.steps.task import PartitionWork, TaskResult
 
-TRIES_MAX = 7
+FOLD_TRIES_MAX = 7
 """Three are needed at most for a machine that raises (from where it raised, from the first message, each message by
 itself) and one for sessions that moved. The others are for machines that do not do the same each time."""
-Works = dict[Partition, Work]
-Results = dict[Partition, Result]
+WorkByPartition = dict[Partition, PartitionWork]
+ResultByPartition = dict[Partition, TaskResult]
 
 
-def fold_works(
+def fold_until_stable(
     stream: str,
-    works: Works,
+    works: WorkByPartition,
     source: Source,
     reader: Reader,
-    task: Callable[[Works], Task],
-    moved: Callable[[Works, Results], Moved],
+    make_task: Callable[[WorkByPartition], Task],
+    find_moved: Callable[[WorkByPartition, ResultByPartition], MovedSessions],
     *,
-    small: bool = False,
-) -> Results:
+    has_small_messages: bool = False,
+) -> ResultByPartition:
     """What the tasks gave, once none of them has to be done again."""
     total = sum(work.end - work.start for work in works.values()) or 1
     first = works = {p: replace(work, share=(work.end - work.start) / total) for p, work in works.items()}
-    results = by_partition(source.map(task(works), small=small))
-    for number in range(TRIES_MAX):
-        again = {p: result.raised for p, result in results.items() if result.raised or result.lacks_headers}
-        homes = {} if again else moved(works, results)
+    results = results_by_partition(source.map(make_task(works), has_small_messages=has_small_messages))
+    for number in range(FOLD_TRIES_MAX):
+        again = {p: result.raised_sessions for p, result in results.items() if result.raised_sessions or result.lacks_headers}
+        homes = {} if again else find_moved(works, results)
         again |= {partition: {} for partition in homes}
         if not again:
             return results
         redo = {
             partition: replace(
                 work,
-                careful=work.careful | again[partition],
-                moved=work.moved | homes.get(partition, {}),
+                undoable=work.undoable | again[partition],
+                moved_sessions=work.moved_sessions | homes.get(partition, {}),
                 attempt=f"{first[partition].attempt}r{number}",
                 share=0.0,
             )
@@ -60,8 +60,8 @@ def fold_works(
         }
         works = works | redo
         ranges = {partition: OffsetRange(work.start, work.end) for partition, work in redo.items()}
-        source = reader.exactly(ranges, Wish(headers=True))
-        results |= by_partition(source.map(task(redo)))
+        source = reader.read_ranges(ranges, ReadOptions(with_headers=True))
+        results |= results_by_partition(source.map(make_task(redo)))
     raise ConfigError(
         f"{stream}: the machine raises at other messages each time ({', '.join(map(str, again))})",
         next="make `apply` depend on nothing but its state and message; seriatim.testing runs it in milliseconds",

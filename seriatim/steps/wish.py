@@ -8,26 +8,26 @@ from __future__ import annotations
 from seriatim.core.ledger import Ledger
 from seriatim.core.offsets import Partition
 from seriatim.core.slice import Ranges
-from seriatim.ports import Log, Wish
+from seriatim.ports import Log, ReadOptions
 
-WORTH_A_LOOK = 10_000
+MESSAGES_WORTH_SAMPLING = 10_000
 """Below so many messages small polls cost less than looking at some."""
 
 
-class Wishes:
+class ReadOptionsEstimator:
     """How large messages are, as the ledger knows it, or as a few of them show when it does not."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
-        self._seen: dict[Partition, int] = {}
+        self._sampled_bytes: dict[Partition, int] = {}
 
-    def of(self, ledger: Ledger, ranges: Ranges, *, look: bool = False) -> Wish:
+    def read_options(self, ledger: Ledger, ranges: Ranges, *, may_sample: bool = False) -> ReadOptions:
         """Headers where messages wait in quarantine; and how large messages are, where that is known of all."""
         accounts = {partition: ledger.account(partition) for partition in ranges}
-        sizes = {p: one.bytes // one.messages + 1 for p, one in accounts.items() if one and one.messages}
+        sizes = {p: one.message_bytes // one.messages + 1 for p, one in accounts.items() if one and one.messages}
         unknown = {p: whole for p, whole in ranges.items() if p not in sizes and len(whole)}
-        if look and not self._seen and sum(map(len, unknown.values())) >= WORTH_A_LOOK:
-            self._seen = self.log.message_bytes(unknown)
-        largest = max([*sizes.values(), *self._seen.values()], default=0)
+        if may_sample and not self._sampled_bytes and sum(map(len, unknown.values())) >= MESSAGES_WORTH_SAMPLING:
+            self._sampled_bytes = self.log.sample_message_bytes(unknown)
+        largest = max([*sizes.values(), *self._sampled_bytes.values()], default=0)
         headers = any(one is not None and one.quarantined for one in accounts.values())
-        return Wish(headers, largest if self._seen or not unknown else 0)
+        return ReadOptions(headers, largest if self._sampled_bytes or not unknown else 0)

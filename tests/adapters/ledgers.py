@@ -14,12 +14,12 @@ from deltalake import DeltaTable, write_deltalake
 from seriatim.adapters.delta import DeltaLedger
 from seriatim.adapters.memory import MemoryClock, MemoryFiles, MemoryLedger
 from seriatim.adapters.parquet import ParquetRecords, record_schema
-from seriatim.core.ledger import Change, Entry, File, Ledger, encode
-from seriatim.core.message import Stretch
+from seriatim.core.ledger import Change, Entry, File, Ledger, encode_manifest
+from seriatim.core.message import MessageBatch
 from seriatim.core.offsets import Partition
-from seriatim.core.session import Folded
-from seriatim.ports import Head
-from seriatim.steps.commit import build, start
+from seriatim.core.session import FoldOutput
+from seriatim.ports import LedgerHead
+from seriatim.steps.commit import build_manifest, start_ledger
 
 P, Q = Partition("in-a", 0), Partition("in-a", 1)
 
@@ -27,7 +27,7 @@ P, Q = Partition("in-a", 0), Partition("in-a", 1)
 COLUMNS = {"op": "string", "at": "timestamp", "parts": "list<int64>"}
 
 
-STRETCH = Stretch(0, [0], [b"s"], [b"v"])
+STRETCH = MessageBatch(0, [0], [b"s"], [b"v"])
 
 
 NOTHING = Ledger(stream="s")
@@ -56,7 +56,7 @@ class MemorySide:
         self.store.manifests[path] += b" "
 
     def active(self) -> list[str]:
-        return [file.path for file in self.store.active()]
+        return [file.path for file in self.store.files_now()]
 
 
 class RealSide:
@@ -95,7 +95,7 @@ Side = MemorySide | RealSide
 
 def change(partition: Partition = P, frontier: int = 0, until: int = 0, *files: File) -> Change:
     """A change that moves a frontier."""
-    return Change(partition=partition, epoch=0, frontier=frontier, until=until, topic_id="id", born=0, records=files)
+    return Change(partition=partition, epoch=0, frontier=frontier, until=until, topic_id="id", initial_frontier=0, records=files)
 
 
 def moved(frontier: int, until: int, *files: File, attempt: str = "a1", partition: Partition = P) -> Entry:
@@ -103,24 +103,24 @@ def moved(frontier: int, until: int, *files: File, attempt: str = "a1", partitio
     return Entry(kind="slice", attempt=attempt, changes=(change(partition, frontier, until, *files),))
 
 
-def begun(side: Side) -> Head:
+def begun(side: Side) -> LedgerHead:
     """A ledger with its first entry."""
-    return start(side.store, MemoryClock(), "s", "a0", (change(), change(Q)))
+    return start_ledger(side.store, MemoryClock(), "s", "a0", (change(), change(Q)))
 
 
 def record_file(side: Side, stem: str) -> File:
     """A record file that is really there."""
-    writer = side.files.records(P, "id", stem)
-    writer.write(STRETCH, Folded([0], [0], [None], ["s"], [("insert", None, [1])], consumed=1))
+    writer = side.files.record_writer(P, "id", stem)
+    writer.write(STRETCH, FoldOutput([0], [0], [None], ["s"], [("insert", None, [1])], consumed_messages=1))
     file = writer.close()
     assert file is not None
     return file
 
 
-def attempted(side: Side, head: Head | None, entry: Entry) -> Callable[[], str]:
+def attempted(side: Side, head: LedgerHead | None, entry: Entry) -> Callable[[], str]:
     """A commit by hand, ready to be tried: no rule, no second try. Gives the manifest's hash."""
-    after, manifest = build(entry, NOTHING if head is None else head.ledger)
-    path, sha256 = side.store.put_manifest(after.sequence, encode(manifest))
+    after, manifest = build_manifest(entry, NOTHING if head is None else head.ledger)
+    path, sha256 = side.store.put_manifest(after.sequence, encode_manifest(manifest))
     store = side.again()
 
     def attempt() -> str:

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from seriatim.adapters.kafka import KafkaLog
 from seriatim.adapters.memory import MemoryKafka
 from seriatim.core.offsets import Partition
-from seriatim.core.retention import Rules
+from seriatim.core.retention import RetentionRules
 
 WAIT_SECONDS = 180
 NOW_MS = round(time.time() * 1000)
@@ -27,7 +27,7 @@ class MemoryBroker:
     def __init__(self) -> None:
         self.log = MemoryKafka()
 
-    def create(self, topic: str, partitions: int = 1, rules: Rules | None = None) -> None:
+    def create(self, topic: str, partitions: int = 1, rules: RetentionRules | None = None) -> None:
         """Make a topic."""
         self.log.create(topic, partitions, rules)
 
@@ -57,7 +57,7 @@ class RealBroker:
         self.admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
         self.producer = Producer({"bootstrap.servers": servers, "linger.ms": 0, "log_level": 0})
 
-    def create(self, topic: str, partitions: int = 1, rules: Rules | None = None) -> None:
+    def create(self, topic: str, partitions: int = 1, rules: RetentionRules | None = None) -> None:
         """Make a topic. One of that name may just have been deleted: the broker may still be at it."""
         wanted, until = [NewTopic(topic, partitions, 1, config=_settings(rules))], time.monotonic() + WAIT_SECONDS
         while True:
@@ -101,11 +101,11 @@ class RealBroker:
 Broker = MemoryBroker | RealBroker
 
 
-def _settings(rules: Rules | None) -> dict[str, str]:
+def _settings(rules: RetentionRules | None) -> dict[str, str]:
     if rules is None:
         return {}
     return {
         "retention.ms": str(rules.retention_ms),
         "retention.bytes": str(rules.retention_bytes),
-        "cleanup.policy": "delete" if rules.deletes else "compact",
+        "cleanup.policy": "delete" if rules.has_delete_policy else "compact",
     }

@@ -15,8 +15,8 @@ from seriatim.adapters.parquet import ParquetRecords, record_schema
 from seriatim.adapters.state import ParquetState
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import Partition
-from seriatim.core.stream import Output, Stream, Table
-from seriatim.steps.fold import Folding
+from seriatim.core.stream import OutputSettings, Stream, TableSettings
+from seriatim.steps.fold import FoldRun
 from seriatim.testing import MemoryStream
 
 COLUMNS = {"id": "string", "v": "int64", "at": "timestamp", "cost": "decimal(9,2)"}
@@ -34,8 +34,8 @@ class DiskStream(MemoryStream):
     """A stream of rows over topics in-…, whose output lies below `root`."""
 
     def __init__(self, root: Path, *, output_partitions: tuple[str, ...] = (), **fields: Any) -> None:
-        table = Table(key=("id",), columns=COLUMNS, before=True)
-        output = Output(path=str(root), partition_by=output_partitions)
+        table = TableSettings(key=("id",), columns=COLUMNS, before=True)
+        output = OutputSettings(path=str(root), partition_by=output_partitions)
         given = {"name": "s", "sequence": "seq", "table": table, "machine": "table", **fields}
         stream = Stream(topics="in-.*", output=output, **given)
         self.root, self.runner = root, stream.table_machine()
@@ -50,7 +50,7 @@ class DiskStream(MemoryStream):
         self.ledger: Any = DeltaLedger(self.root, record_schema(columns), parts)
         self.derived: Any = DeltaDerived(self.root, "zstd")
 
-    def folding(self, runner: Runner | None = None) -> Folding:
+    def folding(self, runner: Runner | None = None) -> FoldRun:
         """One run."""
         self._open()
         return super().folding(runner)

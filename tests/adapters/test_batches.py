@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
 
 from seriatim import wire
 from seriatim.adapters import batches
-from seriatim.adapters.batches import KafkaBatches
+from seriatim.adapters.batches import KafkaHoleExplainer
 from seriatim.adapters.memory import MemoryBatches, MemoryKafka
 from seriatim.core.errors import PlatformError
 from seriatim.core.offsets import OffsetRange, Partition
@@ -147,7 +147,7 @@ class RealSide:
             answer.result(WAIT_SECONDS)
 
     def explain(self, isolation: str) -> Explain:
-        return KafkaBatches(self.client, isolation)
+        return KafkaHoleExplainer(self.client, isolation)
 
 
 class RealTransaction:
@@ -303,13 +303,13 @@ def test_many_holes_cost_few_looks(real: RealSide, name: str) -> None:
             transaction.begin()
         transaction.send("abc")
         (transaction.producer.abort_transaction if number % 3 == 2 else transaction.producer.commit_transaction)(30)
-    explain = KafkaBatches(real.client)
+    explain = KafkaHoleExplainer(real.client)
     told = ""
     for number in range(100):
         hole = (4 * number, 4 * number + 4) if number % 3 == 2 else (4 * number + 3, 4 * number + 4)
         told += causes(explain, name, *hole)
     assert told == "MMAAAM" * 33 + "M"
-    assert explain.looks == 1
+    assert explain.log_reads == 1
 
 
 def test_a_region_larger_than_one_fetch_is_read_through(
@@ -344,17 +344,17 @@ def test_what_was_compacted_after_the_look_is_no_loss(real: RealSide, name: str)
     """A record seen ahead may be gone when the reader comes by: the log is asked again before it is called lost."""
     real.create(name, compacted=True)
     real.send(name, "abcabc")
-    explain = KafkaBatches(real.client)
+    explain = KafkaHoleExplainer(real.client)
     assert causes(explain, name, 0, 1) == "U"
     real.compact(name)
     assert causes(explain, name, 0, 3) == "CCC"
-    assert explain.looks == 2
+    assert explain.log_reads == 2
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # kafka-python forgets those that fail
 def test_a_broker_that_does_not_answer_is_platform_trouble() -> None:
     """A hole that nobody can explain now is not called a gap: the run fails, and is run again."""
-    explain = KafkaBatches({"bootstrap.servers": "127.0.0.1:1"}, patience_seconds=0.3)
+    explain = KafkaHoleExplainer({"bootstrap.servers": "127.0.0.1:1"}, retry_seconds_max=0.3)
     with pytest.raises(PlatformError, match=r"t/0: offsets are missing.*127\.0\.0\.1:1") as caught:
         explain(Partition("t", 0), OffsetRange(0, 1))
     assert "run again" in caught.value.next
@@ -370,5 +370,5 @@ def test_snappy_of_java_and_of_others() -> None:
     plain = codec.compress(first, asbytes=True)
     blocks = [codec.compress(part, asbytes=True) for part in (first, second)]
     framed = b"\x82SNAPPY\x00" + bytes(8) + b"".join(len(b).to_bytes(4, "big") + b for b in blocks)
-    assert bytes(wire.inflated(memoryview(plain), 2)) == first
-    assert bytes(wire.inflated(memoryview(framed), 2)) == first + second
+    assert bytes(wire.decompress(memoryview(plain), 2)) == first
+    assert bytes(wire.decompress(memoryview(framed), 2)) == first + second

@@ -13,14 +13,14 @@ from deltalake import DeltaTable
 
 from seriatim.adapters.gx import GreatExpectations
 from seriatim.adapters.memory.check import MemoryChecker, MemorySight
-from seriatim.adapters.sight import FileSight
-from seriatim.core.check import CheckBroken, Checker, Judgement
-from seriatim.core.evidence import Evidence, Files, Sight, Walk, Wanted
+from seriatim.adapters.sight import RecordScan
+from seriatim.core.check import BrokenCheckError, Checker, Judgement
+from seriatim.core.evidence import Evidence, EvidenceRequest, RecordFilesCheck, RecordScanner, RowFold
 from seriatim.core.ledger import File
 from seriatim.core.offsets import Partition
 from seriatim.core.suite import Expectation, Suite
-from seriatim.ports import Unreadable
-from seriatim.steps.check import Checked, check
+from seriatim.ports import UnreadableFileError
+from seriatim.steps.check import CheckResult, check_stream
 from tests.adapters.on_disk import DiskStream, filled
 from tests.steps.checks import between, means, stock
 
@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
         ("before_v", pa.int64()),
     ]
 )
-WANTED = Wanted(partition=P, since={"new": 0}, key=("id",), columns=("id", "v"), before=True)
+WANTED = EvidenceRequest(partition=P, first_new_offsets={"new": 0}, key_columns=("id",), columns=("id", "v"), has_before_images=True)
 
 
 def row(offset: int, op: str = "update", v: int | None = 0, **fields: Any) -> dict[str, Any]:
@@ -77,22 +77,22 @@ def library() -> Callable[..., GreatExpectations]:
 def looking(request: pytest.FixtureRequest, tmp_path: Path, library: Any) -> Any:
     """Sight and checker over given rows, as fakes and for real."""
 
-    def over(rows: list[dict[str, Any]], rows_per_group: int = 100) -> tuple[Sight, Checker]:
+    def over(rows: list[dict[str, Any]], rows_per_group: int = 100) -> tuple[RecordScanner, Checker]:
         if request.param == "memory":
             return MemorySight(lambda _: rows), MemoryChecker(lambda _: rows)
         path = tmp_path / FILE.path
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path, row_group_size=rows_per_group)
-        return FileSight(tmp_path), library(tmp_path)
+        return RecordScan(tmp_path), library(tmp_path)
 
     return over
 
 
-def walked(sight: Sight, wanted: Wanted = WANTED, was: dict[str, Any] | None = None) -> tuple[Files, Walk]:
+def walked(sight: RecordScanner, wanted: EvidenceRequest = WANTED, was: dict[str, Any] | None = None) -> tuple[RecordFilesCheck, RowFold]:
     """A walk through one file."""
-    files, walk = Files(P), Walk(wanted.columns, lambda _life, _names: was or {}, before=wanted.before)
-    for part in files.take(FILE, sight.parts(FILE, wanted)):
-        walk.take(part, FILE.path)
+    files, walk = RecordFilesCheck(P), RowFold(wanted.columns, lambda _life, _names: was or {}, has_before_images=wanted.has_before_images)
+    for part in files.check_parts(FILE, sight.scan(FILE, wanted)):
+        walk.fold_part(part, FILE.path)
     return files, walk
 
 
@@ -105,7 +105,7 @@ def test_a_walk_folds_records_however_they_are_cut(looking: Any, rows_per_group:
         "x": {"a": ("a", None)},
         "y": {"a": ("a", 5)},
     }
-    assert (files.rows, files.wrong, walk.unlinked) == (6, [], 0)
+    assert (files.new_rows, files.misplaced_rows, walk.unlinked_rows) == (6, [], 0)
 
 
 @pytest.mark.parametrize("rows_per_group", [100, 1])
@@ -126,15 +126,15 @@ def test_a_wrong_before_image_is_seen_in_or_between_parts(
     rows = [dict(one) for one in ROWS]
     rows[number].update(values)
     sight, _ = looking(rows, rows_per_group)
-    assert (walked(sight)[1].unlinked, walked(sight)[1].unlinked_at) == (1, offset)
+    assert (walked(sight)[1].unlinked_rows, walked(sight)[1].unlinked_offset) == (1, offset)
 
 
 def test_a_walk_goes_on_from_what_was(looking: Any) -> None:
     """The state of before is what the first before-image is held against."""
     sight, _ = looking([row(5, v=3, before_v=2)])
-    assert walked(sight, was={"x": {"a": ("a", 2)}})[1].unlinked == 0
-    assert walked(sight, was={"x": {"a": ("a", 9)}})[1].unlinked == 1
-    assert walked(sight)[1].unlinked == 1
+    assert walked(sight, was={"x": {"a": ("a", 2)}})[1].unlinked_rows == 0
+    assert walked(sight, was={"x": {"a": ("a", 9)}})[1].unlinked_rows == 1
+    assert walked(sight)[1].unlinked_rows == 1
 
 
 @pytest.mark.parametrize("rows_per_group", [100, 1])
@@ -147,17 +147,17 @@ def test_order_and_strangers_are_seen(looking: Any, rows_per_group: int) -> None
         ([row(7, topic_id="old"), row(1)], []),
     ):
         files, _ = walked(looking(rows, rows_per_group)[0])
-        assert [offset for _, offset, _ in files.wrong] == wrong
+        assert [offset for _, offset, _ in files.misplaced_rows] == wrong
 
 
 def test_old_records_and_other_sessions_are_left_out(looking: Any) -> None:
     """By topic id and offset; in rounds, by the session's name."""
     rows = [row(7, topic_id="old"), row(1), row(2), *(row(3, session=f"s{n}", index=n) for n in range(20))]
     sight, _ = looking(rows)
-    files, walk = walked(sight, Wanted(partition=P, since={"new": 2}, key=("id",), columns=("id", "v"), before=True))
-    assert (files.rows, len(walk.tables)) == (21, 21)
+    files, walk = walked(sight, EvidenceRequest(partition=P, first_new_offsets={"new": 2}, key_columns=("id",), columns=("id", "v"), has_before_images=True))
+    assert (files.new_rows, len(walk.tables)) == (21, 21)
     rounds = [
-        walked(sight, Wanted(partition=P, since={"new": 0}, key=("id",), columns=("id",), bucket=(number, 3)))[1]
+        walked(sight, EvidenceRequest(partition=P, first_new_offsets={"new": 0}, key_columns=("id",), columns=("id",), bucket=(number, 3)))[1]
         for number in range(3)
     ]
     names = [name for walk in rounds for _, name in walk.tables]
@@ -167,7 +167,7 @@ def test_old_records_and_other_sessions_are_left_out(looking: Any) -> None:
 def test_composite_keys_are_kept_apart(looking: Any) -> None:
     """(a, 1) and (a, 2) are two rows."""
     sight, _ = looking([row(0, v=1), row(1, v=2), row(2, v=1)])
-    wanted = Wanted(partition=P, since={"new": 0}, key=("id", "v"), columns=("id", "v"))
+    wanted = EvidenceRequest(partition=P, first_new_offsets={"new": 0}, key_columns=("id", "v"), columns=("id", "v"))
     assert set(walked(sight, wanted)[1].tables["new", "x"]) == {("a", 1), ("a", 2)}
 
 
@@ -219,7 +219,7 @@ def test_a_broken_expectation_is_named(looking: Any, expectation: Expectation) -
     """It is neither good nor bad."""
     _, checker = looking(ROWS)
     good = expects("column_values_to_not_be_null", column="offset")
-    with pytest.raises(CheckBroken) as broken:
+    with pytest.raises(BrokenCheckError) as broken:
         checker.records(Suite("s", (good, expectation)), P, [FILE], {"new": 0})
     assert broken.value.expectation == expectation
 
@@ -231,10 +231,10 @@ def test_evidence_is_judged_by_partition(looking: Any) -> None:
     q = Partition("t", 1)
     rows = [Evidence(partition=p, promise=name) for p in (P, q) for name in ("dense", "counted", "unique", "folded")]
     assert judged_all(checker, rows) == []
-    rows[-1] = Evidence(partition=q, promise="folded", broken=3, offset=8, files=("f",))
-    rows[0] = Evidence(partition=P, promise="dense", broken=1, offset=2)
+    rows[-1] = Evidence(partition=q, promise="folded", broken_count=3, offset=8, files=("f",))
+    rows[0] = Evidence(partition=P, promise="dense", broken_count=1, offset=2)
     assert [
-        (str(one.partition), one.expectation.name, one.broken, one.offset) for one in judged_all(checker, rows)
+        (str(one.partition), one.expectation.name, one.broken_count, one.example_offset) for one in judged_all(checker, rows)
     ] == [
         ("t/0", "dense", 1, 2),
         ("t/1", "folded", 3, 8),
@@ -244,15 +244,15 @@ def test_evidence_is_judged_by_partition(looking: Any) -> None:
 
 def filled_suites() -> Any:
     """The shipped suites, for the stock machine."""
-    from seriatim.core.stream import Output, Stream
+    from seriatim.core.stream import OutputSettings, Stream
 
-    return stock(Stream(name="s", topics="t", machine="table", output=Output(path="x")))
+    return stock(Stream(name="s", topics="t", machine="table", output=OutputSettings(path="x")))
 
 
 def judged_all(checker: Checker, rows: list[Evidence]) -> list[Judgement]:
     """By both suites about evidence."""
     made = filled_suites()
-    return [*checker.evidence(made.ledger, rows), *checker.evidence(made.state, rows)]
+    return [*checker.check_evidence(made.ledger, rows), *checker.check_evidence(made.state, rows)]
 
 
 def test_an_aggregate_is_about_a_stretch_of_rows(tmp_path: Path, library: Any) -> None:
@@ -272,17 +272,17 @@ def test_a_damaged_file_is_unreadable(tmp_path: Path, library: Any) -> None:
     path = tmp_path / FILE.path
     path.parent.mkdir(parents=True)
     path.write_bytes(b"PAR1 nothing")
-    with pytest.raises(Unreadable, match=r"f\.parquet"):
-        list(FileSight(tmp_path).parts(FILE, WANTED))
-    with pytest.raises(Unreadable, match=r"f\.parquet"):
+    with pytest.raises(UnreadableFileError, match=r"f\.parquet"):
+        list(RecordScan(tmp_path).scan(FILE, WANTED))
+    with pytest.raises(UnreadableFileError, match=r"f\.parquet"):
         library(tmp_path).records(Suite("s", (EXPECTED[0][0],)), P, [FILE], {"new": 0})
 
 
-def on_disk(made: DiskStream, library: Any, *own: Expectation) -> Checked:
+def on_disk(made: DiskStream, library: Any, *own: Expectation) -> CheckResult:
     """Check a stream on disk."""
-    real = {"sight": FileSight(made.root), "checker": library(made.root)}
+    real = {"sight": RecordScan(made.root), "checker": library(made.root)}
     made._open()
-    return check(means(made, *own, **real))
+    return check_stream(means(made, *own, **real))
 
 
 @pytest.mark.parametrize("parts", [(), ("topic", "partition")])
@@ -339,7 +339,7 @@ def test_a_suite_of_ones_own_opens_the_circuit(tmp_path: Path, library: Any) -> 
     made = filled(tmp_path)
     done = on_disk(made, library, between("v", 0, 4, name="v is small"))
     assert done.ledger.circuit == "open"
-    assert [(finding.place, finding.offset, finding.found) for finding in done.findings] == [
+    assert [(finding.partition_name, finding.offset, finding.found) for finding in done.findings] == [
         ("in-a/0", 13, "1 of 17 records: 5")
     ]
 
@@ -354,7 +354,7 @@ def test_what_somebody_else_rewrote_is_judged_by_suites_and_not_folded(
     done = on_disk(made, library, between("v", 0, 4, "warning", name="v is small"))
     assert set(done.verdict.values()) == {"good"}
     assert len(done.notes) >= 1
-    assert [(finding.place, finding.offset) for finding in done.findings] == [("in-a/0", 13)]
+    assert [(finding.partition_name, finding.offset) for finding in done.findings] == [("in-a/0", 13)]
     made.send("in-b/0", "x", 1)
     made.run()
     assert on_disk(made, library).verdict == {"in-b/0": "good"}

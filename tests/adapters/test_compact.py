@@ -14,11 +14,11 @@ from seriatim.adapters.rewrite import ParquetRewriter
 from seriatim.core.ledger import Change, Entry, File
 from seriatim.core.offsets import Partition
 from seriatim.disk import file_digest
-from seriatim.ports import Head
-from seriatim.steps.accept import Means as Deciding
-from seriatim.steps.accept import accept
+from seriatim.ports import LedgerHead
+from seriatim.steps.accept import DecisionContext as Deciding
+from seriatim.steps.accept import accept_topic
 from seriatim.steps.commit import commit
-from seriatim.steps.compact import Compacted, compact
+from seriatim.steps.compact import CompactResult, compact_stream
 from seriatim.steps.sweep import sweep_dead
 from tests.adapters.on_disk import DiskStream, filled
 from tests.adapters.verifying import verify
@@ -27,10 +27,10 @@ from tests.steps.compacts import DAY, means
 A0, A1, B0 = (Partition.parse(place) for place in ("in-a/0", "in-a/1", "in-b/0"))
 
 
-def compacted(made: DiskStream, only: Partition | None = None, *, bytes_target: int = 1 << 20) -> Compacted:
+def compacted(made: DiskStream, only: Partition | None = None, *, bytes_target: int = 1 << 20) -> CompactResult:
     """One compaction, as a process of its own would make it."""
     made._open()
-    return compact(means(made, bytes_target=bytes_target, rewriter=ParquetRewriter(made.root, "s")), only)
+    return compact_stream(means(made, bytes_target=bytes_target, rewriter=ParquetRewriter(made.root, "s")), only)
 
 
 def records(root: Path, version: int | None = None) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ def files(root: Path) -> list[str]:
     return sorted(pa.table(DeltaTable(root / "records").get_add_actions()).column("path").to_pylist())
 
 
-def head_of(made: DiskStream) -> Head:
+def head_of(made: DiskStream) -> LedgerHead:
     """The ledger as it is."""
     return made.ledger.head("s") or pytest.fail("there is no ledger")
 
@@ -67,7 +67,7 @@ def test_compaction_changes_no_record(tmp_path: Path, parts: tuple[str, ...]) ->
     assert {name.rpartition("/")[2].split("-")[0] for name in files(tmp_path)} == {"compact"}
     assert records(tmp_path, old) == before
     checked = verify(tmp_path)
-    assert (checked.difference, checked.warnings, checked.folded) == (None, [], True)
+    assert (checked.difference, checked.warnings, checked.has_folded_records) == (None, [], True)
     assert checked.sequence == done.sequence
     assert checked.records == len(before), "those of replaced files are not in the table any more"
     log = tmp_path / "records" / "_delta_log" / f"{old + 1:020d}.json"
@@ -86,12 +86,12 @@ def test_after_the_versions_are_gone_verify_agrees_still(tmp_path: Path) -> None
     compacted(made)
     made.clock.sleep(31 * DAY)
     done = compacted(made)
-    assert done.replaced > 10
+    assert done.swept_replaced_files > 10
     assert len(list((tmp_path / "records").rglob("*.parquet"))) == 3
     assert list((tmp_path / "intents").rglob("*.json")) == []
     checked = verify(tmp_path, everything=True)
-    assert (checked.difference, checked.warnings, checked.folded) == (None, [], True)
-    assert checked.gone == done.replaced
+    assert (checked.difference, checked.warnings, checked.has_folded_records) == (None, [], True)
+    assert checked.deleted_files == done.swept_replaced_files
     assert records(tmp_path) == before
 
 
@@ -111,7 +111,7 @@ def test_lives_of_a_topic_stay_apart(tmp_path: Path) -> None:
         clock=made.clock,
         new_attempt=lambda: "decided",
     )
-    accept(deciding, "in-a", "moved")
+    accept_topic(deciding, "in-a", "moved")
     made._sequences.clear()
     made.send("in-a/0", "x", ["a", "z"], 5, 6)
     made.run()  # one file, by an entry before the one that compacts the old life
@@ -124,7 +124,7 @@ def test_lives_of_a_topic_stay_apart(tmp_path: Path) -> None:
     assert sorted(map(len, lives)) == [1, 1]
     assert records(tmp_path) == before
     checked = verify(tmp_path, everything=True)
-    assert (checked.difference, checked.folded) == (None, True)
+    assert (checked.difference, checked.has_folded_records) == (None, True)
 
 
 def test_a_damaged_file_is_left_alone(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_damaged_file_is_left_alone(tmp_path: Path) -> None:
     good[len(good) // 2] ^= 1
     hurt.write_bytes(good)
     done = compacted(made)
-    refused = {path: why for piece in done.pieces for path, why in piece.refused.items()}
+    refused = {path: why for piece in done.pieces for path, why in piece.damaged_inputs.items()}
     assert list(refused) == [str(hurt.relative_to(tmp_path))]
     assert "its digest is" in refused[str(hurt.relative_to(tmp_path))]
     assert sum(name.startswith("in-b/0/0-") for name in files(tmp_path)) > 1
@@ -199,10 +199,10 @@ def shattered(made: DiskStream, pieces: int) -> None:
         frontier=account.frontier,
         until=account.frontier,
         topic_id=account.topic_id,
-        born=0,
+        initial_frontier=0,
         records=tuple(parts),
     )
-    entry = Entry(kind="compact", attempt="shattered", changes=(change,), removed=(whole.path,))
+    entry = Entry(kind="compact", attempt="shattered", changes=(change,), removed_paths=(whole.path,))
     commit(made.ledger, made.clock, head, entry)
 
 

@@ -15,18 +15,18 @@ from deltalake import DeltaTable, write_deltalake
 
 from seriatim.adapters.current import DeltaCurrent
 from seriatim.adapters.parquet import record_schema
-from seriatim.core.current import Keyed
+from seriatim.core.current import RowKeySpec
 from seriatim.core.errors import IntegrityError, PlatformError
 from seriatim.core.offsets import Partition
-from seriatim.core.stream import Table
-from seriatim.steps.publish import publish
+from seriatim.core.stream import TableSettings
+from seriatim.steps.publish import publish_current
 from tests.adapters.on_disk import DiskStream, filled
 from tests.sim.rewriting import Rewriter
 
 
-def current_of(made: DiskStream, keyed: Keyed | None = None) -> DeltaCurrent:
+def current_of(made: DiskStream, keyed: RowKeySpec | None = None) -> DeltaCurrent:
     """The table as a process of its own opens it."""
-    keyed = keyed or made.runner.keyed
+    keyed = keyed or made.runner.row_key_spec
     assert keyed is not None
     return DeltaCurrent(made.root, "s", record_schema(made.runner.columns), keyed)
 
@@ -52,7 +52,7 @@ def active(made: DiskStream) -> set[str]:
 def test_readers_see_the_rows_of_one_entry(tmp_path: Path) -> None:
     """With topic, topic id, partition, session, and offset, sequence and time of the record that last touched each."""
     made = filled(tmp_path)
-    publish("s", made.ledger, current_of(made))
+    publish_current("s", made.ledger, current_of(made))
     assert rows(made)[0] == {
         "topic": "in-a",
         "topic_id": "id-1",
@@ -74,12 +74,12 @@ def test_readers_see_the_rows_of_one_entry(tmp_path: Path) -> None:
 def test_only_touched_partitions_are_written_anew(tmp_path: Path) -> None:
     """The files of the others stay as they are."""
     made = filled(tmp_path)
-    publish("s", made.ledger, current_of(made))
+    publish_current("s", made.ledger, current_of(made))
     before = active(made)
     made.send("in-a/1", "x", 77)
     made.run()
-    done = publish("s", made.ledger, current_of(made))
-    assert (done.written.files, done.written.removed, done.written.rows) == (1, 1, 4)
+    done = publish_current("s", made.ledger, current_of(made))
+    assert (done.written.written_files, done.written.removed_files, done.written.written_rows) == (1, 1, 4)
     assert {path for path in before if not path.startswith("in-a/1/")} < active(made)
     assert values(made)["in-a", 1, "x", "a"] == 77
 
@@ -97,24 +97,24 @@ def test_large_partitions_fall_into_parts_of_which_few_are_written(tmp_path: Pat
         current.part_rows_max = 24
         return current
 
-    publish("s", made.ledger, opened())
+    publish_current("s", made.ledger, opened())
     parts = len(active(made))
     assert 8 <= parts <= 24
     assert len(values(made)) == 64 * 3
     made.send("in-a/0", "session-7", 5)
     made.run()
-    done = publish("s", made.ledger, opened())
-    assert (done.written.files, done.written.removed) == (1, 1)
+    done = publish_current("s", made.ledger, opened())
+    assert (done.written.written_files, done.written.removed_files) == (1, 1)
     assert len(active(made)) == parts
     assert values(made)["in-a", 0, "session-7", "a"] == 5
     for number in range(64):
         made.send("in-a/0", f"session-{number}", [])
     made.run()
-    publish("s", made.ledger, opened())
+    publish_current("s", made.ledger, opened())
     assert active(made) == set()
     made.send("in-a/0", "session-9", ["z"])
     made.run()
-    publish("s", made.ledger, opened())
+    publish_current("s", made.ledger, opened())
     assert values(made) == {("in-a", 0, "session-9", "z"): 0}
 
 
@@ -133,7 +133,7 @@ KINDS = {
 @pytest.mark.parametrize("key", [*KINDS, "all"])
 def test_any_column_may_be_of_the_key(tmp_path: Path, key: str) -> None:
     """Of every type; the last record of each wins."""
-    table = Table(key=tuple(KINDS) if key == "all" else (key,), columns=KINDS, before=False)
+    table = TableSettings(key=tuple(KINDS) if key == "all" else (key,), columns=KINDS, before=False)
     made = DiskStream(tmp_path, table=table, tier="none", sequence=None)
     made.kafka.create("in-a", 1)
     some = {"id": "ä", "i": -3, "f": 0.5, "b": True, "t": "2026-01-01T12:00:00+02:00", "d": "2026-01-02"}
@@ -147,7 +147,7 @@ def test_any_column_may_be_of_the_key(tmp_path: Path, key: str) -> None:
         made.kafka.produce("in-a", "s", json.dumps(body).encode())
     made.run(messages_max=1)
     for sequence in range(1, made.ledger.head("s").ledger.sequence + 1):
-        publish("s", made.ledger, current_of(made), sequence=sequence)
+        publish_current("s", made.ledger, current_of(made), sequence=sequence)
     (row,) = DeltaTable(tmp_path / "current").to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
     assert (row["i"], row["offset"]) == (-3 if key in ("i", "all") else 9, 1)
     assert (row["d"], row["x"], row["m"]) == (date(2026, 1, 2), b"\x00\xff", Decimal("1.50"))
@@ -155,7 +155,7 @@ def test_any_column_may_be_of_the_key(tmp_path: Path, key: str) -> None:
 
 def test_zero_is_one_row_whatever_its_sign(tmp_path: Path) -> None:
     """-0.0 is the machine's 0.0, so its later word replaces the row, within a slice and from one entry to the next."""
-    made = DiskStream(tmp_path, table=Table(key=("id",), columns={"id": "float64", "v": "int64"}, before=False))
+    made = DiskStream(tmp_path, table=TableSettings(key=("id",), columns={"id": "float64", "v": "int64"}, before=False))
     made.kafka.create("in-a", 1)
     for number, (kind, zero) in enumerate([("update", "-0.0"), ("update", "0.0"), ("update", "-0.0"), ("delete", "0")]):
         if not number:
@@ -164,43 +164,43 @@ def test_zero_is_one_row_whatever_its_sign(tmp_path: Path) -> None:
         made.kafka.produce("in-a", "s", body.encode())
         if number != 1:
             made.run()
-            publish("s", made.ledger, current_of(made))
+            publish_current("s", made.ledger, current_of(made))
             assert [row["v"] for row in rows(made)] == ([7] if kind == "delete" else [number, 7])
 
 
 def test_a_table_that_others_changed_is_made_again(tmp_path: Path) -> None:
     """Whatever they did to it."""
     made = filled(tmp_path)
-    publish("s", made.ledger, current_of(made))
+    publish_current("s", made.ledger, current_of(made))
     before = rows(made)
     table = DeltaTable(tmp_path / "current")
     write_deltalake(table, pa.table(table.to_pyarrow_dataset().to_table(use_threads=False)), mode="append")
     assert len(rows(made)) == 2 * len(before)
-    done = publish("s", made.ledger, current_of(made))
-    assert (done.before, done.changed) == (-1, True)
+    done = publish_current("s", made.ledger, current_of(made))
+    assert (done.previous_sequence, done.has_changed) == (-1, True)
     assert rows(made) == before
 
 
 def test_a_table_with_another_key_is_made_again(tmp_path: Path) -> None:
     """The machine's records name other columns than before."""
     made = filled(tmp_path)
-    publish("s", made.ledger, current_of(made))
-    keyed = Keyed(key=("v",), columns=("id", "v", "at", "cost"), gone={"op": "delete"})
-    assert publish("s", made.ledger, current_of(made, keyed)).before == -1
+    publish_current("s", made.ledger, current_of(made))
+    keyed = RowKeySpec(key=("v",), columns=("id", "v", "at", "cost"), deleted_when={"op": "delete"})
+    assert publish_current("s", made.ledger, current_of(made, keyed)).previous_sequence == -1
     assert len({(row["partition"], row["topic"], row["session"], row["v"]) for row in rows(made)}) == len(rows(made))
-    assert not publish("s", made.ledger, current_of(made, keyed)).changed
+    assert not publish_current("s", made.ledger, current_of(made, keyed)).has_changed
 
 
 def test_records_that_others_optimized_are_read_all_the_same(tmp_path: Path) -> None:
     """An OPTIMIZE mixes partitions in a file: each takes its own rows."""
     made = filled(tmp_path)
-    publish("s", made.ledger, current_of(made), sequence=4)
-    publish("s", made.ledger, current_of(made))
+    publish_current("s", made.ledger, current_of(made), sequence=4)
+    publish_current("s", made.ledger, current_of(made))
     expected = rows(made)
     DeltaTable(tmp_path / "records").optimize.compact()
     made.send("in-a/0", "x", 55)
     made.run()
-    publish("s", made.ledger, current_of(made), rebuild=True)
+    publish_current("s", made.ledger, current_of(made), rebuild=True)
     again = values(made)
     assert again.pop(("in-a", 0, "x", "a")) == 55
     assert again == {
@@ -213,28 +213,28 @@ def test_records_that_others_optimized_are_read_all_the_same(tmp_path: Path) -> 
 def test_what_was_compacted_since_is_not_counted_twice(tmp_path: Path) -> None:
     """The file that has the new records has old ones too."""
     made = filled(tmp_path)
-    publish("s", made.ledger, current_of(made))
+    publish_current("s", made.ledger, current_of(made))
     made.send("in-a/0", "x", None, 8)
     made.run(messages_max=1)
     rewriter = Rewriter(made, Random(1))
     for _ in range(4):
         rewriter.compact(Partition("in-a", 0))
-    done = publish("s", made.ledger, current_of(made))
-    assert [catch.whole for catch in done.catches] == [False]
+    done = publish_current("s", made.ledger, current_of(made))
+    assert [catch.is_full_rebuild for catch in done.catch_ups] == [False]
     stepwise = rows(made)
-    publish("s", made.ledger, current_of(made), rebuild=True)
+    publish_current("s", made.ledger, current_of(made), rebuild=True)
     assert rows(made) == stepwise
 
 
 def test_a_lost_record_file_is_named(tmp_path: Path) -> None:
     """Nothing is published then, and the table stays as it was."""
     made = filled(tmp_path)
-    publish("s", made.ledger, current_of(made), sequence=4)
+    publish_current("s", made.ledger, current_of(made), sequence=4)
     before = rows(made)
     lost = next(file for file in made.ledger.files_at("s", 8) if file.path.startswith("records/in-b/0/"))
     (tmp_path / lost.path).unlink()
     with pytest.raises(IntegrityError, match="is missing") as told:
-        publish("s", made.ledger, current_of(made))
+        publish_current("s", made.ledger, current_of(made))
     assert lost.path in told.value.message
     assert "seriatim verify s" in told.value.next
     assert rows(made) == before
@@ -243,19 +243,19 @@ def test_a_lost_record_file_is_named(tmp_path: Path) -> None:
 def test_a_broken_table_is_told_with_the_way_out(tmp_path: Path) -> None:
     """It is made of the records: nothing is lost with it."""
     made = filled(tmp_path)
-    publish("s", made.ledger, current_of(made))
+    publish_current("s", made.ledger, current_of(made))
     for path in (tmp_path / "current" / "_delta_log").iterdir():
         path.write_text("{")
     with pytest.raises(PlatformError, match="cannot be read") as told:
-        publish("s", made.ledger, current_of(made))
+        publish_current("s", made.ledger, current_of(made))
     assert "out of the way" in told.value.next
 
 
 def test_old_files_go_and_what_a_crash_left_as_well(tmp_path: Path) -> None:
     """Those that readers may still have open stay."""
     made = filled(tmp_path)
-    publish("s", made.ledger, current_of(made), sequence=4)
-    publish("s", made.ledger, current_of(made))
+    publish_current("s", made.ledger, current_of(made), sequence=4)
+    publish_current("s", made.ledger, current_of(made))
     (tmp_path / "current" / "in-a" / "0" / "9-0-0-000000000000.parquet").write_text("half a file")
     files = {str(path.relative_to(tmp_path / "current")) for path in (tmp_path / "current").rglob("*.parquet")}
     current = current_of(made)
@@ -266,16 +266,16 @@ def test_old_files_go_and_what_a_crash_left_as_well(tmp_path: Path) -> None:
     expected = rows(made)
     made.send("in-a/1", "x", 3)
     made.run()
-    done = publish("s", made.ledger, current_of(made))
-    assert done.before >= 0, "a vacuum is no change by others"
+    done = publish_current("s", made.ledger, current_of(made))
+    assert done.previous_sequence >= 0, "a vacuum is no change by others"
     assert len(rows(made)) == len(expected)
 
 
 def test_records_are_reduced_as_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory holds the rows that changed, not the records: however often that is done, the last word wins."""
     made = filled(tmp_path)
-    publish("s", made.ledger, current_of(made))
+    publish_current("s", made.ledger, current_of(made))
     expected = rows(made)
-    monkeypatch.setattr("seriatim.rows.GATHERED_MAX", 2)
-    publish("s", made.ledger, current_of(made), rebuild=True)
+    monkeypatch.setattr("seriatim.rows.BUFFERED_ROWS_MAX", 2)
+    publish_current("s", made.ledger, current_of(made), rebuild=True)
     assert rows(made) == expected

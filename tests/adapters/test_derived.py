@@ -14,14 +14,14 @@ from msgspec.structs import replace
 from seriatim.adapters import derived as real
 from seriatim.adapters.derived import DeltaDerived
 from seriatim.adapters.memory import MemoryDerived, MemoryFiles
-from seriatim.adapters.parquet import KEPT_SCHEMA, ParquetRecords
+from seriatim.adapters.parquet import QUARANTINE_FILE_SCHEMA, ParquetRecords
 from seriatim.core.errors import IntegrityError, PlatformError
-from seriatim.core.gaps import Aside, Gap
+from seriatim.core.gaps import Gap, QuarantineFile
 from seriatim.core.ledger import Ledger
-from seriatim.core.message import Stretch
+from seriatim.core.message import MessageBatch
 from seriatim.core.offsets import Partition
-from seriatim.core.session import Kept
-from seriatim.ports import Conflict, Derived
+from seriatim.core.session import QuarantinedMessage
+from seriatim.ports import CommitConflictError, DerivedTableName
 
 P, OTHER = Partition("in-a", 0), Partition("in-a", 1)
 RELEASE = ("released_by", "released_how", "released_offset")
@@ -30,17 +30,17 @@ RELEASE = ("released_by", "released_how", "released_offset")
 class Kit:
     """A store, a way to set messages aside, and what a reader of its tables sees."""
 
-    def __init__(self, store: Any, files: Any, rows: Callable[[Derived], list[dict[str, Any]]]) -> None:
+    def __init__(self, store: Any, files: Any, rows: Callable[[DerivedTableName], list[dict[str, Any]]]) -> None:
         self.store, self.files, self.rows = store, files, rows
         self.count = 0
 
-    def aside(self, sequence: int, *offsets: int, session: str = "s", place: Partition = P) -> Aside:
+    def aside(self, sequence: int, *offsets: int, session: str = "s", place: Partition = P) -> QuarantineFile:
         """A file with messages that an entry set aside."""
         self.count += 1
-        stretch = Stretch(0, list(range(100)), [b"k"] * 100, [b"v"] * 100, [[("h", b"x")]] * 100)
+        stretch = MessageBatch(0, list(range(100)), [b"k"] * 100, [b"v"] * 100, [[("h", b"x")]] * 100)
         writer = self.files.kept(place, "one", f"0-0-{self.count}")
-        writer.write(stretch, [Kept(offset, session, "raised", "c") for offset in offsets])
-        return Aside(writer.close(), sequence)
+        writer.write(stretch, [QuarantinedMessage(offset, session, "raised", "c") for offset in offsets])
+        return QuarantineFile(writer.close(), sequence)
 
     def releases(self) -> dict[tuple[str, int, int], tuple[Any, ...]]:
         """How messages were released, by session, partition and offset."""
@@ -83,7 +83,7 @@ def gap(start: int, until: int | None = None, opened: int = 0, **fields: Any) ->
     return Gap(topic="in-a", start=start, finding="raised", cause="c", opened=opened, **given)
 
 
-def where(kit: Kit, table: Derived) -> tuple[int, str]:
+def where(kit: Kit, table: DerivedTableName) -> tuple[int, str]:
     """How far a table is."""
     reached = kit.store.reached(table)
     return reached.sequence, reached.sha256
@@ -105,7 +105,7 @@ def test_gaps_come_back_as_they_were_put(kit: Kit) -> None:
         kit.store.put_gaps(kit.store.reached("gaps"), at(number), some)
         reached = kit.store.reached("gaps")
         assert (reached.sequence, kit.store.gaps(reached)) == (number, some)
-        assert kit.rows("gaps") == [one.row() for one in some]
+        assert kit.rows("gaps") == [one.to_row() for one in some]
 
 
 def test_messages_are_added_whole(kit: Kit) -> None:
@@ -163,9 +163,9 @@ def test_a_put_on_a_table_that_moved_is_refused(kit: Kit, whole: bool) -> None:
             seen = {table: replace(reached, sequence=-1) for table, reached in seen.items()}
         kit.store.put_gaps(seen["gaps"], at(step), [gap(step)])
         kit.store.put_quarantine(seen["quarantine"], at(step), [kit.aside(step, step)], [])
-        with pytest.raises(Conflict):
+        with pytest.raises(CommitConflictError):
             kit.store.put_gaps(seen["gaps"], at(step), [])
-        with pytest.raises(Conflict):
+        with pytest.raises(CommitConflictError):
             kit.store.put_quarantine(seen["quarantine"], at(step), [kit.aside(step, step)], [])
         assert [row["from"] for row in kit.rows("gaps")] == [step]
         assert ("s", 0, step) in kit.releases()
@@ -265,7 +265,7 @@ def test_a_table_that_cannot_be_read_is_to_be_moved_away(tmp_path: Path) -> None
 
 def test_the_quarantine_table_begins_with_the_columns_of_its_files() -> None:
     """The two schemas are written down in two rooms."""
-    assert list(real.QUARANTINE_SCHEMA)[: len(KEPT_SCHEMA)] == list(KEPT_SCHEMA)
+    assert list(real.QUARANTINE_SCHEMA)[: len(QUARANTINE_FILE_SCHEMA)] == list(QUARANTINE_FILE_SCHEMA)
 
 
 def test_what_is_noted_names_versions(tmp_path: Path) -> None:

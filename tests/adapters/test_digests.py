@@ -12,10 +12,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seriatim.adapters.arrow import ArrowDigests, ArrowStretch, stretches
+from seriatim.adapters.arrow import ArrowDigests, ArrowMessageBatch, message_batches
 from seriatim.adapters.memory import MemoryDigests
 from seriatim.core.errors import BrokenPromiseError
-from seriatim.core.message import Stretch
+from seriatim.core.message import MessageBatch
 from seriatim.ports import Digests
 
 Content = list[tuple[bytes | None, bytes | None]]
@@ -26,10 +26,10 @@ cuts = st.lists(st.integers(0, 12), max_size=4)
 quick = settings(max_examples=60, derandomize=True, deadline=None, database=None)
 
 
-def in_memory(start: int, messages: Content) -> Stretch:
+def in_memory(start: int, messages: Content) -> MessageBatch:
     """Messages as the fake reader gives them."""
     keys, values = [key for key, _ in messages], [value for _, value in messages]
-    return Stretch(start, list(range(len(messages))), keys, values, [[("h", None)] for _ in messages])
+    return MessageBatch(start, list(range(len(messages))), keys, values, [[("h", None)] for _ in messages])
 
 
 def batch_of(offsets: Iterable[int], messages: Content, kind: pa.DataType | None = None) -> pa.RecordBatch:
@@ -45,22 +45,22 @@ def batch_of(offsets: Iterable[int], messages: Content, kind: pa.DataType | None
     return pa.RecordBatch.from_pydict(columns)
 
 
-def from_spark(start: int, messages: Content, kind: pa.DataType | None = None) -> ArrowStretch:
+def from_spark(start: int, messages: Content, kind: pa.DataType | None = None) -> ArrowMessageBatch:
     """A stretch as the task sees it."""
-    return ArrowStretch(batch_of(range(start, start + len(messages)), messages, kind), start)
+    return ArrowMessageBatch(batch_of(range(start, start + len(messages)), messages, kind), start)
 
 
-def pieces(whole: Stretch, edges: list[int]) -> Iterable[Stretch]:
+def pieces(whole: MessageBatch, edges: list[int]) -> Iterable[MessageBatch]:
     """A stretch cut at these places; Arrow's pieces share its buffers."""
     for begin, end in pairwise(sorted({0, len(whole), *(edge for edge in edges if edge < len(whole))})):
-        if isinstance(whole, ArrowStretch):
-            yield ArrowStretch(whole.batch.slice(begin, end - begin), whole.start + begin)
+        if isinstance(whole, ArrowMessageBatch):
+            yield ArrowMessageBatch(whole.record_batch.slice(begin, end - begin), whole.start + begin)
         else:
             part = slice(begin, end)
-            yield Stretch(whole.start + begin, whole.timestamps[part], whole.keys[part], whole.values[part])
+            yield MessageBatch(whole.start + begin, whole.timestamps[part], whole.keys[part], whole.values[part])
 
 
-def digest(made: Digests, parts: Iterable[Stretch]) -> dict[str, str]:
+def digest(made: Digests, parts: Iterable[MessageBatch]) -> dict[str, str]:
     """The digests of these parts, one after the other."""
     for part in parts:
         made.update(part)
@@ -79,7 +79,7 @@ def test_digests_are_the_same_numbers_however_cut(
         assert digest(ArrowDigests(), pieces(from_spark(start, messages, kind), other)) == expected
 
 
-KINDS: list[tuple[Callable[[], Digests], Callable[[int, Content], Stretch]]] = [
+KINDS: list[tuple[Callable[[], Digests], Callable[[int, Content], MessageBatch]]] = [
     (MemoryDigests, in_memory),
     (ArrowDigests, from_spark),
 ]
@@ -98,7 +98,7 @@ KINDS: list[tuple[Callable[[], Digests], Callable[[int, Content], Stretch]]] = [
 )
 def test_other_messages_have_other_digests(
     digests: Callable[[], Digests],
-    stretch: Callable[[int, Content], Stretch],
+    stretch: Callable[[int, Content], MessageBatch],
     one: tuple[int, Content],
     other: tuple[int, Content],
     differ: set[str],
@@ -126,7 +126,7 @@ def test_bytes_behind_a_null_do_not_count() -> None:
     assert hidden.to_pylist() == [b"a", None, b"b"]
     batch = pa.RecordBatch.from_arrays([hidden, hidden], ["key", "value"])
     expected = digest(MemoryDigests(), [in_memory(5, [(b"a", b"a"), (None, None), (b"b", b"b")])])
-    assert digest(ArrowDigests(), [ArrowStretch(batch, 5)]) == expected
+    assert digest(ArrowDigests(), [ArrowMessageBatch(batch, 5)]) == expected
 
 
 @given(st.lists(st.tuples(*[st.one_of(st.none(), st.binary(max_size=3))] * 2), min_size=1, max_size=9), cuts)
@@ -135,11 +135,11 @@ def test_a_stretch_from_arrow_reads_as_one_of_lists(messages: Content, some: lis
     """Names, times, keys, values and headers, whole and cut."""
     memory, real = in_memory(7, messages), from_spark(7, messages)
     for count in (len(messages), *(cut for cut in some if cut < len(messages))):
-        left, right = memory.until(count), real.until(count)
+        left, right = memory.first_messages(count), real.first_messages(count)
         assert (len(left), left.start) == (len(right), right.start)
         for name in ("timestamps", "keys", "values", "headers"):
             assert list(getattr(left, name)) == list(getattr(right, name)), name
-        assert left.names() == right.names()
+        assert left.session_names() == right.session_names()
 
 
 @given(st.lists(st.booleans(), max_size=20), cuts)
@@ -149,7 +149,7 @@ def test_batches_are_cut_wherever_an_offset_is_missing(there: list[bool], some: 
     offsets = [offset for offset, is_there in enumerate(there, 10) if is_there]
     batch = batch_of(offsets, [(b"k", b"%d" % offset) for offset in offsets])
     edges = sorted({0, len(offsets), *(edge for edge in some if edge < len(offsets))})
-    found = list(stretches([batch.slice(a, b - a) for a, b in pairwise(edges)]))
+    found = list(message_batches([batch.slice(a, b - a) for a, b in pairwise(edges)]))
     seen = [(stretch.start + i, value) for stretch in found for i, value in enumerate(stretch.values)]
     assert seen == [(offset, b"%d" % offset) for offset in offsets]
 
@@ -157,4 +157,4 @@ def test_batches_are_cut_wherever_an_offset_is_missing(there: list[bool], some: 
 def test_offsets_that_go_back_are_refused() -> None:
     """Spark sorted them; if it did not, that is no hole but a broken promise."""
     with pytest.raises(BrokenPromiseError, match="offsets rise"):
-        list(stretches([batch_of([5, 4], [(b"k", b"v")] * 2)]))
+        list(message_batches([batch_of([5, 4], [(b"k", b"v")] * 2)]))

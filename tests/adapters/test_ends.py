@@ -15,8 +15,8 @@ from seriatim.adapters.memory import MemoryFiles, MemoryLedger
 from seriatim.adapters.parquet import ParquetRecords
 from seriatim.adapters.state import ParquetState
 from seriatim.core.offsets import Partition
-from seriatim.core.session import Ended, Session
-from seriatim.ports import UnfitRecords
+from seriatim.core.session import Session, SessionEndRecords
+from seriatim.ports import UnfitRecordsError
 
 A3 = Partition("in-a", 3)
 COLUMNS = {"op": "string", "id": "string", "n": "int64"}
@@ -35,9 +35,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
     ), lambda file: pq.ParquetFile(tmp_path / file.path).read().to_pylist()
 
 
-def ending(count: int, first: int = 0) -> Ended:
+def ending(count: int, first: int = 0) -> SessionEndRecords:
     """Records of two sessions."""
-    ended = Ended()
+    ended = SessionEndRecords()
     ended.add("s", Session(timestamp=1000, sequence=7), first, [("delete", f"r{i}", None) for i in range(count)])
     ended.add("t", Session(timestamp=2000), first + count, [("delete", "q", 4)])
     return ended
@@ -68,9 +68,9 @@ def test_records_that_end_sessions_share_an_offset(store: Made) -> None:
 
 def test_values_that_do_not_fit_are_named(store: Made) -> None:
     """By their row: whose session it is can be told."""
-    ended = Ended()
+    ended = SessionEndRecords()
     ended.add("s", Session(), 0, [("delete", "a", 1), ("delete", "b", "one")])
-    with pytest.raises(UnfitRecords) as unfit:
+    with pytest.raises(UnfitRecordsError) as unfit:
         store[0].records(A3, "id", "0-0-a").end(0, ended)
     assert unfit.value.rows == [1]
 
@@ -79,8 +79,8 @@ def test_values_that_do_not_fit_are_named(store: Made) -> None:
 def test_every_session_comes_once_and_newest(kind: str, tmp_path: Path) -> None:
     """However many files there are."""
     files: Any = MemoryFiles(COLUMNS) if kind == "memory" else ParquetState(tmp_path, "s")
-    first = files.save(A3, "0-0-a", {f"s{i}": Session(saved=b"old", timestamp=1) for i in range(5)}, ())
-    second = files.save(A3, "0-5-b", {"s3": Session(saved=b"new", timestamp=2)}, ())
+    first = files.save(A3, "0-0-a", {f"s{i}": Session(state_bytes=b"old", timestamp=1) for i in range(5)}, ())
+    second = files.save(A3, "0-5-b", {"s3": Session(state_bytes=b"new", timestamp=2)}, ())
     found = list(files.each((first, second)))
     assert sorted(name for name, _ in found) == ["s0", "s1", "s2", "s3", "s4"]
     assert {session.saved for name, session in found if name == "s3"} == {b"new"}

@@ -13,11 +13,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from seriatim.adapters import fetch
-from seriatim.adapters.consumer import KafkaReread
-from seriatim.adapters.fetch import KafkaRanges
+from seriatim.adapters.consumer import KafkaPastMessageReader
+from seriatim.adapters.fetch import KafkaRangeReader
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.ports import SourceFailed, UnreadableMessage
-from seriatim.wire import raw_batches
+from seriatim.ports import SourceFailedError, UnreadableMessageError
+from seriatim.wire import parse_raw_batches
 from tests.adapters.test_batches import RealSide
 
 WAIT_SECONDS = 180
@@ -47,7 +47,7 @@ def rows(batches: Iterable[pa.RecordBatch]) -> list[Row]:
 
 def consumed(servers: str, partition: Partition, whole: OffsetRange, isolation: str = "read_committed") -> list[Row]:
     """The same through librdkafka."""
-    reread = KafkaReread({"bootstrap.servers": servers}, isolation)
+    reread = KafkaPastMessageReader({"bootstrap.servers": servers}, isolation)
     found = [
         (stretch.start + i, int(stretch.timestamps[i]), stretch.keys[i], stretch.values[i])
         for stretch in reread.read(partition, whole)
@@ -67,12 +67,12 @@ def built(messages: list[Row], headers: list[list[tuple[str, bytes | None]]] | N
 
 def unpacked(content: bytes, whole: OffsetRange, *, headers: bool = False) -> list[pa.RecordBatch]:
     """Batches as they come out."""
-    gathered = fetch._Gathered(P, whole, headers=headers)
-    for raw in raw_batches(memoryview(content)):
-        content = gathered.content(raw)
-        assert gathered.fits(raw.count, len(content))
-        gathered.add(raw, content)
-    return [gathered.taken()] if gathered.rows else []
+    gathered = fetch._BatchBuilder(P, whole, headers=headers)
+    for raw in parse_raw_batches(memoryview(content)):
+        content = gathered.decompressed_records(raw)
+        assert gathered.has_capacity(raw.record_count, len(content))
+        gathered.add_batch(raw, content)
+    return [gathered.take_batch()] if gathered.row_count else []
 
 
 def random_messages(chance: random.Random) -> list[Row]:
@@ -116,10 +116,10 @@ def test_a_damaged_batch_is_never_taken() -> None:
     content = built(messages)
     chance = random.Random(1)
     for _ in range(200):
-        bit = chance.randrange(fetch.CHECKED_FROM * 8, len(content) * 8)
+        bit = chance.randrange(fetch.CHECKSUM_START * 8, len(content) * 8)
         hurt = bytearray(content)
         hurt[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(SourceFailed, match="offsets"):
+        with pytest.raises(SourceFailedError, match="offsets"):
             unpacked(bytes(hurt), OffsetRange(0, 20))
 
 
@@ -134,14 +134,14 @@ def test_records_that_lie_about_their_sizes_are_refused() -> None:
         content[17:21] = fetch.calc_crc32c(bytes(content[21:])).to_bytes(4, "big")
         try:
             found = unpacked(bytes(content), OffsetRange(0, 2**62))
-        except (SourceFailed, UnreadableMessage):
+        except (SourceFailedError, UnreadableMessageError):
             continue
         assert sum(batch.num_rows for batch in found) <= 60
 
 
 def test_a_time_that_no_calendar_has_is_told_apart() -> None:
     """Nanoseconds in place of milliseconds: the log is asked which message it was, and it alone halts."""
-    with pytest.raises(UnreadableMessage):
+    with pytest.raises(UnreadableMessageError):
         unpacked(built([(0, 1_700_000_000_000_000_000, b"k", b"v")]), OffsetRange(0, 1))
 
 
@@ -151,7 +151,7 @@ def test_every_codec_as_a_consumer_reads_it(codec: str, broker: Any, topic: Call
     """Several batches; whole ranges and ranges that begin and end within one."""
     name = topic(1)
     _produce(broker.bootstrap_servers, name, codec)
-    partition, reader = Partition(name, 0), KafkaRanges({"bootstrap.servers": broker.bootstrap_servers})
+    partition, reader = Partition(name, 0), KafkaRangeReader({"bootstrap.servers": broker.bootstrap_servers})
     for whole in (OffsetRange(0, 3000), OffsetRange(1234, 1250), OffsetRange(2999, 3000)):
         assert rows(reader(partition, whole)) == consumed(broker.bootstrap_servers, partition, whole)
 
@@ -172,7 +172,7 @@ def test_batches_are_cut_by_messages_and_by_bytes(
     """However they are cut, all messages are there, in order; small fetches give the same."""
     name = topic(1)
     _produce(broker.bootstrap_servers, name, "lz4")
-    partition, reader = Partition(name, 0), KafkaRanges({"bootstrap.servers": broker.bootstrap_servers})
+    partition, reader = Partition(name, 0), KafkaRangeReader({"bootstrap.servers": broker.bootstrap_servers})
     expected = consumed(broker.bootstrap_servers, partition, OffsetRange(0, 3000))
     for limits in ({"ROWS": 100}, {"BATCH_BYTES": 1000}, {"FETCH_BYTES": 100}, {"ROWS": 1000, "BATCH_BYTES": 50_000}):
         for name_of, value in limits.items():
@@ -199,7 +199,7 @@ def test_transactions_as_a_consumer_reads_them(isolation: str, broker: Any, topi
     third.end(abort=True)
     last = side.send(name, ["g"])[-1]
     partition, whole = Partition(name, 0), OffsetRange(0, last + 1)
-    found = rows(KafkaRanges({"bootstrap.servers": broker.bootstrap_servers}, isolation)(partition, whole))
+    found = rows(KafkaRangeReader({"bootstrap.servers": broker.bootstrap_servers}, isolation)(partition, whole))
     assert found == consumed(broker.bootstrap_servers, partition, whole, isolation)
     assert len(found) == {"read_committed": 4, "read_uncommitted": 7}[isolation]
 
@@ -213,7 +213,7 @@ def test_the_broker_s_time_where_the_topic_says_so(broker: Any, topic_name: Any)
     admin.create_topics([made])[name].result(WAIT_SECONDS)
     _produce(servers, name, "zstd")
     partition, whole = Partition(name, 0), OffsetRange(0, 3000)
-    found = rows(KafkaRanges({"bootstrap.servers": servers})(partition, whole))
+    found = rows(KafkaRangeReader({"bootstrap.servers": servers})(partition, whole))
     assert found == consumed(servers, partition, whole)
     assert len({at_ms for _, at_ms, _, _ in found}) < 3000
 
@@ -224,13 +224,13 @@ def test_what_is_not_in_the_log_is_not_waited_for(broker: Any, topic: Callable[.
     name = topic(1)
     _produce(broker.bootstrap_servers, name, "none")
     settings = {"bootstrap.servers": broker.bootstrap_servers}
-    patient, impatient = KafkaRanges(settings, patience_seconds=600), KafkaRanges(settings, patience_seconds=3)
+    patient, impatient = KafkaRangeReader(settings, retry_seconds_max=600), KafkaRangeReader(settings, retry_seconds_max=3)
     for reader, partition, whole, said in (
         (patient, Partition(name, 0), OffsetRange(2990, 3010), "the log ends at 3000"),
         (patient, Partition(name, 0), OffsetRange(4000, 4010), "offset 4000 is not in the log"),
         (impatient, Partition(f"{name}-not-there", 0), OffsetRange(0, 1), "cannot be read from offset 0"),
     ):
-        with pytest.raises(SourceFailed, match=said):
+        with pytest.raises(SourceFailedError, match=said):
             list(reader(partition, whole))
 
 
@@ -240,7 +240,7 @@ def test_many_small_ranges_read_again_wait_for_nothing(broker: Any, topic: Calla
     name, other = topic(1), topic(1)
     for one in (name, other):
         _produce(broker.bootstrap_servers, one, "none")
-    reread = KafkaReread({"bootstrap.servers": broker.bootstrap_servers})
+    reread = KafkaPastMessageReader({"bootstrap.servers": broker.bootstrap_servers})
     assert reread._settings["fetch.wait.max.ms"] <= 10
     message_count = 0
     for number in range(20):

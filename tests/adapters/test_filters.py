@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from seriatim.steps.publish import publish
+from seriatim.steps.publish import publish_current
 from tests.adapters.on_disk import DiskStream
 from tests.adapters.test_current import current_of
 
@@ -28,7 +28,7 @@ def made(tmp_path: Path) -> DiskStream:
             body = {"type": "snapshot", "rows": [{"id": row, "v": 0} for row in "ab"]}
         one.kafka.produce("in-a", ("s", "t", LONG)[number % 3], json.dumps(body).encode())
     one.run(7)
-    publish("s", one.ledger, current_of(one))
+    publish_current("s", one.ledger, current_of(one))
     return one
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seriatim.adapters.spark import first_line
+from seriatim.adapters.spark import first_error_line
 
 JAVA = """An error occurred while calling o91.collectToPython.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times
@@ -41,4 +41,4 @@ Caused by: java.io.EOFException
 )
 def test_the_line_that_helps_is_found(text: str, line: str) -> None:
     """A worker's own exception before Java's, the last cause before the first line, never a screenful."""
-    assert first_line(ValueError(text)) == line
+    assert first_error_line(ValueError(text)) == line

@@ -15,14 +15,14 @@ from seriatim.adapters.memory import MemoryFiles
 from seriatim.adapters.parquet import ParquetRecords
 from seriatim.core.errors import IntegrityError
 from seriatim.core.ledger import File
-from seriatim.core.message import Stretch
+from seriatim.core.message import MessageBatch
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.scope import Replaced
-from seriatim.core.session import Folded
+from seriatim.core.scope import ReplacedRecords
+from seriatim.core.session import FoldOutput
 from seriatim.ports import Joiner, RecordStore
 
 P = Partition("in-a", 0)
-NOTHING = Replaced(start=0, end=0)
+NOTHING = ReplacedRecords(start=0, end=0)
 ALL = OffsetRange(0, 1 << 62)
 
 
@@ -38,16 +38,16 @@ class Side(Struct):
     def file(self, stem: str, *rows: tuple[int, str, int]) -> File:
         """A committed file of (offset, session, value); rows of one offset are counted through."""
         first, last = rows[0][0], rows[-1][0]
-        stretch = Stretch(first, [0] * (last - first + 1), [b"k"] * (last - first + 1), [b"v"] * (last - first + 1))
+        stretch = MessageBatch(first, [0] * (last - first + 1), [b"k"] * (last - first + 1), [b"v"] * (last - first + 1))
         offsets = [row[0] for row in rows]
-        folded = Folded(
+        folded = FoldOutput(
             positions=[offset - first for offset in offsets],
             indexes=[offsets[:i].count(offset) for i, offset in enumerate(offsets)],
             sequences=[None] * len(rows),
             sessions=[row[1] for row in rows],
             rows=[(row[2],) for row in rows],
         )
-        writer = self.records.records(P, "id", stem)
+        writer = self.records.record_writer(P, "id", stem)
         writer.write(stretch, folded)
         file = writer.close()
         assert file is not None
@@ -86,20 +86,20 @@ def test_what_stays_and_what_comes_is_one_file_in_order(side: Side) -> None:
     """Rows of both, by offset and index; its description says where it begins and ends."""
     old = side.file("old", (1, "s", 1), (2, "t", 2), (3, "s", 3), (3, "s", 4), (5, "t", 5))
     new = side.file("new", (1, "s", 10), (3, "s", 30), (3, "s", 40), (4, "s", 41))
-    replaced = Replaced(start=0, end=6, sessions=frozenset({"s"}))
-    made = side.joiner.join(P, "made", [old], replaced, [new], ALL)
+    replaced = ReplacedRecords(start=0, end=6, sessions=frozenset({"s"}))
+    made = side.joiner.join_files(P, "made", [old], replaced, [new], ALL)
     assert made is not None
     expected = [(1, 0, "s", 10), (2, 0, "t", 2), (3, 0, "s", 30), (3, 1, "s", 40), (4, 0, "s", 41), (5, 0, "t", 5)]
     assert side.rows(made) == expected
-    assert (made.rows, made.first, made.last) == (6, 1, 5)
-    assert side.joiner.damaged([made]) == {}
+    assert (made.rows, made.first_offset, made.last_offset) == (6, 1, 5)
+    assert side.joiner.find_damaged_files([made]) == {}
 
 
 def test_each_session_is_replaced_up_to_its_own_end(side: Side) -> None:
     """From its end on the committed rows stay."""
     old = side.file("old", (1, "s", 1), (2, "t", 2), (3, "s", 3), (4, "t", 4))
-    replaced = Replaced(start=2, end=3, ends={"t": 9})
-    made = side.joiner.join(P, "made", [old], replaced, [], ALL)
+    replaced = ReplacedRecords(start=2, end=3, session_ends={"t": 9})
+    made = side.joiner.join_files(P, "made", [old], replaced, [], ALL)
     assert made is not None
     assert [row[0] for row in side.rows(made)] == [1, 3]
 
@@ -107,19 +107,19 @@ def test_each_session_is_replaced_up_to_its_own_end(side: Side) -> None:
 def test_only_rows_of_the_region_come(side: Side) -> None:
     """The others are another region's; nothing at all makes no file."""
     new = side.file("new", (1, "s", 1), (5, "s", 5), (9, "s", 9))
-    made = side.joiner.join(P, "made", [], NOTHING, [new], OffsetRange(2, 9))
+    made = side.joiner.join_files(P, "made", [], NOTHING, [new], OffsetRange(2, 9))
     assert made is not None
     assert [row[0] for row in side.rows(made)] == [5]
-    assert side.joiner.join(P, "none", [], NOTHING, [new], OffsetRange(6, 9)) is None
+    assert side.joiner.join_files(P, "none", [], NOTHING, [new], OffsetRange(6, 9)) is None
 
 
 def test_a_file_is_touched_by_a_row_that_is_replaced(side: Side) -> None:
     """By session and offset, not by its range."""
     old = side.file("old", (1, "s", 1), (9, "t", 2))
-    assert side.joiner.touches(old, Replaced(start=5, end=20, sessions=frozenset({"t"})))
-    assert not side.joiner.touches(old, Replaced(start=5, end=20, sessions=frozenset({"s"})))
-    assert side.joiner.any_within([old], OffsetRange(9, 10))
-    assert not side.joiner.any_within([old], OffsetRange(2, 9))
+    assert side.joiner.has_replaced_records(old, ReplacedRecords(start=5, end=20, sessions=frozenset({"t"})))
+    assert not side.joiner.has_replaced_records(old, ReplacedRecords(start=5, end=20, sessions=frozenset({"s"})))
+    assert side.joiner.has_records_in([old], OffsetRange(9, 10))
+    assert not side.joiner.has_records_in([old], OffsetRange(2, 9))
 
 
 def test_damage_is_seen_and_never_copied(side: Side) -> None:
@@ -127,17 +127,17 @@ def test_damage_is_seen_and_never_copied(side: Side) -> None:
     flipped, lost, well = (side.file(name, (1, "s", 1)) for name in ("flipped", "lost", "well"))
     side.flip(flipped)
     side.lose(lost)
-    assert set(side.joiner.damaged([flipped, lost, well])) == {flipped.path, lost.path}
-    assert set(side.joiner.damaged([flipped, lost, well], thorough=False)) == {lost.path}
+    assert set(side.joiner.find_damaged_files([flipped, lost, well])) == {flipped.path, lost.path}
+    assert set(side.joiner.find_damaged_files([flipped, lost, well], check_digests=False)) == {lost.path}
     for hurt in (flipped, lost):
         with pytest.raises(IntegrityError):
-            side.joiner.join(P, "made", [hurt], NOTHING, [], ALL)
+            side.joiner.join_files(P, "made", [hurt], NOTHING, [], ALL)
 
 
 def test_where_what_is_made_parts_from_what_is_replaced(side: Side) -> None:
     """By offset: another value, one too many, one too few; what stays, or lies elsewhere, is not asked."""
     old = side.file("a", (1, "x", 1), (2, "y", 2), (3, "x", 3), (9, "x", 9))
-    only = Replaced(start=0, end=5, sessions=frozenset("x"))
+    only = ReplacedRecords(start=0, end=5, sessions=frozenset("x"))
     within = OffsetRange(0, 5)
     for stem, rows, expected in (
         ("b", [(1, "x", 1), (3, "x", 3), (7, "x", 7)], None),
@@ -145,6 +145,6 @@ def test_where_what_is_made_parts_from_what_is_replaced(side: Side) -> None:
         ("d", [(1, "x", 1)], 3),
         ("e", [(1, "x", 1), (2, "x", 2), (3, "x", 3)], 2),
     ):
-        assert side.joiner.parts_at([old], only, [side.file(stem, *rows)], within) == expected
-    assert side.joiner.parts_at([], only, [], within) is None
-    assert side.joiner.parts_at([old], only, [], within) == 1
+        assert side.joiner.first_difference_offset([old], only, [side.file(stem, *rows)], within) == expected
+    assert side.joiner.first_difference_offset([], only, [], within) is None
+    assert side.joiner.first_difference_offset([old], only, [], within) == 1

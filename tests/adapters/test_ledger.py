@@ -11,8 +11,8 @@ import pytest
 from seriatim.adapters.memory import MemoryClock
 from seriatim.core.errors import ConfigError, FencedError, IntegrityError
 from seriatim.core.ledger import Entry
-from seriatim.ports import Conflict
-from seriatim.steps.commit import commit, read_head, start
+from seriatim.ports import CommitConflictError
+from seriatim.steps.commit import commit, read_head, start_ledger
 from tests.adapters.ledgers import (
     Q,
     RealSide,
@@ -31,9 +31,9 @@ def test_there_is_no_ledger_before_the_first_entry(side: Side) -> None:
     record_file(side, "0-0-a")
     _, sha256 = side.store.put_manifest(0, b"{}")
     assert (side.store.head("s"), side.store.witness()) == (None, None)
-    assert not side.store.has(sha256, -1)
+    assert not side.store.has_manifest(sha256, -1)
     with pytest.raises(ConfigError, match="no ledger entry 0"):
-        side.store.at("s", 0)
+        side.store.ledger_at("s", 0)
 
 
 def test_entries_are_read_back_as_committed(side: Side) -> None:
@@ -45,9 +45,9 @@ def test_entries_are_read_back_as_committed(side: Side) -> None:
         heads.append(head)
     found = read_head(side.again(), "s")
     assert found is not None
-    assert (found.ledger, found.foreign) == (heads[-1].ledger, [])
+    assert (found.ledger, found.foreign_findings) == (heads[-1].ledger, [])
     assert found.ledger.partitions["in-a/0"].frontier == 15
-    assert [side.again().at("s", number) for number in range(4)] == [head.ledger for head in heads]
+    assert [side.again().ledger_at("s", number) for number in range(4)] == [head.ledger for head in heads]
 
 
 @pytest.mark.parametrize("sequence", [-1, 2, 99])
@@ -55,7 +55,7 @@ def test_an_entry_that_is_not_there_is_refused_by_number(side: Side, sequence: i
     """Whoever asks has mistyped it."""
     commit(side.store, MemoryClock(), begun(side), moved(0, 5))
     with pytest.raises(ConfigError, match=f"no ledger entry {sequence}"):
-        side.store.at("s", sequence)
+        side.store.ledger_at("s", sequence)
 
 
 def test_an_entry_is_known_by_its_manifest_after_another(side: Side) -> None:
@@ -63,9 +63,9 @@ def test_an_entry_is_known_by_its_manifest_after_another(side: Side) -> None:
     first = begun(side)
     second, _ = commit(side.store, MemoryClock(), first, moved(0, 5))
     one, two, store = first.ledger.sha256, second.ledger.sha256, side.again()
-    assert [store.has(two, after) for after in (-1, 0, 1)] == [True, True, False]
-    assert [store.has(one, after) for after in (-1, 0, 1)] == [True, False, False]
-    assert not store.has("0" * 64, -1)
+    assert [store.has_manifest(two, after) for after in (-1, 0, 1)] == [True, True, False]
+    assert [store.has_manifest(one, after) for after in (-1, 0, 1)] == [True, False, False]
+    assert not store.has_manifest("0" * 64, -1)
 
 
 def test_a_long_ledger_is_read_to_its_beginning(side: Side) -> None:
@@ -73,9 +73,9 @@ def test_a_long_ledger_is_read_to_its_beginning(side: Side) -> None:
     head = first = begun(side)
     for number in range(20):
         head, _ = commit(side.store, MemoryClock(), head, moved(number, number + 1))
-    assert side.again().at("s", 0) == first.ledger
-    assert side.again().at("s", 20) == head.ledger
-    assert side.again().has(first.ledger.sha256, -1)
+    assert side.again().ledger_at("s", 0) == first.ledger
+    assert side.again().ledger_at("s", 20) == head.ledger
+    assert side.again().has_manifest(first.ledger.sha256, -1)
 
 
 def test_entries_are_walked_from_any_of_them_on(side: Side) -> None:
@@ -87,7 +87,7 @@ def test_entries_are_walked_from_any_of_them_on(side: Side) -> None:
     for after in (-1, 0, 17, 20, 99):
         found = [manifest.entry.sequence for manifest in side.store.entries("s", after)]
         assert found == list(range(after + 1, 21))
-    assert next(side.store.entries("s", 4)) == side.store.manifest("s", 5)
+    assert next(side.store.entries("s", 4)) == side.store.manifest_at("s", 5)
 
 
 def test_a_commit_on_an_old_head_changes_nothing(side: Side) -> None:
@@ -95,9 +95,9 @@ def test_a_commit_on_an_old_head_changes_nothing(side: Side) -> None:
     old = begun(side)
     file = record_file(side, "0-0-zombie")
     commit(side.store, MemoryClock(), old, moved(0, 5))
-    with pytest.raises(Conflict):
+    with pytest.raises(CommitConflictError):
         attempted(side, old, moved(0, 3, file, attempt="zombie"))()
-    with pytest.raises(Conflict):
+    with pytest.raises(CommitConflictError):
         attempted(side, None, Entry(kind="start", attempt="zombie"))()
     assert frontier(side) == (1, 5)
     assert side.active() == []
@@ -111,7 +111,7 @@ def test_of_two_on_one_head_one_wins(side: Side) -> None:
     begun(side)
     first, second = side.again().head("s"), side.again().head("s")
     attempted(side, first, moved(0, 5))()
-    with pytest.raises(Conflict):
+    with pytest.raises(CommitConflictError):
         attempted(side, second, moved(0, 7, attempt="b"))()
     assert frontier(side) == (1, 5)
 
@@ -121,12 +121,12 @@ def test_of_two_who_create_one_wins(side: Side) -> None:
     births = (change(), change(Q))
     one, two = (attempted(side, None, Entry(kind="start", attempt=a, changes=births)) for a in "ab")
     sha256 = one()
-    with pytest.raises(Conflict):
+    with pytest.raises(CommitConflictError):
         two()
     head = side.again().head("s")
     assert head is not None
     assert head.ledger.sha256 == sha256
-    assert start(side.store, MemoryClock(), "s", "b", births).ledger == head.ledger
+    assert start_ledger(side.store, MemoryClock(), "s", "b", births).ledger == head.ledger
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["create", "append"])
@@ -141,7 +141,7 @@ def test_at_the_same_moment_one_wins_too(tmp_path: Path, first: bool) -> None:
         outcomes = [future.exception() or future.result() for future in [pool.submit(one) for one in tries]]
     won = [outcome for outcome in outcomes if isinstance(outcome, str)]
     assert len(won) == 1
-    assert sum(isinstance(outcome, Conflict) for outcome in outcomes) == 3
+    assert sum(isinstance(outcome, CommitConflictError) for outcome in outcomes) == 3
     head = side.again().head("s")
     assert head is not None
     assert [head.ledger.sha256] == won
@@ -161,15 +161,15 @@ def test_rows_appended_by_others_are_one_finding_until_told(side: Side) -> None:
     """The next entry carries it; a commit on the head from before is refused."""
     before = begun(side)
     side.foreign_append()
-    with pytest.raises(Conflict):
+    with pytest.raises(CommitConflictError):
         attempted(side, before, moved(0, 3))()
     head = side.again().head("s")
     assert head is not None
-    assert [finding.finding for finding in head.foreign] == ["foreign"]
+    assert [finding.finding for finding in head.foreign_findings] == ["foreign"]
     assert head.ledger == before.ledger
     after, done = commit(side.store, MemoryClock(), head, moved(0, 5))
-    assert done.findings == tuple(head.foreign)
-    assert (after.foreign, frontier(side)) == ([], (1, 5))
+    assert done.findings == tuple(head.foreign_findings)
+    assert (after.foreign_findings, frontier(side)) == ([], (1, 5))
 
 
 def test_files_rewritten_by_others_are_no_finding(side: Side) -> None:
@@ -181,7 +181,7 @@ def test_files_rewritten_by_others_are_no_finding(side: Side) -> None:
     side.foreign_rewrite()
     found = side.again().head("s")
     assert found is not None
-    assert (found.ledger, found.foreign) == (head.ledger, [])
+    assert (found.ledger, found.foreign_findings) == (head.ledger, [])
     commit(side.store, MemoryClock(), found, moved(2, 5))
     assert frontier(side) == (3, 5)
 

@@ -8,7 +8,7 @@ import pytest
 
 from seriatim import disk
 from seriatim.adapters.memory import MemoryClock
-from seriatim.ports import Conflict
+from seriatim.ports import CommitConflictError
 from seriatim.steps.commit import commit
 from seriatim.steps.sweep import sweep_dead
 from tests.adapters.ledgers import (
@@ -34,7 +34,7 @@ def test_a_file_that_is_gone_is_never_named(side: Side) -> None:
     """Another run has swept it: nothing is committed."""
     head, file = begun(side), record_file(side, "0-0-a")
     side.lose(file.path)
-    with pytest.raises(Conflict, match="0-0-a"):
+    with pytest.raises(CommitConflictError, match="0-0-a"):
         attempted(side, head, moved(0, 5, file))()
     assert frontier(side) == (0, 0)
 
@@ -58,7 +58,7 @@ def test_manifests_that_lost_are_swept(side: Side) -> None:
     coming, _ = side.store.put_manifest(2, b"{}")
     assert side.again().sweep(head) == sorted(lost)
     assert side.again().sweep(head) == []
-    assert [side.again().at("s", number) for number in (0, 1)] == [first.ledger, head.ledger]
+    assert [side.again().ledger_at("s", number) for number in (0, 1)] == [first.ledger, head.ledger]
     side.lose(coming)
 
 

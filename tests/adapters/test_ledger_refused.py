@@ -13,8 +13,8 @@ from seriatim.adapters.delta import DeltaLedger
 from seriatim.adapters.memory import MemoryClock
 from seriatim.adapters.parquet import record_schema
 from seriatim.core.errors import ConfigError, IntegrityError
-from seriatim.core.ledger import encode
-from seriatim.steps.commit import build, commit
+from seriatim.core.ledger import encode_manifest
+from seriatim.steps.commit import build_manifest, commit
 from tests.adapters.ledgers import (
     COLUMNS,
     RealSide,
@@ -29,21 +29,21 @@ from tests.adapters.ledgers import (
 def test_a_hurt_manifest_is_refused_by_name(side: Side, how: str) -> None:
     """The last one leaves no head; an earlier one does no harm until it is asked for."""
     first = begun(side)
-    after, manifest = build(moved(0, 5), first.ledger)
-    path, sha256 = side.store.put_manifest(after.sequence, encode(manifest))
+    after, manifest = build_manifest(moved(0, 5), first.ledger)
+    path, sha256 = side.store.put_manifest(after.sequence, encode_manifest(manifest))
     side.store.compare_and_set(first, manifest.entry, path, sha256)
     getattr(side, how)(path)
-    for read in (lambda: side.again().head("s"), lambda: side.again().at("s", 1)):
+    for read in (lambda: side.again().head("s"), lambda: side.again().ledger_at("s", 1)):
         with pytest.raises(IntegrityError) as caught:
             read()
         assert path in caught.value.render()
-    assert side.again().at("s", 0) == first.ledger
+    assert side.again().ledger_at("s", 0) == first.ledger
 
 
 def test_another_streams_ledger_is_refused(side: Side) -> None:
     """Two streams must not share an output path: whose it is is told."""
     begun(side)
-    for read in (lambda: side.again().head("other"), lambda: side.again().at("other", 0)):
+    for read in (lambda: side.again().head("other"), lambda: side.again().ledger_at("other", 0)):
         with pytest.raises(ConfigError, match="holds stream 's'"):
             read()
 
@@ -110,7 +110,7 @@ def test_a_damaged_mark_is_a_ledger_that_cannot_be_read(tmp_path: Path, old: str
     side = RealSide(tmp_path)
     commit(side.store, MemoryClock(), begun(side), moved(0, 5))
     rewritten(side, old, new)
-    reads = (lambda: side.again().head("s"), lambda: side.again().at("s", 0), lambda: side.again().has("0" * 64, -1))
+    reads = (lambda: side.again().head("s"), lambda: side.again().ledger_at("s", 0), lambda: side.again().has_manifest("0" * 64, -1))
     for read in reads:
         with pytest.raises(IntegrityError, match="the ledger cannot be read") as caught:
             read()
@@ -132,8 +132,8 @@ def test_a_manifest_of_another_entry_is_refused(tmp_path: Path) -> None:
     """A commit that names it is damaged, even if the hash is right."""
     side = RealSide(tmp_path)
     head = begun(side)
-    _, manifest = build(moved(0, 5), head.ledger)
-    path, sha256 = side.store.put_manifest(1, encode(replace(manifest, entry=replace(manifest.entry, sequence=7))))
+    _, manifest = build_manifest(moved(0, 5), head.ledger)
+    path, sha256 = side.store.put_manifest(1, encode_manifest(replace(manifest, entry=replace(manifest.entry, sequence=7))))
     side.store.compare_and_set(head, manifest.entry, path, sha256)
     with pytest.raises(IntegrityError) as caught:
         side.again().head("s")

@@ -13,7 +13,7 @@ import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult, LoginPassword
 
-from seriatim.adapters.mail import Server, SmtpNotifier, server
+from seriatim.adapters.mail import MailServer, SmtpNotifier, mail_server
 from seriatim.adapters.memory.mail import MemoryNotifier
 from seriatim.core.alert import Mail
 from seriatim.core.errors import ConfigError, PlatformError
@@ -39,7 +39,7 @@ def catcher() -> Iterator[tuple[Catcher, int]]:
 def test_a_mail_arrives_in_text_and_html(catcher: tuple[Catcher, int]) -> None:
     """To all, with a subject beyond ASCII, and an id that stays the same."""
     caught, port = catcher
-    assert SmtpNotifier(server(f"127.0.0.1:{port}", sender="seriatim@example.org")).send(MAIL) == ""
+    assert SmtpNotifier(mail_server(f"127.0.0.1:{port}", sender="seriatim@example.org")).send(MAIL) == ""
     (mail,) = caught.mails
     assert (mail["Subject"], mail["To"]) == ("Frühling – ü", "ops@example.org, dev@example.org")
     assert mail["Message-ID"] == "<abc@seriatim.example.org>"
@@ -51,7 +51,7 @@ def test_who_was_refused_while_others_got_it_is_said(catcher: tuple[Catcher, int
     """The mail is not sent again for it."""
     caught, port = catcher
     caught.refused.add("dev@example.org")
-    assert "refused dev@example.org" in SmtpNotifier(server(f"127.0.0.1:{port}")).send(MAIL)
+    assert "refused dev@example.org" in SmtpNotifier(mail_server(f"127.0.0.1:{port}")).send(MAIL)
     assert len(caught.mails) == 1
 
 
@@ -60,28 +60,28 @@ def test_a_server_that_refuses_all_is_trouble(catcher: tuple[Catcher, int]) -> N
     caught, port = catcher
     caught.refused |= set(MAIL.to)
     with pytest.raises(PlatformError, match=r"refused dev@example\.org, ops@example\.org"):
-        SmtpNotifier(server(f"127.0.0.1:{port}")).send(MAIL)
+        SmtpNotifier(mail_server(f"127.0.0.1:{port}")).send(MAIL)
 
 
 def test_a_server_that_is_down_or_hangs_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bounded time."""
     with pytest.raises(PlatformError, match="did not take the mail"):
-        SmtpNotifier(server(f"127.0.0.1:{free_port()}")).send(MAIL)
+        SmtpNotifier(mail_server(f"127.0.0.1:{free_port()}")).send(MAIL)
     monkeypatch.setattr("seriatim.adapters.mail.TIMEOUT_SECONDS", 0.2)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         with pytest.raises(PlatformError, match="did not take the mail"):
-            SmtpNotifier(server(f"127.0.0.1:{silent.getsockname()[1]}")).send(MAIL)
+            SmtpNotifier(mail_server(f"127.0.0.1:{silent.getsockname()[1]}")).send(MAIL)
 
 
 def test_a_server_that_let_nobody_in_is_not_asked_again(catcher: tuple[Catcher, int]) -> None:
     """Mails of thirty streams wait: the time it takes to hear nothing is spent once. Another notifier asks anew."""
     caught, port = catcher
-    away = SmtpNotifier(server(f"127.0.0.1:{free_port()}"))
+    away = SmtpNotifier(mail_server(f"127.0.0.1:{free_port()}"))
     with pytest.raises(PlatformError) as first:
         away.send(MAIL)
-    away.server = server(f"127.0.0.1:{port}")
+    away.server = mail_server(f"127.0.0.1:{port}")
     with pytest.raises(PlatformError) as second:
         away.send(MAIL)
     assert (second.value.message, caught.mails) == (first.value.message, [])
@@ -89,10 +89,10 @@ def test_a_server_that_let_nobody_in_is_not_asked_again(catcher: tuple[Catcher, 
 
 def test_the_fake_can_be_down_too() -> None:
     """The same answer as the real one's."""
-    fake = MemoryNotifier(down=True)
+    fake = MemoryNotifier(is_down=True)
     with pytest.raises(PlatformError):
         fake.send(MAIL)
-    fake.down = False
+    fake.is_down = False
     assert (fake.send(MAIL), fake.mails) == ("", [MAIL])
 
 
@@ -114,7 +114,7 @@ def test_a_password_comes_from_a_file_and_goes_nowhere_else(tmp_path: Path, *, r
     )
     controller.start()
     try:
-        made = server(f"127.0.0.1:{controller.port}", user="me", password_file=secret)
+        made = mail_server(f"127.0.0.1:{controller.port}", user="me", password_file=secret)
         if right:
             SmtpNotifier(made).send(MAIL)
         else:
@@ -133,24 +133,24 @@ def test_a_password_comes_from_a_file_and_goes_nowhere_else(tmp_path: Path, *, r
 def test_an_address_that_cannot_be_one_is_refused(address: str) -> None:
     """With what it looks like."""
     with pytest.raises(ConfigError, match="HOST:PORT"):
-        server(address)
+        mail_server(address)
 
 
 def test_ports_have_defaults() -> None:
     """25, or 465 with TLS from the start."""
-    assert server("mail") == Server(host="mail", port=25)
-    assert server("mail", tls="tls").port == 465
+    assert mail_server("mail") == MailServer(host="mail", port=25)
+    assert mail_server("mail", tls="tls").port == 465
     with pytest.raises(ConfigError, match="smtp_password_file"):
-        server("mail", password_file=Path("/none/such"))
+        mail_server("mail", password_file=Path("/none/such"))
     with pytest.raises(ConfigError, match="smtp_password_file"):
-        server("mail", password_file=Path("~nobody-here/such"))
+        mail_server("mail", password_file=Path("~nobody-here/such"))
 
 
 def test_a_server_that_answers_nonsense_is_trouble() -> None:
     """A challenge that is not base64, a password beyond ASCII: said as trouble, and the password in no text."""
     with Nonsense() as port:
         for password in (SECRET, f"{SECRET}ü"):
-            notifier = SmtpNotifier(server(f"127.0.0.1:{port}", user="u", password=password))
+            notifier = SmtpNotifier(mail_server(f"127.0.0.1:{port}", user="u", password=password))
             with pytest.raises(PlatformError, match="did not take the mail") as trouble:
                 notifier.send(MAIL)
             assert SECRET not in trouble.value.render()

@@ -22,11 +22,11 @@ from seriatim.adapters.state import ParquetState
 from seriatim.core.crash import arm
 from seriatim.core.errors import ConfigError
 from seriatim.core.machine import Machine, Runner, UserMachine
-from seriatim.core.repair import Request
-from seriatim.steps.derive import catch_up
-from seriatim.steps.fold import Folding
-from seriatim.steps.repair import Repairing, plan
-from seriatim.steps.verify import Verified, Verifying, foldable
+from seriatim.core.repair import RepairRequest
+from seriatim.steps.derive import catch_up_derived
+from seriatim.steps.fold import FoldRun
+from seriatim.steps.repair import RepairRun, plan_repair
+from seriatim.steps.verify import Verification, VerifyResult, foldable
 from seriatim.testing import MemoryStream
 from tests.integration.lab import _toml as toml
 from tests.steps.markets import Book, Level, Market, Note, busy, machine, order, stream_of
@@ -40,7 +40,7 @@ class MarketFiles(ParquetRecords, ParquetState):
     """Record and state files in one, as the fake has them."""
 
     def __init__(self, root: Path, runner: Runner, parts: tuple[str, ...]) -> None:
-        ParquetRecords.__init__(self, root, runner.columns, "zstd", parts, others=runner.others)
+        ParquetRecords.__init__(self, root, runner.columns, "zstd", parts, other_tables=runner.other_columns)
         ParquetState.__init__(self, root, "s")
 
 
@@ -56,12 +56,12 @@ class DiskMarket(MemoryStream):
 
     def _open(self) -> None:
         runner = machine()
-        schemas = {table: record_schema(columns) for table, columns in runner.others.items()}
+        schemas = {table: record_schema(columns) for table, columns in runner.other_columns.items()}
         self.files: Any = MarketFiles(self.root, runner, self.parts)
         self.ledger: Any = DeltaLedger(self.root, record_schema(runner.columns), self.parts)
         self.derived: Any = DeltaDerived(self.root, "zstd", DeltaOutputs(self.root, schemas, self.parts))
 
-    def folding(self, runner: Runner | None = None) -> Folding:
+    def folding(self, runner: Runner | None = None) -> FoldRun:
         """One run, as a process of its own."""
         self._open()
         return super().folding(runner)
@@ -79,9 +79,9 @@ class DiskMarket(MemoryStream):
         return [{**row, "timestamp": row["timestamp"].timestamp() * 1000} for row in rows]
 
 
-def verified(made: DiskMarket, *, everything: bool = True) -> Verified:
+def verified(made: DiskMarket, *, everything: bool = True) -> VerifyResult:
     """What verify says."""
-    return Verifying("s", FileAudit(made.root), everything=everything).run()
+    return Verification("s", FileAudit(made.root), from_first_entry=everything).run()
 
 
 def expected(made: DiskMarket) -> dict[str, Any]:
@@ -104,10 +104,10 @@ class Endless(Market):
     end = Machine.end
 
 
-def fold_own_records(made: DiskMarket, kind: type[Market], *, everything: bool = True) -> Verified:
+def fold_own_records(made: DiskMarket, kind: type[Market], *, everything: bool = True) -> VerifyResult:
     """What verify says of records that it folds by this machine."""
     table = foldable(UserMachine("markets:Market", kind))
-    return Verifying("s", FileAudit(made.root), table=table, everything=everything).run()
+    return Verification("s", FileAudit(made.root), table_spec=table, from_first_entry=everything).run()
 
 
 def quoted(root: Path) -> DiskMarket:
@@ -126,11 +126,11 @@ def test_own_records_are_folded_to_state(tmp_path: Path) -> None:
     """Every row that the records make is one that the state would take back; in slices after a sign-off, too."""
     made = quoted(tmp_path)
     done = fold_own_records(made, Market)
-    assert (done.difference, done.folded, done.notes) == (None, True, [])
+    assert (done.difference, done.has_folded_records, done.notes) == (None, True, [])
     order(made, A0, "quote", "4", 1)
     made.run()
     done = fold_own_records(made, Market, everything=False)
-    assert (done.difference, done.folded, done.since > 0) == (None, True, True)
+    assert (done.difference, done.has_folded_records, done.since > 0) == (None, True, True)
 
 
 def write_stream_file(made: DiskMarket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_a_state_of_an_own_machine_that_lacks_a_row_is_named(tmp_path: Path) -> 
     """The session, the row and the record's offset are told."""
     difference = fold_own_records(quoted(tmp_path), Forgetful).difference
     assert difference is not None
-    assert difference.what == "the state lacks a row that its records make"
+    assert difference.description == "the state lacks a row that its records make"
     assert (difference.session, difference.partition, difference.offset) == ("s", "in-a/0", 3)
     assert difference.expected == "price='3', size=7"
 
@@ -166,7 +166,7 @@ def test_a_state_of_an_own_machine_that_lacks_a_row_is_named(tmp_path: Path) -> 
 def test_a_machine_that_does_not_say_what_it_holds_is_not_folded(tmp_path: Path) -> None:
     """Without an `end` nothing is known of its state, and that is said."""
     done = fold_own_records(quoted(tmp_path), Endless)
-    assert (done.difference, done.folded) == (None, False)
+    assert (done.difference, done.has_folded_records) == (None, False)
     assert "row_key" in done.notes[0]
 
 
@@ -203,7 +203,7 @@ def test_a_crash_is_caught_up_with(made: DiskMarket, point: str) -> None:
         arm(None)
     seen = verified(made)
     assert seen.difference is None
-    assert any("the ledger is at" in warning.what for warning in seen.warnings)
+    assert any("the ledger is at" in warning.description for warning in seen.warnings)
     made.run()
     assert tables(made) == expected(made)
     assert verified(made).difference is None
@@ -229,9 +229,9 @@ def test_publish_brings_them_up_too(made: DiskMarket, monkeypatch: pytest.Monkey
 def test_a_repair_replaces_files_in_all_tables(made: DiskMarket) -> None:
     """And verify is content with what came of it."""
     tools = mending(made)
-    tools = replace(tools, world=replace(tools.world, joiner=ParquetJoiner(made.root, "s")))
+    tools = replace(tools, fold_context=replace(tools.fold_context, joiner=ParquetJoiner(made.root, "s")))
     before = {file for uri in DeltaTable(made.root / "records-trade").file_uris() for file in [uri.split("trade/")[1]]}
-    done = Repairing(tools).apply(plan(tools, Request(partition=str(A0), start=5)), 6)
+    done = RepairRun(tools).apply(plan_repair(tools, RepairRequest(partition=str(A0), start=5)), 6)
     assert done.sequence == head(made).sequence
     assert tables(made) == expected(made)
     after = {file for uri in DeltaTable(made.root / "records-trade").file_uris() for file in [uri.split("trade/")[1]]}
@@ -248,7 +248,7 @@ def test_a_lost_table_is_made_again(made: DiskMarket) -> None:
     before = tables(made)
     shutil.rmtree(made.root / "records-trade" / "_delta_log")
     made._open()
-    catch_up(made.ledger, made.derived, head(made))
+    catch_up_derived(made.ledger, made.derived, head(made))
     assert tables(made) == before
     assert verified(made).difference is None
 
@@ -262,7 +262,7 @@ def test_verify_knows_these_rooms(made: DiskMarket) -> None:
     path.unlink()
     lost = verified(made).difference
     assert lost is not None
-    assert (lost.what, lost.file) == ("a file is missing", str(path.relative_to(made.root)))
+    assert (lost.description, lost.file) == ("a file is missing", str(path.relative_to(made.root)))
     path.write_bytes(content)
     stray = path.with_name("0-0-stray.parquet")
     stray.write_bytes(content)
@@ -283,4 +283,4 @@ def test_other_columns_are_refused(made: DiskMarket) -> None:
     """Before anything of them is written."""
     outputs = DeltaOutputs(made.root, {"trade": record_schema({"number": "int64", "price": "string"})}, made.parts)
     with pytest.raises(ConfigError, match="records-trade"):
-        outputs.reached("trade")
+        outputs.applied_version("trade")

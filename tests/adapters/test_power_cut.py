@@ -12,8 +12,8 @@ import pytest
 
 from seriatim import disk
 from seriatim.adapters.delta import DeltaLedger
-from seriatim.adapters.lookup import DeltaLookup
-from seriatim.steps.publish import publish
+from seriatim.adapters.lookup import RecordQuery
+from seriatim.steps.publish import publish_current
 from tests.adapters.on_disk import DiskStream, filled
 from tests.adapters.test_current import current_of
 from tests.adapters.test_outputs import DiskMarket
@@ -67,10 +67,10 @@ def test_a_commit_is_on_the_disk_before_its_witness(tmp_path: Path, synced: Sync
 def test_commits_of_all_tables_are_on_the_disk(tmp_path: Path, synced: Synced) -> None:
     """Records, gaps and quarantine, the current rows, and the machine's other tables."""
     made = filled(tmp_path / "lake")
-    publish("s", made.ledger, current_of(made))
+    publish_current("s", made.ledger, current_of(made))
     made.send("in-a/0", "x", 7)
     made.run()
-    publish("s", made.ledger, current_of(made))
+    publish_current("s", made.ledger, current_of(made))
     market = DiskMarket(tmp_path / "market")
     busy(market, A0)
     market.run()
@@ -93,7 +93,7 @@ def test_the_note_of_derived_tables_comes_after_their_commits(tmp_path: Path, sy
 def test_a_witness_that_catches_up_makes_the_commit_durable_first(tmp_path: Path, synced: Synced) -> None:
     """A process was killed between its commit and the sync of it: whoever writes the witness later does both."""
     made: DiskStream = filled(tmp_path / "lake")
-    version = DeltaLookup(made.root).version
+    version = RecordQuery(made.root, "s").version
     head = made.ledger.head("s")
     assert head is not None
     synced.clear()

@@ -16,22 +16,22 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from seriatim import client
-from seriatim.adapters.arrow import stretches
-from seriatim.adapters.fetch import KafkaRanges
+from seriatim.adapters.arrow import message_batches
+from seriatim.adapters.fetch import KafkaRangeReader
 from seriatim.adapters.kafka import KafkaLog
 from seriatim.adapters.memory import MemoryKafka, MemoryReader
 from seriatim.adapters.spark import SparkReader, TaskReader
-from seriatim.core.message import Stretch
+from seriatim.core.message import MessageBatch
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Ranges
-from seriatim.ports import NO_WISH, OnSlice, Reader, Source, SourceFailed, Task, Wish
+from seriatim.ports import DEFAULT_READ_OPTIONS, OnSlice, Reader, ReadOptions, Source, SourceFailedError, Task
 
 WAIT_SECONDS = 180
 Seen = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 """Offset, timestamp, key, value, headers."""
 NOW = int(time.time()) * 1000
 """Older messages would be deleted by Kafka at any moment: retention goes by their own time."""
-ALL = Wish(headers=True)
+ALL = ReadOptions(with_headers=True)
 MESSAGES: list[Seen] = [
     (0, NOW, b"a", b"1", []),
     (1, NOW + 1, None, b"2", [("h", b"x"), ("h", None)]),
@@ -47,13 +47,13 @@ class SparkSide:
     def __init__(self, reader: SparkReader | TaskReader) -> None:
         self.reader = reader
 
-    def follow(
-        self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, wish: Wish = NO_WISH
+    def read_slices(
+        self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, options: ReadOptions = DEFAULT_READ_OPTIONS
     ) -> None:
-        self.reader.follow(starts, messages_max, lambda ranges, source: on_slice(ranges, SparkSideSource(source)), wish)
+        self.reader.read_slices(starts, messages_max, lambda ranges, source: on_slice(ranges, SparkSideSource(source)), options)
 
-    def exactly(self, ranges: Ranges, wish: Wish = NO_WISH) -> Source:
-        return SparkSideSource(self.reader.exactly(ranges, wish))
+    def read_ranges(self, ranges: Ranges, options: ReadOptions = DEFAULT_READ_OPTIONS) -> Source:
+        return SparkSideSource(self.reader.read_ranges(ranges, options))
 
 
 class SparkSideSource:
@@ -62,8 +62,8 @@ class SparkSideSource:
     def __init__(self, source: Any) -> None:
         self.source = source
 
-    def map(self, task: Task, *, small: bool = False) -> list[bytes]:
-        return self.source.map(lambda partition, batches: task(partition, stretches(batches)), small=small)
+    def map(self, task: Task, *, has_small_messages: bool = False) -> list[bytes]:
+        return self.source.map(lambda partition, batches: task(partition, message_batches(batches)), small=has_small_messages)
 
 
 class World:
@@ -100,9 +100,9 @@ def for_real(topic: str, servers: str, spark: Any, reads: str) -> World:
     settings = {"bootstrap.servers": servers}
     if reads == "task":
         log = KafkaLog(settings)
-        reader = TaskReader(spark, KafkaRanges(settings, patience_seconds=5), lambda: log.bounds(re.escape(topic)))
+        reader = TaskReader(spark, KafkaRangeReader(settings, retry_seconds_max=5), lambda: log.bounds(re.escape(topic)))
         return World(topic, SparkSide(reader), delete_records)
-    kafka = client.for_java({**settings, "isolation.level": "read_committed"})
+    kafka = client.java_settings({**settings, "isolation.level": "read_committed"})
     return World(topic, SparkSide(SparkReader(spark, kafka)), delete_records)
 
 
@@ -120,7 +120,7 @@ def world(request: pytest.FixtureRequest, topic_name: Callable[[], str]) -> Worl
 def telling() -> Task:
     """A task that tells which partition it was given, and every message of it."""
 
-    def task(partition: Partition, given: Iterable[Stretch]) -> bytes:
+    def task(partition: Partition, given: Iterable[MessageBatch]) -> bytes:
         seen = [
             (stretch.start + i, int(stretch.timestamps[i]), stretch.keys[i], stretch.values[i], headers)
             for stretch in given
@@ -145,13 +145,13 @@ def test_exactly_these_ranges_reach_one_task_each(world: World) -> None:
         world.b: OffsetRange(3, 11),
         world.empty: OffsetRange(0, 0),
     }
-    found = told(world.reader.exactly(ranges, ALL).map(telling()))
+    found = told(world.reader.read_ranges(ranges, ALL).map(telling()))
     assert found == {world.a: MESSAGES, world.b: MESSAGES[3:11]}
 
 
 def test_a_source_can_be_read_again(world: World) -> None:
     """A refold sees the very same messages."""
-    source = world.reader.exactly({world.a: OffsetRange(38, 40)}, ALL)
+    source = world.reader.read_ranges({world.a: OffsetRange(38, 40)}, ALL)
     assert told(source.map(telling())) == told(source.map(telling())) == {world.a: MESSAGES[38:]}
 
 
@@ -179,7 +179,7 @@ def test_following_goes_from_the_starts_to_the_ends_in_slices(world: World) -> N
     """No message is skipped or seen twice, and no slice is much larger than asked for."""
     slices = Slices()
     starts = {world.a: 0, world.b: 30, world.empty: 0}
-    world.reader.follow(starts, 30, slices, ALL)
+    world.reader.read_slices(starts, 30, slices, ALL)
     assert slices.seen == {world.a: MESSAGES, world.b: MESSAGES[30:]}
     assert len(slices.ranges) >= 2
     for ranges in slices.ranges:
@@ -190,14 +190,14 @@ def test_following_goes_from_the_starts_to_the_ends_in_slices(world: World) -> N
 def test_where_nothing_is_new_no_slice_has_a_message(world: World) -> None:
     """Starts at the log ends are caught up."""
     slices = Slices(look=False)
-    world.reader.follow({world.a: 40, world.empty: 0}, 10, slices)
+    world.reader.read_slices({world.a: 40, world.empty: 0}, 10, slices)
     assert sum(len(whole) for ranges in slices.ranges for whole in ranges.values()) == 0
 
 
 def test_a_slice_that_says_enough_is_the_last(world: World) -> None:
     """Reading ends without an error."""
     slices = Slices(look=False, enough=1)
-    world.reader.follow({world.a: 0}, 10, slices)
+    world.reader.read_slices({world.a: 0}, 10, slices)
     (only,) = slices.ranges
     assert only == {world.a: OffsetRange(0, 10)}
 
@@ -210,25 +210,25 @@ def test_what_a_slice_raises_reaches_the_caller_as_itself(world: World) -> None:
         raise raised
 
     with pytest.raises(LookupError) as caught:
-        world.reader.follow({world.a: 0}, 10, on_slice)
+        world.reader.read_slices({world.a: 0}, 10, on_slice)
     assert caught.value is raised
 
 
 def test_messages_that_are_gone_cannot_be_read(world: World) -> None:
     """Neither exactly nor following: Kafka's silence is never taken for an empty range."""
     world.delete_records(world.a, 20)
-    with pytest.raises(SourceFailed):
-        world.reader.exactly({world.a: OffsetRange(10, 30)}).map(telling())
+    with pytest.raises(SourceFailedError):
+        world.reader.read_ranges({world.a: OffsetRange(10, 30)}).map(telling())
     slices = Slices()
-    with pytest.raises(SourceFailed):
-        world.reader.follow({world.a: 10, world.b: 0}, 100, slices)
+    with pytest.raises(SourceFailedError):
+        world.reader.read_slices({world.a: 10, world.b: 0}, 100, slices)
     assert slices.seen == {}
-    assert told(world.reader.exactly({world.a: OffsetRange(20, 30)}, ALL).map(telling())) == {world.a: MESSAGES[20:30]}
+    assert told(world.reader.read_ranges({world.a: OffsetRange(20, 30)}, ALL).map(telling())) == {world.a: MESSAGES[20:30]}
 
 
 def test_a_log_that_ends_before_the_start_cannot_be_followed(world: World) -> None:
     """Kafka lost its end, or the topic is another one: that is never caught up."""
     slices = Slices(look=False)
-    with pytest.raises(SourceFailed):
-        world.reader.follow({world.a: 60, world.b: 0}, 100, slices)
+    with pytest.raises(SourceFailedError):
+        world.reader.read_slices({world.a: 60, world.b: 0}, 100, slices)
     assert slices.ranges == []

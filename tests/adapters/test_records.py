@@ -11,17 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seriatim.adapters.arrow import ArrowStretch
+from seriatim.adapters.arrow import ArrowMessageBatch
 from seriatim.adapters.memory import MemoryFiles
 from seriatim.adapters.parquet import ParquetRecords
 from seriatim.core.errors import BrokenPromiseError
 from seriatim.core.ledger import File
-from seriatim.core.machine import fits
-from seriatim.core.message import Stretch
+from seriatim.core.machine import fits_column_type
+from seriatim.core.message import MessageBatch
 from seriatim.core.offsets import Partition
-from seriatim.core.session import Folded, Kept
+from seriatim.core.session import FoldOutput, QuarantinedMessage
 from seriatim.disk import file_digest
-from seriatim.ports import RecordStore, UnfitRecords
+from seriatim.ports import RecordStore, UnfitRecordsError
 
 P, P1, P10 = (Partition("in-a", number) for number in (0, 1, 10))
 COLUMNS = {
@@ -38,8 +38,8 @@ COLUMNS = {
 NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)
 ROW = ("x", 1, 0.5, True, NOON, date(2024, 1, 1), b"\xff", [1, 2], [NOON])
 NULLS = (None,) * len(COLUMNS)
-STRETCH = Stretch(5, [1_000, 1_001], [b"s", None], [b"v", None], [[], [("h", None)]])
-FROM_SPARK = ArrowStretch(
+STRETCH = MessageBatch(5, [1_000, 1_001], [b"s", None], [b"v", None], [[], [("h", None)]])
+FROM_SPARK = ArrowMessageBatch(
     pa.RecordBatch.from_pydict(
         {
             "timestamp": pa.array([1_000_000, 1_001_000], pa.timestamp("us", tz="UTC")),
@@ -64,7 +64,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> RecordStore:
 
 
 @pytest.fixture
-def stretch(store: RecordStore) -> Stretch:
+def stretch(store: RecordStore) -> MessageBatch:
     """The same two messages as each kind meets them."""
     return STRETCH if isinstance(store, MemoryFiles) else FROM_SPARK
 
@@ -84,9 +84,9 @@ def rows_of(store: Any, file: File) -> list[dict[str, Any]]:
     return rows
 
 
-def folded(rows: dict[int, list[tuple[Any, ...]]]) -> Folded:
+def folded(rows: dict[int, list[tuple[Any, ...]]]) -> FoldOutput:
     """Records by the position of their message."""
-    made = Folded(consumed=2)
+    made = FoldOutput(consumed_messages=2)
     for position, records in rows.items():
         made.positions += [position] * len(records)
         made.indexes += range(len(records))
@@ -98,18 +98,18 @@ def folded(rows: dict[int, list[tuple[Any, ...]]]) -> Folded:
 
 def written(store: RecordStore, stem: str = "0-5-a", partition: Partition = P) -> File:
     """A small record file."""
-    writer = store.records(partition, "id", stem)
+    writer = store.record_writer(partition, "id", stem)
     writer.write(STRETCH, folded({1: [ROW]}))
     file = writer.close()
     assert file is not None
     return file
 
 
-def test_records_come_back_as_they_were_written(store: RecordStore, stretch: Stretch) -> None:
+def test_records_come_back_as_they_were_written(store: RecordStore, stretch: MessageBatch) -> None:
     """What every record has comes from its message, the rest from the machine; all stretches are there."""
-    writer = store.records(P, "id", "0-5-a")
+    writer = store.record_writer(P, "id", "0-5-a")
     writer.write(stretch, folded({0: [ROW, NULLS], 1: [ROW]}))
-    writer.write(Stretch(7, [5_000], [b"t"], [b"w"]), folded({0: [NULLS]}))
+    writer.write(MessageBatch(7, [5_000], [b"t"], [b"w"]), folded({0: [NULLS]}))
     file = writer.close()
     assert file is not None
     own = [(5, 0, 1_000, 9), (5, 1, 1_000, 9), (6, 0, 1_001, None), (7, 0, 5_000, 9)]
@@ -133,37 +133,37 @@ def test_records_come_back_as_they_were_written(store: RecordStore, stretch: Str
 
 def test_a_record_file_is_described_truly(store: RecordStore, tmp_path: Path) -> None:
     """Rows, lowest and highest offset, and the bytes and digest of what is there."""
-    writer = store.records(P, "id", "0-5-a")
+    writer = store.record_writer(P, "id", "0-5-a")
     writer.write(STRETCH, folded({0: [ROW, ROW]}))
-    writer.write(Stretch(900, [0, 0], [b"s"] * 2, [b"v"] * 2), folded({1: [ROW]}))
+    writer.write(MessageBatch(900, [0, 0], [b"s"] * 2, [b"v"] * 2), folded({1: [ROW]}))
     file = writer.close()
     assert file is not None
     assert file.path.startswith("records/in-a/0/0-5-a")
-    assert (file.rows, file.first, file.last) == (3, 5, 901)
+    assert (file.rows, file.first_offset, file.last_offset) == (3, 5, 901)
     if isinstance(store, MemoryFiles):
-        assert len(store.read(file).content) == file.bytes > 0
+        assert len(store.read(file).content) == file.size_bytes > 0
     else:
         full = tmp_path / file.path
-        assert (full.stat().st_size, file_digest(full)) == (file.bytes, file.digest)
+        assert (full.stat().st_size, file_digest(full)) == (file.size_bytes, file.digest)
 
 
 def test_nothing_written_is_no_file(store: RecordStore) -> None:
     """Neither records nor messages set aside; a sweep finds nothing."""
-    writer, kept = store.records(P, "id", "0-5-a"), store.kept(P, "id", "0-5-a")
-    writer.write(STRETCH, Folded(consumed=2))
+    writer, kept = store.record_writer(P, "id", "0-5-a"), store.quarantine_writer(P, "id", "0-5-a")
+    writer.write(STRETCH, FoldOutput(consumed_messages=2))
     assert (writer.close(), kept.close()) == (None, None)
     assert store.sweep(P, "0-5-", set()) == []
 
 
-def test_messages_set_aside_are_kept_whole(store: RecordStore, stretch: Stretch) -> None:
+def test_messages_set_aside_are_kept_whole(store: RecordStore, stretch: MessageBatch) -> None:
     """Key, value, headers, offset and why, so that they outlive Kafka's retention."""
-    writer = store.kept(P, "id", "0-5-a")
-    writer.write(stretch, [Kept(0, "s", "raised", "why"), Kept(1, "t", "poison", "null")])
-    writer.write(Stretch(9, [7], [b"k"], [b""]), [Kept(0, "s", "gap", "")])
+    writer = store.quarantine_writer(P, "id", "0-5-a")
+    writer.write(stretch, [QuarantinedMessage(0, "s", "raised", "why"), QuarantinedMessage(1, "t", "poison", "null")])
+    writer.write(MessageBatch(9, [7], [b"k"], [b""]), [QuarantinedMessage(0, "s", "gap", "")])
     file = writer.close()
     assert file is not None
     assert file.path.startswith("kept/in-a/0/0-5-a")
-    assert (file.rows, file.first, file.last) == (3, -1, -1)
+    assert (file.rows, file.first_offset, file.last_offset) == (3, -1, -1)
     common = {"topic": "in-a", "topic_id": "id", "partition": 0}
     names = ("offset", "timestamp", "session", "finding", "cause", "key", "value", "headers")
     values = [
@@ -218,8 +218,8 @@ def unfit_rows(store: RecordStore, column: str, value: Any, stem: str) -> list[i
     place = list(COLUMNS).index(column)
     other = (*ROW[:place], value, *ROW[place + 1 :])
     try:
-        store.records(P, "id", stem).write(STRETCH, folded({0: [ROW, other], 1: [NULLS, other]}))
-    except UnfitRecords as unfit:
+        store.record_writer(P, "id", stem).write(STRETCH, folded({0: [ROW, other], 1: [NULLS, other]}))
+    except UnfitRecordsError as unfit:
         return unfit.rows
     return []
 
@@ -228,17 +228,17 @@ def unfit_rows(store: RecordStore, column: str, value: Any, stem: str) -> list[i
 def test_values_that_do_not_fit_are_named_by_their_rows(store: RecordStore, column: str) -> None:
     """None is bent into its column: 1.5 among whole numbers is refused, as `fits` says, not written as 1."""
     for number, bad in enumerate(BAD[column]):
-        assert not fits(bad, COLUMNS[column])
+        assert not fits_column_type(bad, COLUMNS[column])
         assert unfit_rows(store, column, bad, f"bad-{number}") == [1, 3], bad
     for number, good in enumerate([*GOOD[column], None]):
-        assert fits(good, COLUMNS[column])
+        assert fits_column_type(good, COLUMNS[column])
         assert unfit_rows(store, column, good, f"good-{number}") == [], good
 
 
 def test_after_unfit_records_a_writer_goes_on(store: RecordStore) -> None:
     """The task closes its files all the same; nothing of the refused stretch is in them."""
-    writer = store.records(P, "id", "0-5-a")
-    with pytest.raises(UnfitRecords):
+    writer = store.record_writer(P, "id", "0-5-a")
+    with pytest.raises(UnfitRecordsError):
         writer.write(STRETCH, folded({0: [ROW, (1, *ROW[1:])]}))
     assert writer.close() is None
 
@@ -247,8 +247,8 @@ def test_sweeping_takes_what_begins_so_and_is_not_kept(store: RecordStore) -> No
     """One partition, epoch and start; records and quarantine alike; no other number that begins alike."""
     stems = [(P1, "0-1-a"), (P1, "0-1-b"), (P1, "0-10-a"), (P1, "10-1-a"), (P10, "0-1-a"), (P, "0-1-a")]
     paths = {(partition, stem): written(store, stem, partition).path for partition, stem in stems}
-    kept = store.kept(P1, "id", "0-1-b")
-    kept.write(STRETCH, [Kept(1, "s", "poison", "cause")])
+    kept = store.quarantine_writer(P1, "id", "0-1-b")
+    kept.write(STRETCH, [QuarantinedMessage(1, "s", "poison", "cause")])
     aside = kept.close()
     assert aside is not None
     keep = {paths[P1, "0-1-a"], "records/in-a/1/0-1-never"}
@@ -270,10 +270,10 @@ def test_sweeping_where_nothing_was_written_is_no_error(store: RecordStore) -> N
 
 def test_large_messages_do_not_wait_in_memory(tmp_path: Path) -> None:
     """A row group is closed by its bytes too: 20 messages of 8 MB are never held all at once."""
-    writer = ParquetRecords(tmp_path, COLUMNS, "zstd", ()).kept(P, "id", "0-0-a")
-    large = Stretch(0, [0] * 20, [b"s"] * 20, [bytes(8 << 20)] * 20, [[]] * 20)
+    writer = ParquetRecords(tmp_path, COLUMNS, "zstd", ()).quarantine_writer(P, "id", "0-0-a")
+    large = MessageBatch(0, [0] * 20, [b"s"] * 20, [bytes(8 << 20)] * 20, [[]] * 20)
     for position in range(20):
-        writer.write(large, [Kept(position, "s", "poison", "")])
+        writer.write(large, [QuarantinedMessage(position, "s", "poison", "")])
     file = writer.close()
     assert file is not None
     assert pq.ParquetFile(tmp_path / file.path).num_row_groups >= 2
@@ -300,6 +300,6 @@ def test_pages_carry_checksums(tmp_path: Path) -> None:
 
 def test_values_checked_while_decoding_are_still_never_lost(tmp_path: Path) -> None:
     """The table machine's own check is not made twice; what Arrow cannot write is named all the same."""
-    store = ParquetRecords(tmp_path, COLUMNS, "zstd", (), checked=True)
+    store = ParquetRecords(tmp_path, COLUMNS, "zstd", (), values_are_checked=True)
     assert unfit_rows(store, "whole", "x", "0-5-a") == [1, 3]
     assert rows_of(store, written(store))[0]["whole"] == 1

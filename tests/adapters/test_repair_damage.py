@@ -13,19 +13,19 @@ from seriatim.adapters.join import ParquetJoiner
 from seriatim.core.errors import IntegrityError
 from seriatim.core.ledger import File
 from seriatim.core.offsets import Partition
-from seriatim.core.repair import Request
-from seriatim.core.scope import Replaced
+from seriatim.core.repair import RepairRequest
+from seriatim.core.scope import ReplacedRecords
 from seriatim.disk import file_digest
-from seriatim.steps.repair import Mending, Repairing, plan
+from seriatim.steps.repair import RepairContext, RepairRun, plan_repair
 from tests.adapters.on_disk import DiskStream
 from tests.adapters.verifying import verify
 from tests.steps.mending import mending
 
 
-def tools(made: DiskStream) -> Mending:
+def tools(made: DiskStream) -> RepairContext:
     """What a repair of real files is made with."""
     given = mending(made)
-    return replace(given, world=replace(given.world, joiner=ParquetJoiner(made.root, "s")))
+    return replace(given, fold_context=replace(given.fold_context, joiner=ParquetJoiner(made.root, "s")))
 
 
 def built(root: Path) -> DiskStream:
@@ -52,10 +52,10 @@ def test_a_bit_anywhere_in_a_record_file(seed: int, tmp_path: Path) -> None:
     content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
     path.write_bytes(content)
     mend = tools(made)
-    Repairing(mend).apply(plan(mend, Request()), 1000)
-    assert plan(tools(made), Request(partition="in-a/0")).parts[1:] == ()
+    RepairRun(mend).apply(plan_repair(mend, RepairRequest()), 1000)
+    assert plan_repair(tools(made), RepairRequest(partition="in-a/0")).actions[1:] == ()
     entry = made.ledger.manifest("s", made.ledger.head("s").ledger.sequence).entry
-    assert not mend.world.joiner.damaged(entry.changes[0].records)
+    assert not mend.fold_context.joiner.find_damaged_files(entry.changes[0].records)
     assert str(path.relative_to(tmp_path)) in entry.removed
 
 
@@ -66,7 +66,7 @@ def test_what_parquet_cannot_read_is_damage_and_is_named(tmp_path: Path) -> None
     path.write_bytes(b"PAR1 nothing of the kind PAR1")
     file = File("records/in-a/0/x.parquet", path.stat().st_size, 1, file_digest(path), 0, 1)
     with pytest.raises(IntegrityError, match=r"records/in-a/0/x\.parquet") as refused:
-        ParquetJoiner(tmp_path, "s").touches(file, Replaced(start=0, end=9))
+        ParquetJoiner(tmp_path, "s").has_replaced_records(file, ReplacedRecords(start=0, end=9))
     assert refused.value.next.startswith("seriatim repair s --partition in-a/0: ")
 
 
@@ -96,9 +96,9 @@ def test_what_came_after_a_foreign_optimize_can_be_mended(tmp_path: Path) -> Non
     (tmp_path / made.accounts()[Partition("in-a", 0)].state[-1].path).unlink()
     (tmp_path / min(path for path in strange if path.startswith("records/in-b/0"))).unlink()
     mend = tools(made)
-    planned = plan(mend, Request())
+    planned = plan_repair(mend, RepairRequest())
     assert planned.notes == ()
-    Repairing(mend).apply(planned, 100)
+    RepairRun(mend).apply(planned, 100)
     found = verify(tmp_path, everything=True)
     assert found.difference is None
     rows = DeltaTable(tmp_path / "records").to_pyarrow_table().to_pylist()
@@ -108,9 +108,9 @@ def test_what_came_after_a_foreign_optimize_can_be_mended(tmp_path: Path) -> Non
 def test_what_is_in_the_file_of_a_foreign_optimize_is_refused_with_what_to_do(tmp_path: Path) -> None:
     """It would be there twice. Nothing is held, and the advice loses nothing that came since."""
     made = optimized(tmp_path)
-    for asked in (Request(partition="in-a/0", start=3), Request(ranges={"in-a/1": (0, 4)})):
+    for asked in (RepairRequest(partition="in-a/0", start=3), RepairRequest(ranges={"in-a/1": (0, 4)})):
         with pytest.raises(IntegrityError, match="rewritten by somebody else") as refused:
-            plan(tools(made), asked)
+            plan_repair(tools(made), asked)
         assert "a later --from" in refused.value.next
         assert "the whole output folder" in refused.value.next
-    assert plan(tools(made), Request(partition="in-a/0", start=17)).parts
+    assert plan_repair(tools(made), RepairRequest(partition="in-a/0", start=17)).actions

@@ -12,19 +12,19 @@ import pytest
 from msgspec.structs import replace
 
 from seriatim.adapters import scratch
-from seriatim.adapters.lookup import DeltaLookup
+from seriatim.adapters.lookup import RecordQuery
 from seriatim.adapters.memory import MemoryDigests
 from seriatim.adapters.parquet import ParquetRecords, record_schema
-from seriatim.adapters.scratch import OverBase
+from seriatim.adapters.scratch import LayeredState
 from seriatim.adapters.state import ParquetState
 from seriatim.cli import main
 from seriatim.core.errors import ConfigError, DamagedFileError, IntegrityError
 from seriatim.core.ledger import File
 from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.steps.diff import Compared, compare
-from seriatim.steps.replay import Made, Replaying
-from seriatim.steps.task import Kit
+from seriatim.steps.diff import DiffResult, diff_records
+from seriatim.steps.replay import ReplayOutput, ReplayRun
+from seriatim.steps.task import TaskContext
 from tests.adapters.on_disk import DiskStream
 from tests.steps.looking import head_of, looking
 
@@ -37,11 +37,11 @@ class Plainly:
     def __init__(self, made: DiskStream) -> None:
         self.made = made
 
-    def read(self, partition: Partition, whole: OffsetRange) -> Any:
+    def read(self, partition: Partition, offset_range: OffsetRange) -> Any:
         """Those of a range that are there."""
-        yield from self.made.reader.stretches(partition, whole, headers=True)
+        yield from self.made.reader.batches(partition, offset_range, with_headers=True)
 
-    def compacts(self, _: str) -> bool:
+    def is_compacted(self, _: str) -> bool:
         """No topic does."""
         return False
 
@@ -69,17 +69,17 @@ def made(tmp_path: Path) -> DiskStream:
     return one
 
 
-def kit(made: DiskStream, folder: Path, runner: Runner) -> Callable[[tuple[File, ...]], Kit]:
+def kit(made: DiskStream, folder: Path, runner: Runner) -> Callable[[tuple[File, ...]], TaskContext]:
     """What a replay works with."""
     stream = made.stream
-    return lambda base: Kit(
+    return lambda base: TaskContext(
         runner=runner,
         tier=stream.tier,
         on_poison=stream.on_poison,
         limits=stream.limits,
-        session_field=False,
+        has_session_field=False,
         records=ParquetRecords(folder, runner.columns, "zstd", ()),
-        state=OverBase(ParquetState(folder, "s"), made.files, base),
+        state=LayeredState(ParquetState(folder, "s"), made.files, base),
         explain=made.explain,
         digests=MemoryDigests,
         peak_memory_bytes=lambda: 0,
@@ -88,31 +88,31 @@ def kit(made: DiskStream, folder: Path, runner: Runner) -> Callable[[tuple[File,
 
 def replayed(
     made: DiskStream, folder: Path, wanted: dict[Partition, OffsetRange], *, fresh: bool = False, size: int = 7
-) -> list[Made]:
+) -> list[ReplayOutput]:
     """Fold ranges into a folder, as the command does."""
-    scratch.refuse(folder)
+    scratch.refuse_unusable_folder(folder)
     runner = made.stream.table_machine()
-    tools = replace(looking(made), reread=Plainly(made), runner=runner)
-    replaying = Replaying(tools, head_of(made), kit(made, folder, runner), fresh=fresh, messages_max=size)
+    tools = replace(looking(made), past_reader=Plainly(made), runner=runner)
+    replaying = ReplayRun(tools, head_of(made), kit(made, folder, runner), without_state=fresh, messages_max=size)
     done = list(replaying.run(wanted))
-    scratch.put_table(folder, "", record_schema(runner.columns), [file for part in done for file in part.records])
-    scratch.put_manifest(folder, {"replay": "s"})
+    scratch.create_table(folder, "", record_schema(runner.columns), [file for part in done for file in part.records])
+    scratch.write_manifest(folder, {"replay": "s"})
     return done
 
 
-def compared(made: DiskStream, folder: Path, done: list[Made]) -> Compared:
+def compared(made: DiskStream, folder: Path, done: list[ReplayOutput]) -> DiffResult:
     """The folder against what is committed."""
     accounts = made.accounts()
-    lefts = {(p, account.topic_id): OffsetRange(account.born, account.frontier) for p, account in accounts.items()}
+    lefts = {(p, account.topic_id): OffsetRange(account.initial_frontier, account.frontier) for p, account in accounts.items()}
     rights = {(part.partition, part.topic_id): OffsetRange(part.start, part.until) for part in done}
-    return compare(DeltaLookup(made.root, "s"), DeltaLookup(folder, None), lefts, rights, lambda _done, _total: None)
+    return diff_records(RecordQuery(made.root, "s"), RecordQuery(folder, None), lefts, rights, lambda _done, _total: None)
 
 
 def test_a_replay_equals_what_was_committed(made: DiskStream, tmp_path: Path) -> None:
     """From a saved state in the middle, in stages of seven messages: the same records, and nothing is committed."""
     entries = head_of(made).ledger.sequence
     done = replayed(made, tmp_path / "again", {A0: OffsetRange(20, 50), A1: OffsetRange(0, 30)})
-    assert [(part.asked, part.until) for part in done] == [(20, 50), (0, 30)]
+    assert [(part.requested_start, part.until) for part in done] == [(20, 50), (0, 30)]
     assert done[0].start <= 20
     assert done[0].findings
     told = compared(made, tmp_path / "again", done)
@@ -128,12 +128,12 @@ def test_what_differs_is_named(made: DiskStream, tmp_path: Path) -> None:
     ]
     other = replayed(made, tmp_path / "other", {A0: OffsetRange(0, 60)})
     ranges = {(part.partition, part.topic_id): OffsetRange(part.start, part.until) for part in (*done, *other)}
-    sides = DeltaLookup(tmp_path / "again", None), DeltaLookup(tmp_path / "other", None)
-    told = compare(*sides, ranges, ranges, lambda _done, _total: None)
-    first = told.partings[0]
+    sides = RecordQuery(tmp_path / "again", None), RecordQuery(tmp_path / "other", None)
+    told = diff_records(*sides, ranges, ranges, lambda _done, _total: None)
+    first = told.differences[0]
     assert (first.partition, first.offset, first.index, first.columns) == (A0, 40, 0, ("v",))
     assert (told.count, told.differing) == (2, 2)
-    assert told.partings[1].columns == ("before_v",)
+    assert told.differences[1].columns == ("before_v",)
 
 
 def test_only_what_both_have_is_compared(made: DiskStream, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_only_what_both_have_is_compared(made: DiskStream, tmp_path: Path) -> No
     assert fresh[0].headless > 0
     assert told.only_left > 0
     assert told.only_right == 0
-    assert told.partings[0].offset == 10
+    assert told.differences[0].offset == 10
 
 
 def test_another_folder_is_left_alone(made: DiskStream, tmp_path: Path) -> None:
@@ -163,13 +163,13 @@ def test_another_folder_is_left_alone(made: DiskStream, tmp_path: Path) -> None:
         (tmp_path / "again", "a replay is in it already"),
     ):
         with pytest.raises(ConfigError, match=why):
-            scratch.refuse(folder)
+            scratch.refuse_unusable_folder(folder)
 
 
 def test_a_folder_that_cannot_be_made_is_refused() -> None:
     """In words, with what to do."""
     with pytest.raises(ConfigError, match="cannot be made"):
-        scratch.make(Path("/proc/x"))
+        scratch.create_folder(Path("/proc/x"))
 
 
 class Rows:
@@ -191,7 +191,7 @@ def test_records_that_are_there_twice_count() -> None:
     places = {(A0, "x"): OffsetRange(0, 9)}
 
     def told(left: Rows, right: Rows) -> tuple[int, int, int]:
-        done = compare(left, right, places, places, lambda _done, _total: None)
+        done = diff_records(left, right, places, places, lambda _done, _total: None)
         return done.differing, done.only_left, done.only_right
 
     nan = float("nan")
@@ -215,9 +215,9 @@ def test_what_is_damaged_is_said(made: DiskStream, tmp_path: Path) -> None:
         "null",
         '{"p',
     ):
-        (folder / scratch.MANIFEST).write_text(text)
+        (folder / scratch.MANIFEST_FILE).write_text(text)
         with pytest.raises(ConfigError) as told:
-            scratch.folded(folder)
+            scratch.folded_ranges(folder)
         assert "again into another folder" in told.value.next
     file = next((folder / "records").rglob("*.parquet"))
     file.write_bytes(file.read_bytes()[:100])
@@ -229,9 +229,9 @@ def test_what_is_damaged_is_said(made: DiskStream, tmp_path: Path) -> None:
 
 def test_other_tables_are_named(made: DiskStream) -> None:
     """A comparison that leaves them out must say so."""
-    assert DeltaLookup(made.root, "s").others == []
+    assert RecordQuery(made.root, "s").other_tables == []
     (made.root / "records-trade" / "_delta_log").mkdir(parents=True)
-    assert DeltaLookup(made.root, "s").others == ["records-trade"]
+    assert RecordQuery(made.root, "s").other_tables == ["records-trade"]
 
 
 def test_what_kafka_has_no_more_is_said(made: DiskStream, tmp_path: Path) -> None:
@@ -253,16 +253,16 @@ def test_records_are_found_by_their_columns(tmp_path: Path) -> None:
     feed(one, A0, 30)
     feed(one, Partition("in-b", 0), 30, seed=1000)
     one.run(14)
-    lookup = DeltaLookup(one.root, "s")
-    rows = list(lookup.where({"id": "a", "session": "s0", "topic": "in-b"}))
+    lookup = RecordQuery(one.root, "s")
+    rows = list(lookup.find_records({"id": "a", "session": "s0", "topic": "in-b"}))
     assert rows
     assert {(row["topic"], row["session"], row["id"]) for row in rows} == {("in-b", "s0", "a")}
-    assert len(list(lookup.where({}))) == sum(file.rows for file in one.ledger.active_files(head_of(one)))
+    assert len(list(lookup.find_records({}))) == sum(file.rows for file in one.ledger.active_files(head_of(one)))
     life = one.accounts()[A0].topic_id
     part = lookup.read((A0, life), OffsetRange(5, 12))
     assert sorted({row["offset"] for row in part.to_pylist()}) == list(range(5, 12))
     with pytest.raises(ConfigError, match="no table of records"):
-        DeltaLookup(tmp_path / "nowhere", None)
+        RecordQuery(tmp_path / "nowhere", None)
 
 
 def test_a_record_file_that_cannot_be_read_is_told_with_its_way_out(made: DiskStream) -> None:
@@ -271,7 +271,7 @@ def test_a_record_file_that_cannot_be_read_is_told_with_its_way_out(made: DiskSt
     (made.root / path).write_bytes(b"nothing of the kind")
     for stream, advice in (("orders", "seriatim verify orders tells"), (None, "fold the replay again")):
         with pytest.raises(DamagedFileError, match="cannot be read") as refused:
-            list(DeltaLookup(made.root, stream).where({}))
+            list(RecordQuery(made.root, stream).find_records({}))
         assert refused.value.path == path
         assert refused.value.next.startswith(advice)
 
@@ -279,22 +279,22 @@ def test_a_record_file_that_cannot_be_read_is_told_with_its_way_out(made: DiskSt
 def test_messages_that_are_gone_are_counted(made: DiskStream, tmp_path: Path) -> None:
     """A replay over what was compacted away since says how many messages it had to do without; else none."""
     whole = {A0: OffsetRange(0, 60), A1: OffsetRange(0, 30)}
-    assert [part.missing for part in replayed(made, tmp_path / "one", whole)] == [0, 0]
+    assert [part.missing_messages for part in replayed(made, tmp_path / "one", whole)] == [0, 0]
     made.kafka.topics["in-a"].compacted = True
     made.kafka.compact(A0, 50)
     done = replayed(made, tmp_path / "other", whole)
-    assert [(part.messages + part.missing, part.missing) for part in done] == [(60, 50), (30, 0)]
+    assert [(part.messages + part.missing_messages, part.missing_messages) for part in done] == [(60, 50), (30, 0)]
     (part,) = replayed(made, tmp_path / "edge", {A0: OffsetRange(0, 20)})
-    assert (part.missing, part.messages) == (20, 0)
+    assert (part.missing_messages, part.messages) == (20, 0)
 
 
 def test_a_partition_that_is_empty_in_both_outputs_does_not_differ() -> None:
     """A topic that nobody has written to yet is compared like any other; neither lacks it."""
     places = {(A0, "x"): OffsetRange(0, 9), (A1, "x"): OffsetRange(0, 0)}
-    told = compare(Rows((1, 0, 2.0)), Rows((1, 0, 2.0)), places, places, lambda _done, _total: None)
+    told = diff_records(Rows((1, 0, 2.0)), Rows((1, 0, 2.0)), places, places, lambda _done, _total: None)
     assert (told.ranges, told.count, told.not_compared) == (places, 0, [])
     one_has_more = {**places, (A1, "x"): OffsetRange(0, 5)}
-    told = compare(Rows(), Rows(), places, one_has_more, lambda _done, _total: None)
+    told = diff_records(Rows(), Rows(), places, one_has_more, lambda _done, _total: None)
     assert told.not_compared == ["in-a/1: only one of them has folded it"]
 
 
@@ -302,8 +302,8 @@ def test_two_outputs_without_a_record_do_not_differ(tmp_path: Path, capsys: pyte
     """Exit code 0 from the command itself, over tables that have no file at all."""
     part = {"topic": "in-a", "partition": 0, "topic_id": "x", "from": 0, "until": 0}
     for name in ("one", "other"):
-        scratch.put_table(tmp_path / name, "", record_schema({"id": "string"}), [])
-        scratch.put_manifest(tmp_path / name, {"partitions": [part]})
+        scratch.create_table(tmp_path / name, "", record_schema({"id": "string"}), [])
+        scratch.write_manifest(tmp_path / name, {"partitions": [part]})
     with pytest.raises(SystemExit) as ended:
         main(["diff", str(tmp_path / "one"), str(tmp_path / "other")])
     assert (ended.value.code, "do not differ: 0 records" in capsys.readouterr().out) == (0, True)

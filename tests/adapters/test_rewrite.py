@@ -16,9 +16,9 @@ from seriatim.adapters.rewrite import ParquetRewriter
 from seriatim.core.compact import Intent
 from seriatim.core.errors import BrokenPromiseError, DamagedFileError, IntegrityError
 from seriatim.core.ledger import File
-from seriatim.core.message import Stretch
+from seriatim.core.message import MessageBatch
 from seriatim.core.offsets import Partition
-from seriatim.core.session import Folded
+from seriatim.core.session import FoldOutput
 from seriatim.disk import file_digest
 
 P, Q = Partition("in-a", 0), Partition("in-a", 1)
@@ -38,8 +38,8 @@ class Side:
         writer = self.files.records(P, topic_id, stem)
         for offset in offsets:
             rows = [(f"text {offset}", [offset, index], None) for index in range(2)]
-            folded = Folded([0, 0], [0, 1], [offset, offset], ["s", "s"], rows, consumed=1)
-            writer.write(Stretch(offset, [offset * 1_000], [b"s"], [b"v"]), folded)
+            folded = FoldOutput([0, 0], [0, 1], [offset, offset], ["s", "s"], rows, consumed_messages=1)
+            writer.write(MessageBatch(offset, [offset * 1_000], [b"s"], [b"v"]), folded)
         return writer.close() or pytest.fail("nothing was written")
 
     def rows(self, file: File) -> list[dict[str, Any]]:
@@ -99,7 +99,7 @@ def test_files_that_do_not_follow_each_other_are_our_bug(side: Side) -> None:
     olds = [side.written("0-0-a", 0, 2), side.written("0-1-b", 1, 3), side.written("0-4-a", 4, topic_id="other")]
     for files in (olds[:2], [olds[1], olds[0]], [olds[0], olds[2]]):
         with pytest.raises(BrokenPromiseError):
-            side.rewriter.concatenate(P, "id", f"compact-{files[0].first}-{files[1].first}", files)
+            side.rewriter.concatenate(P, "id", f"compact-{files[0].first_offset}-{files[1].first_offset}", files)
 
 
 def test_columns_that_are_folders_names_stay_out(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_intents_are_kept_until_they_are_dropped(side: Side) -> None:
 def test_how_far_was_swept_is_noted(side: Side) -> None:
     """Nothing, as long as nobody said so."""
     assert side.files.swept() == (-1, "")
-    side.files.put_swept(7, "abc")
+    side.files.put_oldest_complete_entry(7, "abc")
     assert side.files.swept() == (7, "abc")
 
 

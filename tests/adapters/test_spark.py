@@ -10,8 +10,8 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
-from seriatim.adapters.spark import _wished, death, has_died, stop
-from seriatim.ports import Wish
+from seriatim.adapters.spark import _spark_options, death, is_jvm_dead, stop_spark_session
+from seriatim.ports import ReadOptions
 
 KILLED = """
 import os, signal, time
@@ -20,7 +20,7 @@ from seriatim import config, wiring
 from seriatim.adapters.spark import SparkReader, SparkSource, stop
 from seriatim.core.errors import PlatformError
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.ports import NO_WISH
+from seriatim.ports import DEFAULT_READ_OPTIONS
 
 spark = wiring.spark_session("dies", config.load(), print)
 java = [child.pid for child in psutil.Process().children(recursive=True) if child.name() == "java"]
@@ -34,7 +34,7 @@ p = Partition("t", 0)
 frame = spark.sql("select 't' topic, 0 partition, 0L offset, now() timestamp, binary('k') key, binary('v') value")
 reader = SparkReader(spark, {"bootstrap.servers": "127.0.0.1:1"})
 for read in (
-    lambda: SparkSource(frame, NO_WISH).map(slow),
+    lambda: SparkSource(frame, DEFAULT_READ_OPTIONS).map(slow),
     lambda: reader.exactly({p: OffsetRange(0, 1)}),
     lambda: reader.follow({p: 0}, 1, print),
 ):
@@ -76,7 +76,7 @@ def test_a_killed_spark_is_told_once_and_stops() -> None:
 )
 def test_a_dead_spark_is_told_from_a_failed_reading(error: Exception, died: bool) -> None:
     """What Kafka refused is for discovery to judge; a JVM that is gone is not."""
-    assert has_died(error) is died
+    assert is_jvm_dead(error) is died
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ class Session:
 def test_only_death_is_forgiven_when_stopping() -> None:
     """Any other failure to stop is told."""
     dead: Any = Session(ConnectionRefusedError())
-    stop(dead)
+    stop_spark_session(dead)
     odd: Any = Session(LookupError("odd"))
     with pytest.raises(LookupError, match="odd"):
-        stop(odd)
+        stop_spark_session(odd)
 
 
 @pytest.mark.parametrize(("message_bytes", "records"), [(0, "200"), (200, "5000"), (100_000, "671"), (10**9, "10")])
 def test_a_poll_takes_what_fits_into_the_heap(message_bytes: int, records: str) -> None:
     """3,500 messages of 0.9 MB that compress to 13 MB came in one fetch, and one poll of them killed Spark."""
-    assert _wished(Wish(message_bytes=message_bytes))["kafka.max.poll.records"] == records
+    assert _spark_options(ReadOptions(average_message_bytes=message_bytes))["kafka.max.poll.records"] == records

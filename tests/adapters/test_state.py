@@ -17,7 +17,7 @@ from seriatim.adapters.state import ROWS_PER_GROUP, ParquetState
 from seriatim.core.errors import BrokenPromiseError, DamagedFileError
 from seriatim.core.ledger import File
 from seriatim.core.offsets import Partition
-from seriatim.core.session import Session, Waiting
+from seriatim.core.session import Session, WaitingMessage
 
 P = Partition("in-a", 0)
 Store = MemoryFiles | ParquetState
@@ -37,7 +37,7 @@ def again(store: Store) -> Store:
 
 def session(saved: bytes | None, **fields: Any) -> Session:
     """A session as the store hands it out."""
-    return Session(saved=saved, version=3, **fields)
+    return Session(state_bytes=saved, state_version=3, **fields)
 
 
 FULL = session(
@@ -46,7 +46,7 @@ FULL = session(
     anchor=2,
     fingerprint=b"12345678",
     missing=[(3, 5), (8, 9)],
-    waiting=[Waiting(12, 40, 1_700_000_000_000, b"k", b"{}", snapshot=False)],
+    waiting=[WaitingMessage(12, 40, 1_700_000_000_000, b"k", b"{}", is_snapshot=False)],
     damaged=31,
     since_snapshot=7,
     snapshot_timestamp=1_700_000_000_000,
@@ -63,7 +63,7 @@ FULL = session(
 def test_sessions_come_back_as_they_were_saved(store: Store) -> None:
     """Every lasting field, odd names too; what is only of the fold is not saved."""
     names = {"s": FULL, "": session(None), "é\n\0": session(b"")}
-    used = {name: replace(one, state=object(), awake=True, touched=True, careful=True) for name, one in names.items()}
+    used = {name: replace(one, state=object(), is_active=True, is_touched=True, is_undoable=True) for name, one in names.items()}
     file = store.save(P, "0-5-a", used, [])
     assert file.path.startswith("state/in-a/0/0-5-a")
     assert file.rows == 3
@@ -98,8 +98,8 @@ def test_the_newest_file_wins_however_files_are_merged(store: Store, slices: lis
         expected |= sessions
     fresh = again(store)
     assert fresh.load(files, "abcdef") == expected
-    assert dict(fresh.everything(files)) == expected
-    assert fresh.quarantined(files) == {name: one for name, one in expected.items() if one.finding}
+    assert dict(fresh.load_all(files)) == expected
+    assert fresh.quarantined_sessions(files) == {name: one for name, one in expected.items() if one.finding}
 
 
 def test_large_states_keep_every_session(store: Store) -> None:
@@ -110,7 +110,7 @@ def test_large_states_keep_every_session(store: Store) -> None:
     whole = store.save(P, "0-5-a", touched, [base])
     assert whole.rows == many + 1
     found = again(store).load([whole], map(str, range(many + 1)))
-    assert {name for name, one in found.items() if one.saved == b"new"} == set(touched)
+    assert {name for name, one in found.items() if one.state_bytes == b"new"} == set(touched)
     assert len(found) == many + 1
 
 
@@ -157,15 +157,15 @@ def test_a_damaged_state_file_is_refused_by_name(store: Store, how: str) -> None
     for use in (
         lambda: again(store).load([good, file], ["s"]),
         lambda: again(store).save(P, "0-9-a", {"t": session(b"2")}, [good, file]),
-        lambda: again(store).quarantined([good, file]),
-        lambda: again(store).holds([good, file], ["s"]),
+        lambda: again(store).quarantined_sessions([good, file]),
+        lambda: again(store).find_names([good, file], ["s"]),
     ):
         with pytest.raises(DamagedFileError, match=file.path) as refused:
             use()
         assert refused.value.path == file.path
         if isinstance(store, ParquetState):
             assert refused.value.next.startswith("seriatim repair s: ")
-    assert again(store).holds([good], ["s", "t"]) == {"t"}
+    assert again(store).find_names([good], ["s", "t"]) == {"t"}
     assert again(store).load([good], ["t"]) == {"t": session(b"1")}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from seriatim.adapters.status import StatusFiles
 from seriatim.core.errors import ConfigError, IntegrityError
-from seriatim.core.status import Status
+from seriatim.core.status import SavedStatus
 from tests.adapters.on_disk import DiskStream, filled
 
 
@@ -16,11 +16,11 @@ def test_manifests_say_what_the_ledger_says(tmp_path: Path) -> None:
     """The last entry, each of the past, and all of them backward."""
     made, files = filled(tmp_path / "s"), StatusFiles(tmp_path / "s")
     ledger = made.ledger.head("s").ledger
-    assert files.head() == ledger
+    assert files.last_ledger() == ledger
     entries = list(made.ledger.entries("s", -1))
     assert [files.manifest(number) for number in range(len(entries))] == entries
-    assert list(files.back(1000)) == entries[::-1]
-    assert list(files.back(2, 3)) == [entries[3], entries[2]]
+    assert list(files.manifests_backward(1000)) == entries[::-1]
+    assert list(files.manifests_backward(2, 3)) == [entries[3], entries[2]]
 
 
 def test_a_try_that_never_came_to_be_is_not_taken_for_an_entry(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_try_that_never_came_to_be_is_not_taken_for_an_entry(tmp_path: Path) -
 def test_a_stream_that_was_never_run_has_nothing(tmp_path: Path) -> None:
     """No ledger, no entry, no status; and no error."""
     files = StatusFiles(tmp_path)
-    assert (files.head(), files.status(), list(files.back(5))) == (None, None, [])
+    assert (files.last_ledger(), files.read_status(), list(files.manifests_backward(5))) == (None, None, [])
     with pytest.raises(ConfigError, match="there is no entry 0"):
         files.manifest(0)
 
@@ -50,18 +50,18 @@ def test_what_is_damaged_is_refused(tmp_path: Path) -> None:
         files.manifest(2)
     path.unlink()
     with pytest.raises(IntegrityError, match="entry 2 cannot be read: No such file"):
-        list(files.back(1000))
+        list(files.manifests_backward(1000))
     (made.root / "head.json").write_text("{")
     with pytest.raises(IntegrityError, match="head"):
-        files.head()
+        files.last_ledger()
 
 
 def test_the_status_file_comes_back_as_it_was_put(tmp_path: Path) -> None:
     """What is no status of ours is none at all."""
     made = DiskStream(tmp_path / "s")
     made.root.mkdir()
-    files, status = StatusFiles(made.root), Status(stream="s", at_seconds=1.5, gaps_open=3)
-    files.put_status(status)
-    assert files.status() == status
+    files, status = StatusFiles(made.root), SavedStatus(stream="s", at_seconds=1.5, gaps_open=3)
+    files.write_status(status)
+    assert files.read_status() == status
     (made.root / "status.json").write_bytes(b'{"at_seconds": "soon"}')
-    assert files.status() is None
+    assert files.read_status() is None

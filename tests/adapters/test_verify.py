@@ -19,11 +19,11 @@ from tests.adapters.verifying import first, flipped, paths, verify
 def test_a_clean_stream_is_good_and_signed_off(root: Path) -> None:
     """Every entry, file, record and session is looked at; nothing is warned of; the last entry is signed off."""
     done = verify(root)
-    assert (done.difference, done.warnings, done.notes, done.folded) == (None, [], [], True)
+    assert (done.difference, done.warnings, done.notes, done.has_folded_records) == (None, [], [], True)
     assert (done.sequence, done.entries, done.sessions, done.orphans) == (8, 9, 6, 0)
     assert done.files == len(paths(root, "*/in-*/*/*.parquet"))
     assert done.records == DeltaTable(root / "records").to_pyarrow_table().num_rows
-    signed = SignOff.opened((root / "verified.json").read_bytes())
+    signed = SignOff.from_bytes((root / "verified.json").read_bytes())
     assert signed is not None
     assert (signed.sequence, signed.version) == (8, 8)
 
@@ -33,7 +33,7 @@ def test_other_streams_are_good_too(tmp_path: Path, fields: dict[str, Any]) -> N
     """A tier that only counts, and columns that are folders' names."""
     filled(tmp_path, **fields)
     done = verify(tmp_path)
-    assert (done.difference, done.warnings, done.folded) == (None, [], True)
+    assert (done.difference, done.warnings, done.has_folded_records) == (None, [], True)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_pass_goes_on_from_the_last_signed_off(tmp_path: Path) -> None:
     made.send("in-a/0", "x", 6, 7)
     made.run()
     later = verify(tmp_path)
-    assert (later.since, later.entries, later.records, later.difference, later.folded) == (8, 1, 2, None, True)
+    assert (later.since, later.entries, later.records, later.difference, later.has_folded_records) == (8, 1, 2, None, True)
     whole = verify(tmp_path, everything=True)
     assert (whole.since, whole.entries, whole.difference) == (-1, 10, None)
 
@@ -137,7 +137,7 @@ def test_a_ledger_older_than_its_sign_off_is_found(tmp_path: Path) -> None:
 def test_other_machines_records_are_not_folded_and_that_is_said(root: Path) -> None:
     """Only the stock machine's records say how they make the state; all else is looked at."""
     done = verify(root, table=None)
-    assert (done.difference, done.folded, done.records > 0) == (None, False, True)
+    assert (done.difference, done.has_folded_records, done.records > 0) == (None, False, True)
     assert "not folded" in done.notes[0]
 
 

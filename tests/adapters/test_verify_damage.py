@@ -78,7 +78,7 @@ def test_a_missing_file_is_found_by_name(root: Path, pattern: str, number: int) 
     path.unlink()
     found = first(root)
     assert found.file == str(path.relative_to(root))
-    assert "missing" in found.what + found.found
+    assert "missing" in found.description + found.found
     assert "restore" in found.next
 
 
@@ -104,7 +104,7 @@ def test_old_state_that_is_gone_is_no_damage(root: Path) -> None:
     old = next(path for path in paths(root, "state/*/*/*.parquet") if str(path.relative_to(root)) not in current)
     old.unlink()
     done = verify(root)
-    assert (done.difference, done.gone) == (None, 1)
+    assert (done.difference, done.deleted_files) == (None, 1)
 
 
 @pytest.mark.parametrize("pattern", ["records/in-a/*/*.parquet", "state/in-b/0/*.parquet", "manifests/*.zst"])
@@ -116,7 +116,7 @@ def test_two_files_swapped_are_found_by_name(root: Path, pattern: str) -> None:
     two.write_bytes(left)
     found = first(root)
     assert found.file in {str(path.relative_to(root)) for path in (one, two)}
-    if "manifests" not in pattern and "size" not in found.what:
+    if "manifests" not in pattern and "size" not in found.description:
         other = two if found.file.endswith(one.name) else one
         assert str(other.relative_to(root)) in found.cause
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from seriatim.adapters.audit import FileAudit
 from seriatim.core.ledger import Change, Entry
-from seriatim.ports import Head
+from seriatim.ports import LedgerHead
 from seriatim.steps.commit import commit
 from tests.adapters.on_disk import DiskStream, filled
 from tests.adapters.verifying import first, paths, verify
@@ -39,14 +39,14 @@ def test_a_file_in_the_table_that_no_entry_added_is_found(root: Path) -> None:
     (added,) = set(DeltaTable(root / "records").file_uris()) - before
     found = first(root)
     assert found.file == "records/" + added.rpartition("/records/")[2]
-    assert "no entry added" in found.what
+    assert "no entry added" in found.description
 
 
 def test_a_file_taken_out_of_the_table_is_found(root: Path) -> None:
     """Somebody deleted rows beside Seriatim."""
     DeltaTable(root / "records").delete("topic = 'in-b'")
     found = first(root)
-    assert "no entry added" in found.what or "lacks" in found.what
+    assert "no entry added" in found.description or "lacks" in found.description
 
 
 def test_files_rewritten_by_somebody_else_are_no_damage(root: Path) -> None:
@@ -54,7 +54,7 @@ def test_files_rewritten_by_somebody_else_are_no_damage(root: Path) -> None:
     DeltaTable(root / "records").optimize.compact()
     done = verify(root)
     assert done.difference is None
-    assert not done.folded
+    assert not done.has_folded_records
     assert "OPTIMIZE" in done.notes[0]
 
 
@@ -67,7 +67,7 @@ def test_a_checkpoint_of_the_log_that_lies_is_found(root: Path) -> None:
     is_add = kept.column("add").is_valid().to_pylist()
     pq.write_table(kept.filter(pa.array([number != is_add.index(True) for number in range(len(is_add))])), path)
     found = first(root)
-    assert "readers do not see" in found.what
+    assert "readers do not see" in found.description
     assert found.file.startswith("records/in-")
 
 
@@ -87,7 +87,7 @@ LIES: dict[str, Lie] = {
     "other sessions than its state file": lambda c: certified(c, sessions=9),
     "fewer sessions": lambda c: certified(c, sessions=0),
     "fewer messages": lambda c: certified(c, counts={"messages": 1}, holes={"expired": c.until - c.frontier - 1}),
-    "other offsets": lambda c: replace(c, records=tuple(replace(f, first=f.first + 1) for f in c.records)),
+    "other offsets": lambda c: replace(c, records=tuple(replace(f, first_offset=f.first_offset + 1) for f in c.records)),
     "another range": lambda c: certified(c, epoch=5),
     "other number of rows": lambda c: certified(
         replace(c, records=tuple(replace(f, rows=f.rows + 1) for f in c.records)),
@@ -106,7 +106,7 @@ def test_an_entry_that_lies_is_found(tmp_path: Path, lie: str, monkeypatch: pyte
     made.send("in-a/0", "x", 2, 3)
     made.send("in-a/0", "y", ["a"], 4)
 
-    def lying(store: Any, clock: Any, head: Head, entry: Entry) -> tuple[Head, Entry]:
+    def lying(store: Any, clock: Any, head: LedgerHead, entry: Entry) -> tuple[LedgerHead, Entry]:
         changes = tuple(LIES[lie](change) if change.records else change for change in entry.changes)
         return commit(store, clock, head, replace(entry, changes=changes))
 
@@ -114,7 +114,7 @@ def test_an_entry_that_lies_is_found(tmp_path: Path, lie: str, monkeypatch: pyte
     made.run()
     found = first(tmp_path)
     assert found.sequence == 2
-    assert _matches(lie, found.what), found.what
+    assert _matches(lie, found.description), found.description
 
 
 def _matches(lie: str, what: str) -> bool:
@@ -136,11 +136,11 @@ def test_a_slice_that_leaves_a_hole_is_found(tmp_path: Path) -> None:
 
 def _commit_by_hand(made: DiskStream, ledger: Any) -> None:
     """An entry of nothing whose manifest says another ledger: chain, hashes and transaction are right."""
-    from seriatim.core.ledger import Manifest, encode
+    from seriatim.core.ledger import Manifest, encode_manifest
 
     entry = Entry(kind="verdict", attempt="hand", sequence=ledger.sequence + 1, previous=ledger.sha256)
     manifest = Manifest(entry=entry, ledger=replace(ledger, sequence=entry.sequence))
-    path, sha256 = made.ledger.put_manifest(entry.sequence, encode(manifest))
+    path, sha256 = made.ledger.put_manifest(entry.sequence, encode_manifest(manifest))
     mark = {"sequence": entry.sequence, "previous": entry.previous, "manifest": path, "sha256": sha256}
     table = DeltaTable(made.root / "records")
     properties = CommitProperties(
@@ -173,8 +173,8 @@ def test_records_twice_in_the_table_are_found(root: Path) -> None:
     """The same rows under another name, added by a commit that looks like ours: offset and index are not unique."""
     path = paths(root, "records/in-b/0/*.parquet")[0]
     outline = FileAudit(root).outline(str(path.relative_to(root)))
-    assert outline.disorder is None
+    assert outline.first_disorder is None
     table = pq.read_table(path, partitioning=None)
     pq.write_table(pa.concat_tables([table, table.slice(table.num_rows - 1)]), path)
     twice = FileAudit(root).outline(str(path.relative_to(root)))
-    assert twice.disorder == (table.column("offset")[-1].as_py(), table.column("index")[-1].as_py())
+    assert twice.first_disorder == (table.column("offset")[-1].as_py(), table.column("index")[-1].as_py())

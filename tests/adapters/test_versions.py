@@ -15,9 +15,9 @@ from seriatim.adapters.audit import FileAudit
 from seriatim.core.errors import ConfigError
 from seriatim.core.machine import UserMachine
 from seriatim.core.offsets import Partition
-from seriatim.core.stream import Table
-from seriatim.steps.status import session_state
-from seriatim.steps.verify import Verifying
+from seriatim.core.stream import TableSettings
+from seriatim.steps.status import session_states
+from seriatim.steps.verify import Verification
 from tests.adapters.on_disk import DiskStream
 from tests.test_testing import Add, NewState, OldState, upgrade, versioned
 
@@ -30,7 +30,7 @@ class Versions(DiskStream):
     """A stream on disk whose machine may be deployed anew."""
 
     def __init__(self, root: Path, **fields: Any) -> None:
-        super().__init__(root, machine="m:Versioned", table=Table(), sequence=None, **fields)
+        super().__init__(root, machine="m:Versioned", table=TableSettings(), sequence=None, **fields)
         self.kafka.create("in-a", 1)
         self.deploy(1, OldState)
 
@@ -147,12 +147,12 @@ def test_verify_and_status_read_every_version(tmp_path: Path) -> None:
     one.deploy(2, NewState, upgrade=upgrade)
     one.add("s02", 1)
     one.run()
-    done = Verifying("s", FileAudit(tmp_path)).run()
+    done = Verification("s", FileAudit(tmp_path)).run()
     assert (done.difference, done.sessions) == (None, 20)
     head = one.ledger.head("s")
 
     def shown(name: str) -> dict[str, Any]:
-        (found,) = session_state(one.stream, one.runner, head.ledger, one.files, name)
+        (found,) = session_states(one.stream, one.runner, head.ledger, one.files, name)
         return found
 
     assert (shown("s02")["state"], shown("s02")["state_version"]) == ({"n": 5, "doubled": True}, 2)

@@ -10,15 +10,15 @@ from typing import Any
 
 from seriatim.adapters.audit import FileAudit
 from seriatim.core.difference import Difference
-from seriatim.steps.verify import Table, Verified, Verifying
+from seriatim.steps.verify import Verification, VerifyResult, VerifyTableSpec
 from tests.adapters.on_disk import COLUMNS, DiskStream
 
-TABLE = Table(("id",), tuple(COLUMNS), DiskStream(Path()).runner.load)
+TABLE = VerifyTableSpec(("id",), tuple(COLUMNS), DiskStream(Path()).runner.load)
 
 
-def verify(root: Path, *, everything: bool = False, table: Table | None = TABLE) -> Verified:
+def verify(root: Path, *, everything: bool = False, table: VerifyTableSpec | None = TABLE) -> VerifyResult:
     """One pass."""
-    return Verifying("s", FileAudit(root), everything=everything, table=table).run()
+    return Verification("s", FileAudit(root), from_first_entry=everything, table_spec=table).run()
 
 
 def first(root: Path, **how: Any) -> Difference:

@@ -28,17 +28,17 @@ def repository(tmp_path: Path) -> Path:
         (folder / package).mkdir(parents=True)
         (folder / package / "__init__.py").write_text("")
     product = folder / "seriatim" / "__init__.py"
-    product.write_text("WORD = 'before'")
+    product.write_text("WORD_MASK = 'before'")
     git(folder, "init", "--quiet")
     git(folder, "add", ".")
     git(folder, "commit", "--quiet", "--message", "before")
-    product.write_text("WORD = 'now'")
+    product.write_text("WORD_MASK = 'now'")
     return folder
 
 
 def test_an_earlier_tree_imports_its_own_product(repository: Path) -> None:
     """Its processes see REF's package, not the working tree's and not the installed one; afterwards it is gone."""
-    words = ("-c", "import seriatim; print(seriatim.WORD)")
+    words = ("-c", "import seriatim; print(seriatim.WORD_MASK)")
     with against.checked_out(repository, "HEAD") as tree:
         against.refuse_other_product(tree)
         assert against._python(tree, *words).stdout.strip() == "before"

@@ -13,8 +13,8 @@ import pytest
 
 from bench.growth import PLACE, batches, opened, snapshot, update
 from seriatim import wiring
-from seriatim.adapters.arrow import stretches
-from seriatim.steps.task import Work, read_result, run_task
+from seriatim.adapters.arrow import message_batches
+from seriatim.steps.task import PartitionWork, read_result, run_task
 from tests.calls import count_calls
 
 SESSIONS = 50
@@ -36,7 +36,7 @@ def test_a_message_costs_no_more_calls(tmp_path: Path, machine: str) -> None:
 
     def calls_of(message_count: int) -> int:
         messages = messages_of(message_count)
-        work = Work(
+        work = PartitionWork(
             partition=PLACE,
             start=0,
             end=message_count + SESSIONS,
@@ -46,7 +46,7 @@ def test_a_message_costs_no_more_calls(tmp_path: Path, machine: str) -> None:
         )
 
         def fold() -> None:
-            assert read_result(run_task(work, stretches(messages), wiring.kit(file, {}))).certificate
+            assert read_result(run_task(work, message_batches(messages), wiring.task_context(file, {}))).certificate
 
         return count_calls(fold)
 

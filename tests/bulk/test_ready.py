@@ -10,14 +10,14 @@ from seriatim.bulk import __main__ as main
 from seriatim.bulk import choose, columns, fold, packed, parse, ready, rows
 from seriatim.bulk.fold import BulkFold
 from seriatim.core.fold import Fold
-from seriatim.core.stream import Output, Stream, Table
+from seriatim.core.stream import OutputSettings, Stream, TableSettings
 from tests.bulk.test_twins import _world
 
-TABLE = Table(key=("id",), columns={"id": "string", "v": "int64"})
+TABLE = TableSettings(key=("id",), columns={"id": "string", "v": "int64"})
 
 
 def _stream(**fields: object) -> Stream:
-    given = {"name": "s", "topics": "t", "machine": "table", "table": TABLE, "output": Output(path="memory")}
+    given = {"name": "s", "topics": "t", "machine": "table", "table": TABLE, "output": OutputSettings(path="memory")}
     return Stream(**{**given, **fields})  # type: ignore[arg-type]
 
 
@@ -40,33 +40,33 @@ def test_what_is_not_compiled_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
     stream = _stream()
     for is_ready, messages, kind in ((False, 10**6, Fold), (True, 10, Fold), (True, 10**6, BulkFold)):
         monkeypatch.setattr(choose, "is_ready", lambda ready=is_ready: ready)
-        assert choose.machine(stream, stream.table_machine, messages)[1] is kind
+        assert choose.choose_machine(stream, stream.table_machine, messages)[1] is kind
 
 
 @pytest.mark.parametrize(
     "stream",
     [
         _stream(machine="m:M"),
-        _stream(table=Table(key=("id",), columns={"id": "string", "d": "decimal(9,2)"})),
-        _stream(table=Table(key=("x",), columns={"x": "float64"})),
+        _stream(table=TableSettings(key=("id",), columns={"id": "string", "d": "decimal(9,2)"})),
+        _stream(table=TableSettings(key=("x",), columns={"x": "float64"})),
         _stream(session="field:who"),
         _stream(tier="window", sequence="seq"),
     ],
 )
 def test_what_the_bulk_fold_cannot_take_is_folded_the_plain_way(stream: Stream) -> None:
     """Other machines, columns, keys, sessions and tiers."""
-    assert choose.machine(stream, stream.table_machine, 10**6)[1] is Fold
+    assert choose.choose_machine(stream, stream.table_machine, 10**6)[1] is Fold
 
 
 def test_another_cpu_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Code compiled for one processor is never run on another."""
-    ready.folder.cache_clear()
-    here = ready.folder()
+    ready.compiled_folder.cache_clear()
+    here = ready.compiled_folder()
     (tmp_path / "cpuinfo").write_text("model name : other\nflags : few\n")
     monkeypatch.setattr(ready, "CPU_INFO", tmp_path / "cpuinfo")
-    ready.folder.cache_clear()
-    there = ready.folder()
-    ready.folder.cache_clear()
+    ready.compiled_folder.cache_clear()
+    there = ready.compiled_folder()
+    ready.compiled_folder.cache_clear()
     assert here is not None
     assert there is not None
     assert here != there
@@ -81,4 +81,4 @@ def test_who_has_no_home_keeps_it_beside_the_package(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Path, "home", homeless)
     monkeypatch.setattr(Path, "expanduser", homeless)
-    assert ready.folder.__wrapped__() in (None, ready.folder())
+    assert ready.compiled_folder.__wrapped__() in (None, ready.compiled_folder())

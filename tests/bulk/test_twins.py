@@ -96,7 +96,7 @@ def test_what_cannot_be_in_the_arena_stays_plain() -> None:
     twins = both(table, tier="strict", on_poison="quarantine")
     for twin in twins:  # a whole number in a column of floats
         saved = msgspec.msgpack.encode([["a", 1]])
-        twin.saved["s"] = Session(saved=saved, version=1, sequence=1, first_offset=0, last_offset=0)
+        twin.saved["s"] = Session(state_bytes=saved, state_version=1, sequence=1, first_offset=0, last_offset=0)
     sent = [(b"s", b'{"type":"update","seq":%d,"id":"a","x":%d.5}' % (i, i), 1) for i in range(2, 30)]
     assert agree(twins, [[sent]]).in_bulk == 0
 

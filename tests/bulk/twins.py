@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from seriatim.adapters.arrow import stretches
+from seriatim.adapters.arrow import message_batches
 from seriatim.adapters.parquet import ParquetRecords
 from seriatim.bulk.fold import BulkFold
 from seriatim.bulk.table import BulkTable
 from seriatim.core.fold import Fold
 from seriatim.core.offsets import Partition
-from seriatim.core.session import Folded, Kept, Session
+from seriatim.core.session import FoldOutput, QuarantinedMessage, Session
 from seriatim.core.table import TableMachine
 
 PARTITION = Partition("in-a", 0)
@@ -63,9 +63,9 @@ class Twin:
     def begin(self) -> None:
         """A new task, with the state that the last one saved."""
         runner = self.machine(**self.table)
-        self.fold = self.kind(PARTITION, runner, load=self._load, **self.given)
-        store = ParquetRecords(Path("nowhere"), runner.columns, "zstd", (), checked=True)
-        self.writer = store.records(PARTITION, "id", "stem")
+        self.fold = self.kind(PARTITION, runner, load_sessions=self._load, **self.given)
+        store = ParquetRecords(Path("nowhere"), runner.columns, "zstd", (), values_are_checked=True)
+        self.writer = store.record_writer(PARTITION, "id", "stem")
         self.writer.file = self.sheet  # type: ignore[assignment]
 
     def _load(self, names: list[str]) -> dict[str, Session]:
@@ -73,20 +73,20 @@ class Twin:
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Fold a batch, as the task does."""
-        for stretch in stretches([batch]):
+        for stretch in message_batches([batch]):
             if self.fold.halt is None:
-                folded = self.fold.stretch(stretch)
-                self.in_bulk += 0 if folded.gathered is None else len(folded.gathered.positions)
+                folded = self.fold.fold_batch(stretch)
+                self.in_bulk += 0 if folded.columnar_records is None else len(folded.columnar_records.positions)
                 self.told.append(_told(folded))
-                self.writer.write(stretch.until(folded.consumed), folded)
-                self.kept += [kept.row(stretch) for kept in folded.kept]
+                self.writer.write(stretch.first_messages(folded.consumed_messages), folded)
+                self.kept += [kept.to_row(stretch) for kept in folded.quarantined_messages]
 
     def end(self) -> None:
         """The task is over: what it touched is saved, what it found is told."""
-        for name, session in self.fold.touched().items():
+        for name, session in self.fold.touched_sessions().items():
             self.saved[name] = _as_saved(session)
         fold = self.fold
-        self.told.append([fold.tally.findings, fold.tally.marks, fold.counts, fold.halt, fold.strangers, fold.raised])
+        self.told.append([fold.tally.findings, fold.tally.marks, fold.counts, fold.halt, fold.sessions_without_state, fold.half_changed_sessions])
 
     def outcome(self) -> dict[str, Any]:
         """All that counts."""
@@ -94,12 +94,12 @@ class Twin:
         return {"rows": rows, "kept": self.kept, "told": self.told, "saved": self.saved}
 
 
-def _told(folded: Folded) -> list[Any]:
-    return [folded.consumed, [kept for kept in folded.kept if isinstance(kept, Kept)]]
+def _told(folded: FoldOutput) -> list[Any]:
+    return [folded.consumed_messages, [kept for kept in folded.quarantined_messages if isinstance(kept, QuarantinedMessage)]]
 
 
 def _as_saved(session: Session) -> Session:
-    return msgspec.structs.replace(session, state=None, awake=False, touched=False, careful=False)
+    return msgspec.structs.replace(session, state=None, is_active=False, is_touched=False, is_undoable=False)
 
 
 def both(table: dict[str, Any], eager: bool = True, **fold: Any) -> tuple[Twin, Twin]:

@@ -10,9 +10,9 @@ import pytest
 from seriatim import cli
 from seriatim.cli import accept
 from seriatim.core.offsets import Partition
-from seriatim.steps.accept import Decided, Decision
-from seriatim.steps.restored import Restored
-from seriatim.steps.retire import Over, Retired
+from seriatim.steps.accept import PartitionDecision, TopicDecision
+from seriatim.steps.restored import RestoreDecision
+from seriatim.steps.retire import RetireDecision, RetiredPartition
 from tests.cli.test_run import STREAM
 
 A0 = Partition("a", 0)
@@ -55,13 +55,13 @@ def test_what_is_missing_is_said(
 
 def test_a_decision_is_told_with_all_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     """As a table and a sentence for people, as JSON for scripts."""
-    one = Decided(partition=A0, old_id="old", new_id="new", frontier=7, starts=0, sessions=2, records=3, unread=4)
-    decision = Decision(topic="a", new_life=True, reason="why", partitions=[one], sequence=5)
-    accept._show_accepted("t", decision, json=False)
+    one = PartitionDecision(partition=A0, old_topic_id="old", new_topic_id="new", frontier=7, resumes_at=0, ended_sessions=2, end_records=3, unread_messages=4)
+    decision = TopicDecision(topic="a", is_new_life=True, reason="why", partitions=[one], sequence=5)
+    accept._print_accepted("t", decision, json=False)
     told = capsys.readouterr().out
     assert "entry 5: a new life of a: 2 sessions end by 3 records; 4 messages of the old life were never read" in told
     assert "next: seriatim run t" in told
-    accept._show_accepted("t", decision, json=True)
+    accept._print_accepted("t", decision, json=True)
     assert json.loads(capsys.readouterr().out) == {
         "stream": "t",
         "topic": "a",
@@ -82,7 +82,7 @@ def test_a_decision_is_told_with_all_its_numbers(capsys: pytest.CaptureFixture[s
         ],
     }
     decision.sequence = -1
-    accept._show_accepted("t", decision, json=False)
+    accept._print_accepted("t", decision, json=False)
     looked = capsys.readouterr().out
     assert "nothing changed, this would be" in looked
     assert 'next: seriatim accept t a --because "…"' in looked
@@ -90,15 +90,15 @@ def test_a_decision_is_told_with_all_its_numbers(capsys: pytest.CaptureFixture[s
 
 def test_retired_and_restored_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     """What stays unread, what is given up, where the witness went."""
-    over = Retired(
-        topic="a", reason="why", partitions=[Over(partition=A0, topic_id="i", frontier=7, unread=2)], sequence=3
+    over = RetireDecision(
+        topic="a", reason="why", partitions=[RetiredPartition(partition=A0, topic_id="i", frontier=7, unread_messages=2)], sequence=3
     )
-    accept._show_retired("t", over, json=False)
+    accept._print_retired("t", over, json=False)
     assert "2 messages stay unread" in capsys.readouterr().out
-    accept._show_restored("t", Restored(witness=9, ledger=7, trouble="behind", reason="why", sequence=8), json=False)
+    accept._print_restored("t", RestoreDecision(witness_sequence=9, ledger_sequence=7, contradiction="behind", reason="why", sequence=8), json=False)
     assert "from entry 9 to 7; 2 entries are given up" in capsys.readouterr().out
-    accept._show_restored(
-        "t", Restored(witness=9, ledger=-1, trouble="none", reason="why", aside="head-9.json"), json=False
+    accept._print_restored(
+        "t", RestoreDecision(witness_sequence=9, ledger_sequence=-1, contradiction="none", reason="why", archived_witness_path="head-9.json"), json=False
     )
     gone = capsys.readouterr().out
     assert "moved to head-9.json" in gone

@@ -18,7 +18,7 @@ from seriatim import config, suites
 from seriatim.core.crash import CHECK_POINTS
 from seriatim.core.errors import ConfigError, IntegrityError
 from seriatim.core.failure import CommandOutcome
-from seriatim.core.stream import Output, Stream
+from seriatim.core.stream import OutputSettings, Stream
 from tests.adapters.on_disk import DiskStream, filled
 from tests.cli.test_publish import STREAM, typed
 
@@ -44,7 +44,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskStream:
     monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path / "streams"))
     monkeypatch.setenv("SERIATIM_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
     stream = filled(tmp_path / "lake")
-    stream.ledger.put_told(8)
+    stream.ledger.put_reported_sequence(8)
     return stream
 
 
@@ -173,7 +173,7 @@ def test_killed_anywhere_the_next_check_ends_right(made: DiskStream, point: str)
 
 def test_own_suites_take_the_place_of_stock_ones(tmp_path: Path) -> None:
     """By name, wherever the stock one is; those for other machines are left out."""
-    stream = Stream(name="s", topics="t", machine="book:Book", output=Output(path="x"))
+    stream = Stream(name="s", topics="t", machine="book:Book", output=OutputSettings(path="x"))
     folder = tmp_path / "expectations"
     folder.mkdir()
     (folder / "s.json").write_text(
@@ -191,7 +191,7 @@ def test_own_suites_take_the_place_of_stock_ones(tmp_path: Path) -> None:
             }
         )
     )
-    made = suites.load(stream, tmp_path / "streams")
+    made = suites.load_suites(stream, tmp_path / "streams")
     severities = {one.name: one.severity for one in (*made.records.expectations, *made.ledger.expectations)}
     assert severities["session is there"] == "info"
     assert severities["counted"] == "warning"
@@ -201,7 +201,7 @@ def test_own_suites_take_the_place_of_stock_ones(tmp_path: Path) -> None:
 
 def test_a_finding_does_not_stop_the_steps_after_it(capsys: pytest.CaptureFixture[str]) -> None:
     """Fold's failure is raised at the end; check's is told; anything else ends it at once."""
-    from seriatim.cli.run import _one_after_another
+    from seriatim.cli.run import _run_steps
 
     walked: list[str] = []
 
@@ -214,13 +214,13 @@ def test_a_finding_does_not_stop_the_steps_after_it(capsys: pytest.CaptureFixtur
         return run
 
     with pytest.raises(IntegrityError, match="fold"):
-        _one_after_another(
+        _run_steps(
             [step("fold", IntegrityError("fold")), step("check", IntegrityError("check")), step("publish")]
         )
     assert walked == ["fold", "check", "publish"]
     assert "IntegrityError: check" in capsys.readouterr().err
     with pytest.raises(ConfigError):
-        _one_after_another([step("fold", ConfigError("broken")), step("check")])
+        _run_steps([step("fold", ConfigError("broken")), step("check")])
     assert walked[3:] == ["fold"]
 
 

@@ -101,8 +101,8 @@ def test_held_partitions_are_told(lake: DiskStream, run: Run) -> None:
     """They are no error."""
     place = Partition("in-a", 0)
     account = head_of(lake).ledger.partitions[str(place)]
-    change = Change(partition=place, epoch=0, frontier=account.frontier, until=account.frontier, topic_id="", born=0)
-    commit(lake.ledger, lake.clock, head_of(lake), Entry(kind="hold", attempt="h", held="h", changes=(change,)))
+    change = Change(partition=place, epoch=0, frontier=account.frontier, until=account.frontier, topic_id="", initial_frontier=0)
+    commit(lake.ledger, lake.clock, head_of(lake), Entry(kind="hold", attempt="h", hold="h", changes=(change,)))
     code, out, err = run("compact", "s.toml", "--json")
     assert (code, json.loads(out)["held"]) == (0, ["in-a/0"])
     assert "a repair holds it" in err

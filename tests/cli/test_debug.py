@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from seriatim.cli.debug import Stepper, Wanted, stops
-from seriatim.core.expression import parse
-from seriatim.core.step import AFTER, BEFORE
-from seriatim.steps.retrace import Way
+from seriatim.cli.debug import BreakPoint, Stepper, find_stops
+from seriatim.core.expression import parse_expression
+from seriatim.core.step import NAMES_AFTER_FOLD, NAMES_BEFORE_FOLD
+from seriatim.steps.retrace import SessionReplay
 from seriatim.testing import MemoryStream
 from tests.steps.adders import Adder, Raising, adding
 from tests.steps.looking import at, way
@@ -30,17 +30,17 @@ def sums(machine: type[Adder] = Adder, count: int = 30) -> MemoryStream:
     return made
 
 
-def set_out(made: MemoryStream, offset: int = 0, name: str = "s") -> Way:
+def set_out(made: MemoryStream, offset: int = 0, name: str = "s") -> SessionReplay:
     """A way from an offset on."""
     gone = way(made, name)
-    gone.begin(offset)
-    gone.to(offset)
+    gone.begin_at(offset)
+    gone.fold_to(offset)
     return gone
 
 
-def wanting(text: str | None = None, **more: Any) -> Wanted:
+def wanting(text: str | None = None, **more: Any) -> BreakPoint:
     """Where to stop."""
-    return Wanted(expression=None if text is None else parse(text, (*BEFORE, *AFTER)), **more)
+    return BreakPoint(expression=None if text is None else parse_expression(text, (*NAMES_BEFORE_FOLD, *NAMES_AFTER_FOLD)), **more)
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_it_stops_exactly_there(condition: str, offset: int) -> None:
     """Before the message, whether the condition asks for the message, the state, or what the message does."""
     made = sums()
     gone = set_out(made)
-    found = next(stops(gone, gone.end, wanting(condition)))
+    found = next(find_stops(gone, gone.committed_end, wanting(condition)))
     assert found.offset == offset
-    before = made.machine().load(at(made, offset - 1).saved or b"", 1)
-    assert gone.retrace.state() == before
+    before = made.machine().load(at(made, offset - 1).state_bytes or b"", 1)
+    assert gone.tracing_fold.copy_of_state() == before
     assert gone.step(found).after.value == before.value + 11
 
 
@@ -73,7 +73,7 @@ def test_it_stops_at_findings() -> None:
         made.kafka.produce("in-a", "s", json.dumps({"v": v, "start": v == 1}).encode())
     made.run()
     gone = set_out(made)
-    found = [one.offset for one in stops(gone, gone.end, wanting(on_finding=True)) if gone.step(one)]
+    found = [one.offset for one in find_stops(gone, gone.committed_end, wanting(on_finding=True)) if gone.step(one)]
     assert found == [2]
 
 
@@ -88,17 +88,17 @@ def test_a_step_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
     made = sums()
     stepper = Stepper(set_out(made), 60, wanting("offset == 10 or offset == 30"))
     typed = answers("s", "m", "?", "n", "r", "n", "c", "q")
-    stepper.talk(lambda: next(typed))
+    stepper.run_interactive(lambda: next(typed))
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("●")]
     assert [line.split()[3] for line in shown] == ["10", "12", "14", "30"]
-    assert stepper.stopped == 4
+    assert stepper.stop_count == 4
 
 
 def test_what_is_typed_is_never_code(capsys: pytest.CaptureFixture[str]) -> None:
     """The stepper answers anything else with what it knows."""
     stepper = Stepper(set_out(sums()), 60, wanting(every=True))
     typed = answers("__import__('os').abort()", "print(1)", "!id")
-    stepper.talk(lambda: next(typed))
+    stepper.run_interactive(lambda: next(typed))
     assert capsys.readouterr().out.count("n next message") == 3
 
 
@@ -108,21 +108,21 @@ def test_pdb_stops_inside_the_machines_own_apply(capsys: pytest.CaptureFixture[s
     heard = io.StringIO()
     made = sums()
     stepper = Stepper(set_out(made), 60, wanting("offset == 22"))
-    stepper.debug((typed, heard))
+    stepper.run_debugger((typed, heard))
     said = heard.getvalue()
     assert "('seen', 55, 11, [])" in said
     assert "def apply(self, state: Total, message: Add)" in said
     assert "adders.py" in said
-    assert stepper.last is not None
-    assert stepper.last.after.value == 66
+    assert stepper.last_step is not None
+    assert stepper.last_step.after.value == 66
     assert "22" in capsys.readouterr().out
 
 
 def test_quitting_pdb_ends_the_replay() -> None:
     """It is no finding of the machine's, and nothing is folded on."""
     stepper = Stepper(set_out(sums()), 60, wanting("offset >= 22"))
-    stepper.debug((io.StringIO("quit\n"), io.StringIO()))
-    assert stepper.stopped == 1
+    stepper.run_debugger((io.StringIO("quit\n"), io.StringIO()))
+    assert stepper.stop_count == 1
 
 
 def test_pdb_stops_in_the_stock_machine_too() -> None:
@@ -131,14 +131,14 @@ def test_pdb_stops_in_the_stock_machine_too() -> None:
     made.run()
     heard = io.StringIO()
     stepper = Stepper(set_out(made), 3, wanting("offset == 2"))
-    stepper.debug((io.StringIO("p list(state)\ncontinue\n"), heard))
+    stepper.run_debugger((io.StringIO("p list(state)\ncontinue\n"), heard))
     assert "['a', 'b']" in heard.getvalue()
 
 
 def test_without_a_terminal_the_place_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """For scripts: one JSON object with where it stopped, the state before, and what the message does."""
     stepper = Stepper(set_out(sums()), 60, wanting("message.v == 11"), json=True)
-    stepper.once()
+    stepper.print_first_stop()
     told = json.loads(capsys.readouterr().out)
     assert (told["stopped"], told["state"], told["records"][0]["value"]) == (22, {"value": 55}, 66)
 
@@ -157,10 +157,10 @@ def test_whether_it_is_set_aside_means_before_the_message(name: str, beside: str
         made.kafka.produce("in-a", "s", json.dumps(body).encode())
     made.run()
     gone = way(made)
-    gone.begin(0)
-    wanted = Wanted(expression=parse(f"{name}{beside}", (*BEFORE, *AFTER)))
+    gone.begin_at(0)
+    wanted = BreakPoint(expression=parse_expression(f"{name}{beside}", (*NAMES_BEFORE_FOLD, *NAMES_AFTER_FOLD)))
     found = []
-    for one in stops(gone, gone.end, wanted):
+    for one in find_stops(gone, gone.committed_end, wanted):
         found.append(one.offset)
         gone.step(one)
     assert found == [4, 5]

@@ -13,7 +13,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from seriatim import cli
 from seriatim.cli import show
-from seriatim.steps.fold import Outcome
+from seriatim.steps.fold import RunOutcome
 from tests.adapters.on_disk import DiskStream
 
 STREAM = """
@@ -171,7 +171,7 @@ def test_a_stream_that_was_never_run_says_so(
 
 def test_tables_that_are_behind_are_told_after_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     """The run is green: the records are complete."""
-    show.outcome("s", Outcome(slices=1, behind="PlatformError: no room\n  next  make room"), json=False)
+    show.print_outcome("s", RunOutcome(slices=1, derived_error="PlatformError: no room\n  next  make room"), json=False)
     told = capsys.readouterr().err
     assert "the next run catches up" in told
     assert "make room" in told

@@ -20,12 +20,12 @@ from seriatim.embedded import jars
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
     """A home whose JARs are there already, copied from the real cache."""
-    settings = config.load()
+    settings = config.load_settings()
     (tmp_path / "jars").mkdir()
-    for file in jars.ensure("kafka", settings, print):
+    for file in jars.ensure_jars("kafka", settings, print):
         shutil.copy(file, tmp_path / "jars")
     yield tmp_path
-    embedded.stop(tmp_path, print)
+    embedded.stop_broker(tmp_path, print)
 
 
 def _kafka(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

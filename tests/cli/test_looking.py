@@ -8,15 +8,24 @@ import pytest
 from msgspec.structs import replace
 
 from seriatim.cli import main, scratch
-from seriatim.cli.diff import _tell, _tell_missing
-from seriatim.cli.looking import Lookback, offset_of, plain, shortened, show_step, shown_time, step_values, time_ms
+from seriatim.cli.diff import _print_result, _warn_missing_messages
+from seriatim.cli.looking import (
+    LookbackCommand,
+    parse_offset,
+    parse_time_ms,
+    print_step,
+    render_time,
+    render_value,
+    shorten_text,
+    step_values,
+)
 from seriatim.cli.scratch import with_machine
-from seriatim.cli.state import _show_state
+from seriatim.cli.state import _print_state
 from seriatim.core.errors import ConfigError, IntegrityError
 from seriatim.core.offsets import Partition
-from seriatim.steps.diff import Compared, Parting
-from seriatim.steps.replay import Made
-from seriatim.streams import StreamFile, load, runner
+from seriatim.steps.diff import DiffResult, RecordDifference
+from seriatim.steps.replay import ReplayOutput
+from seriatim.streams import StreamFile, load_runner, load_stream
 from tests.steps.looking import head_of, looking, traced, way
 from tests.steps.worlds import A0, begun, send, world
 
@@ -118,9 +127,9 @@ def test_what_is_refused(
 def test_outputs_that_differ_are_told_with_a_command_to_paste(stream: str, named: str) -> None:
     """It names the stream whose messages they are, which a folder of a replay says."""
     row = {"session": "x", "offset": 7}
-    parting = Parting(partition=Partition("a", 3), offset=7, index=0, left=row, right=None)
+    parting = RecordDifference(partition=Partition("a", 3), offset=7, index=0, left=row, right=None)
     with pytest.raises(IntegrityError) as told:
-        _tell("/tmp/again", "other", stream, Compared(only_left=1, partings=[parting]), json=True)
+        _print_result("/tmp/again", "other", stream, DiffResult(only_left=1, differences=[parting]), json=True)
     assert told.value.next == f"seriatim trace {named} x --partition a/3 --from 2 --until 8"
 
 
@@ -137,26 +146,26 @@ def test_a_replay_without_a_session_says_how_it_is_given(
 def test_times_can_be_pasted_back() -> None:
     """What a trace prints is what --from takes."""
     for ms in (0, 1_794_845_532_367, -1_000):
-        assert shown_time(ms).startswith(("19", "20"))
-    assert time_ms(shown_time(1_794_845_532_367)) == 1_794_845_532_367
-    assert time_ms("2026-11-16T08:00Z") == 1_794_816_000_000
+        assert render_time(ms).startswith(("19", "20"))
+    assert parse_time_ms(render_time(1_794_845_532_367)) == 1_794_845_532_367
+    assert parse_time_ms("2026-11-16T08:00Z") == 1_794_816_000_000
     with pytest.raises(ConfigError, match="neither"):
-        time_ms("2026-13-99T99:99Z")
-    assert shown_time(10**17) == f"{10**17} ms"
+        parse_time_ms("2026-13-99T99:99Z")
+    assert render_time(10**17) == f"{10**17} ms"
 
 
 def test_what_a_terminal_would_act_on_is_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     """Messages, rows and findings come from strangers: no escape reaches the terminal."""
     for hostile in ("\x1b[2J", "\x9b2J", "\x07", "\u202e", "\r"):
-        assert plain({"id": hostile}).isprintable()
-        assert shortened(hostile).isprintable()
+        assert render_value({"id": hostile}).isprintable()
+        assert shorten_text(hostile).isprintable()
     made = world(tier="none")
     made.kafka.create("in-a", 1)
     bad = '{"type": "insert", "id": "\\u001b[2J\\u009b\\u202e<script>", "v": 1}'
     send(made, A0, ["a"], bad.encode(), b"\x1b]0;title\x07", 5)
     made.run()
     for step in traced(made):
-        show_step(made.machine(), step, 2)
+        print_step(made.machine(), step, 2)
     told = capsys.readouterr().out
     assert not {"\x1b[2", "\x9b", "\x07", "\u202e", "\x1b]"} & {
         told[i : i + n] for n in (1, 2, 3) for i in range(len(told))
@@ -187,13 +196,13 @@ def test_a_step_for_scripts() -> None:
 
 def test_another_machine_from_a_file(folder: Path) -> None:
     """By its path; the stream's own if both names are, another one else. What is no machine is refused in words."""
-    file = load("s", folder / "streams")
+    file = load_stream("s", folder / "streams")
     (folder / "fixed.py").write_text(MACHINE)
     (folder / "broken.py").write_text("1 / 0")
     (folder / "leaving.py").write_text("raise SystemExit(0)")
     other, same = with_machine(file, f"{folder / 'fixed.py'}:Adder")
-    assert (same, runner(other).columns) == (False, {"v": "int64"})
-    own = StreamFile(load("s", folder / "streams").stream, file.folder)
+    assert (same, load_runner(other).columns) == (False, {"v": "int64"})
+    own = StreamFile(load_stream("s", folder / "streams").stream, file.folder)
     assert with_machine(own, None) == (own, True)
     assert with_machine(own, "table") == (own, True)
     for text, said in (
@@ -210,11 +219,11 @@ def test_another_machine_from_a_file(folder: Path) -> None:
 
 def test_an_edge_is_an_offset_or_a_time() -> None:
     """A number that no log can have is refused in words, however long it is; digits of other alphabets are none."""
-    assert (offset_of("0"), offset_of("41337"), offset_of("9" * 18)) == (0, 41337, int("9" * 18))
+    assert (parse_offset("0"), parse_offset("41337"), parse_offset("9" * 18)) == (0, 41337, int("9" * 18))
     for text in ("9" * 19, "9" * 5_000, "-1", "\u0663", "1.5", ""):
-        assert offset_of(text) is None
+        assert parse_offset(text) is None
         with pytest.raises(ConfigError, match="neither an offset nor a time"):
-            time_ms(text)
+            parse_time_ms(text)
     for text in ("9" * 10, "9" * 5_000, "\u0663", "-1"):
         with pytest.raises(ConfigError, match="is not a partition"):
             Partition.parse(f"in-a/{text}")
@@ -225,32 +234,32 @@ def test_a_time_of_which_kafka_knows_nothing_is_refused() -> None:
     made = begun(1)
     send(made, A0, 3, 4)
     made.run()
-    opened = Lookback(StreamFile(made.stream, ""), looking(made), head_of(made))
-    assert [opened.point(way(made), shown_time(ms)) for ms in (0, 3, 9)] == [0, 3, 5]
+    opened = LookbackCommand(StreamFile(made.stream, ""), looking(made), head_of(made))
+    assert [opened.resolve_point(way(made), render_time(ms)) for ms in (0, 3, 9)] == [0, 3, 5]
     made.kafka.delete_records(A0, 2)
-    assert opened.point(way(made), shown_time(3)) == 3
-    assert opened.point(way(made), "1") == 2
+    assert opened.resolve_point(way(made), render_time(3)) == 3
+    assert opened.resolve_point(way(made), "1") == 2
     for dropped, ms in ((2, 1), (2, 2), (5, 3)):
         made.kafka.delete_records(A0, dropped)
         with pytest.raises(ConfigError, match=f"in-a/0: which message came first .* from offset {dropped} on"):
-            opened.point(way(made), shown_time(ms))
+            opened.resolve_point(way(made), render_time(ms))
 
 
 def test_nothing_false_and_empty_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     """A state's table shows null, false and an empty text as three things, numbers and texts as they are."""
     values = {"nothing": None, "no": False, "yes": True, "empty": "", "number": 0, "text": "a"}
     place = {"session": "s", "topic": "in-a", "partition": 0, "status": "live", "offset": 7}
-    _show_state({**place, "state": {"rows": [values]}})
+    _print_state({**place, "state": {"rows": [values]}})
     assert capsys.readouterr().out.splitlines()[-2].split() == ["null", "false", "true", '""', "0", "a"]
 
 
 def test_a_replay_says_what_it_did_without(capsys: pytest.CaptureFixture[str]) -> None:
     """Messages that Kafka has no longer: told by the replay, in its manifest, and by whoever compares it."""
-    part = Made(partition=A0, topic_id="x", asked=0, start=0, until=9, base=-1, messages=6, missing=3)
-    scratch._show("s", Path("again"), [part, replace(part, missing=0)])
+    part = ReplayOutput(partition=A0, topic_id="x", requested_start=0, start=0, until=9, base_sequence=-1, messages=6, missing_messages=3)
+    scratch._print_result("s", Path("again"), [part, replace(part, missing_messages=0)])
     assert capsys.readouterr().err.count("3 messages that were folded when this was committed are not in Kafka") == 1
-    _tell_missing("again", {"partitions": [scratch._told(part)]})
+    _warn_missing_messages("again", {"partitions": [scratch._output_values(part)]})
     assert "again was folded without 3 messages of in-a/0" in capsys.readouterr().err
     for damaged in ({}, {"partitions": 7}, {"partitions": [7]}):
-        _tell_missing("again", damaged)
+        _warn_missing_messages("again", damaged)
     assert capsys.readouterr().err == ""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from seriatim.cli.mend import _show, still_so
+from seriatim.cli.mend import _print_plan, describe_remaining_finding
 from seriatim.core.integrity import Finding
-from seriatim.core.repair import Plan, Request
+from seriatim.core.repair import RepairPlan, RepairRequest
 
 
 @pytest.mark.parametrize(
@@ -17,13 +17,13 @@ def test_a_finding_that_is_still_so_says_why(cause: str, why: str) -> None:
     """A message that a producer never sent has no cause of Kafka's: what was expected and found says it."""
     finding = Finding(finding="sequence gap", topic="a", partition=0, offset=337, cause=cause)
     finding = replace(finding, expected="sequence 78", found="sequence 79")
-    assert still_so("demo", finding) == f"demo a/0: sequence gap at offset 337 is still so: {why}"
+    assert describe_remaining_finding("demo", finding) == f"demo a/0: sequence gap at offset 337 is still so: {why}"
 
 
 def test_a_plan_says_of_a_damaged_file_that_nothing_needs_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """It is not deleted yet, there is no commit to come, and nothing has to be done about it."""
     path = "records/a/0/old.parquet"
-    _show(Plan(stream="demo", request=Request(), sequence=7, approval="t", drops=(path,)), json=False)
+    _print_plan(RepairPlan(stream="demo", request=RepairRequest(), sequence=7, approval="t", deleted_files=(path,)), json=False)
     said = capsys.readouterr().out
     assert said.splitlines() == [
         f"demo: {path} is damaged, and nothing needs it any more: newer files took its place",

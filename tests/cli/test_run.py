@@ -13,7 +13,7 @@ from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Halt, Ledger
 from seriatim.core.offsets import Partition
-from seriatim.steps.fold import Folding, Outcome, Until
+from seriatim.steps.fold import FoldRun, RunOutcome, StopOffsets
 
 STREAM = """
 topics = "none-[a-z]+"
@@ -40,17 +40,17 @@ def _lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
 
 def test_negative_offsets_are_refused() -> None:
     """An end before the first message is a slip, and the sentence says where."""
-    assert run._until('{"um": {"0": 0}}') == {Partition("um", 0): 0}
+    assert run._parse_until_offsets('{"um": {"0": 0}}') == {Partition("um", 0): 0}
     with pytest.raises(ConfigError, match="um/0 has -5"):
-        run._until('{"um": {"0": -5}}')
+        run._parse_until_offsets('{"um": {"0": -5}}')
 
 
 def test_every_line_is_json_for_scripts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Findings, what waits, quarantine and progress: one JSON object per line of stderr."""
     monkeypatch.setattr(cli.Options, "json", True)
     halt = Halt(finding="gap", offset=7, cause="why", sequence=3)
-    show.Progress("t")(5, 5)
-    show.outcome("t", Outcome(waiting=[(Partition("a", 0), halt)], quarantined=2), json=True)
+    show.RunProgress("t")(5, 5)
+    show.print_outcome("t", RunOutcome(earlier_halts=[(Partition("a", 0), halt)], quarantined=2), json=True)
     progress, waiting, quarantine = _lines(capsys)
     assert (progress["done"], progress["total"]) == (5, 5)
     assert (waiting["waiting"], waiting["offset"]) == ("a/0", 7)
@@ -76,11 +76,11 @@ def test_findings_are_told_when_a_run_breaks(
 ) -> None:
     """They are committed, so no later run would tell them: whatever ends the run, they come first."""
 
-    def breaks(self: Folding, messages_max: int, until: Until | None = None) -> Outcome:  # noqa: ARG001
+    def breaks(self: FoldRun, messages_max: int, until: StopOffsets | None = None) -> RunOutcome:  # noqa: ARG001
         self.outcome.findings.append(GAP)
         raise error
 
-    monkeypatch.setattr(Folding, "run", breaks)
+    monkeypatch.setattr(FoldRun, "run", breaks)
     with pytest.raises(SystemExit):
         cli.main(["run", stream, "--json"])
     finding, closing = _lines(capsys)
@@ -90,9 +90,9 @@ def test_findings_are_told_when_a_run_breaks(
 
 def test_older_code_may_not_look(stream: str) -> None:
     """Code that would misread the state is refused before it reads: older, or another machine."""
-    file = streams.load(stream, config.load().streams)
-    wiring.refuse_code(file, Ledger(stream="t"))
+    file = streams.load_stream(stream, config.load_settings().streams)
+    wiring.refuse_machine_for_ledger(file, Ledger(stream="t"))
     with pytest.raises(ConfigError, match="knows only"):
-        wiring.refuse_code(file, Ledger(stream="t", machine="table", state_version=99))
+        wiring.refuse_machine_for_ledger(file, Ledger(stream="t", machine="table", state_version=99))
     with pytest.raises(ConfigError, match="written by machine"):
-        wiring.refuse_code(file, Ledger(stream="t", machine="other", state_version=1))
+        wiring.refuse_machine_for_ledger(file, Ledger(stream="t", machine="other", state_version=1))

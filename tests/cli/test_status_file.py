@@ -10,7 +10,7 @@ import pytest
 from seriatim import cli, wiring
 from seriatim.adapters import clock
 from seriatim.adapters.memory.mail import MemoryNotifier
-from seriatim.core.status import Status
+from seriatim.core.status import SavedStatus
 from tests.page.lakes import NOW, Lake, hurt
 
 
@@ -41,15 +41,15 @@ def test_watch_leaves_the_status_file(lake: Lake, monkeypatch: pytest.MonkeyPatc
     """With what Kafka said, what needs a person, and how many gaps are open; the last run's end is kept."""
     watched(monkeypatch)
     path = lake.folder / "lake" / "orders" / "status.json"
-    first = msgspec.json.decode(path.read_bytes(), type=Status)
+    first = msgspec.json.decode(path.read_bytes(), type=SavedStatus)
     assert (first.verdict, first.quarantined_count, first.gaps_open, len(first.partitions)) == ("hurt", 1, 2, 4)
-    assert {one.concern for one in first.concerns} == {"halted", "quarantine"}
-    assert first.ran_seconds == pytest.approx(NOW, abs=1.0), "its last entry"
-    for noted, kept in ((NOW + 99, NOW + 99), (7.0, first.ran_seconds)):
-        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(first, ran_seconds=noted)))
+    assert {one.kind for one in first.concerns} == {"halted", "quarantine"}
+    assert first.last_run_seconds == pytest.approx(NOW, abs=1.0), "its last entry"
+    for noted, kept in ((NOW + 99, NOW + 99), (7.0, first.last_run_seconds)):
+        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(first, last_run_seconds=noted)))
         with pytest.raises(SystemExit):
             cli.main(["watch", "--once", "--no-mail"])
-        assert lake.status("orders").ran_seconds == kept
+        assert lake.status("orders").last_run_seconds == kept
 
 
 def test_a_mail_links_to_the_report_behind_airflows_login(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

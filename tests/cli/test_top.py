@@ -17,7 +17,7 @@ from rich.console import Console
 
 from seriatim import cli, wiring
 from seriatim.adapters import clock
-from seriatim.cli.top import aside, screen
+from seriatim.cli.top import render_streams_screen, run_in_thread
 from seriatim.core.errors import KafkaSilentError, PlatformError
 from tests.page.lakes import Lake, hurt
 
@@ -131,7 +131,7 @@ def test_a_narrow_terminal_does_without_columns_not_without_names(lake: Lake, wi
     """What a stream is called, how it is and how long there is time is there in full."""
     reader = lake.reader()
     console = Console(width=width, file=StringIO(), force_terminal=False)
-    console.print(screen([reader.glance(name) for name in reader.names()], lake.now, width))
+    console.print(render_streams_screen([reader.stream_status(name) for name in reader.stream_names()], lake.now, width))
     said = console.file.getvalue()  # type: ignore[attr-defined]  # it is the text above
     table = said.partition("orders halted")[0]
     assert all(word in table for word in ("orders", "payments", "hurt", "time left"))
@@ -165,12 +165,12 @@ def test_a_look_that_hangs_lets_ctrl_c_through() -> None:
 
     Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        aside(silent)
+        run_in_thread(silent)
     assert not has_ended.is_set()
     broker_answers.set()
-    assert aside(list) == []
+    assert run_in_thread(list) == []
     with pytest.raises(PlatformError, match="gone"):
-        aside(lambda: _raise(PlatformError("gone")))
+        run_in_thread(lambda: _raise(PlatformError("gone")))
 
 
 def _raise(error: Exception) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 from seriatim.cli import main
 from seriatim.core.errors import ConfigError
-from seriatim.streams import StreamFile, load, refuse_unwritable_output
+from seriatim.streams import StreamFile, load_stream, refuse_unwritable_output
 
 STREAM = """
 topics = "in-.*"
@@ -27,7 +27,7 @@ def stream_at(tmp_path: Path, path: str) -> StreamFile:
     """A stream whose output goes there."""
     (tmp_path / "streams").mkdir(exist_ok=True)
     (tmp_path / "streams" / "s.toml").write_text(STREAM.format(path=path))
-    return load("s", tmp_path / "streams")
+    return load_stream("s", tmp_path / "streams")
 
 
 @pytest.mark.parametrize("path", ["/proc/nobody-may-write-here", "a-file", "a-file/below"])

@@ -11,7 +11,7 @@ from seriatim import cli, wiring
 from seriatim.adapters import clock
 from seriatim.adapters.memory.mail import MemoryNotifier
 from seriatim.core.offsets import Partition
-from seriatim.core.retention import Rules
+from seriatim.core.retention import RetentionRules
 from seriatim.testing import MemoryStream
 from tests.steps.worlds import begun, send
 
@@ -47,7 +47,7 @@ def code(*arguments: str) -> int:
 
 def about_to_expire(made: MemoryStream) -> None:
     """Two of ten hours are left."""
-    made.kafka.topics["in-a"].rules = Rules(retention_ms=36_000_000)
+    made.kafka.topics["in-a"].rules = RetentionRules(retention_ms=36_000_000)
     made.run()
     send(made, Partition("in-a", 0), 4)
     made.clock.sleep(8 * 3600)
@@ -123,9 +123,9 @@ def test_what_nobody_foresaw_does_not_hide_the_others(
 )
 def test_what_keeps_a_look_from_its_work_outweighs_what_it_saw(codes: tuple[int, ...], expected: int) -> None:
     """3 was mailed, and a scheduler takes it as fine: it must not hide a stream that nobody looks at."""
-    from seriatim.cli.watch import gravest
+    from seriatim.cli.watch import gravest_exit_code
 
-    assert gravest(codes) == expected
+    assert gravest_exit_code(codes) == expected
 
 
 def test_it_looks_until_ctrl_c(
@@ -176,14 +176,14 @@ def test_mails_that_wait_are_said_and_are_exit_4(
 ) -> None:
     """Whether something needs a person or all is well again: nobody could be told."""
     post = told(tmp_path, made, monkeypatch)
-    post.down = True
+    post.is_down = True
     assert code("watch", "--once") == 4
     made.run()
     assert code("watch", "--once") == 4
     assert (
         "s: 2 mails wait in the outbox: the mail server is down; the next look tries again" in capsys.readouterr().err
     )
-    post.down = False
+    post.is_down = False
     assert code("watch", "--once") == 0
     assert [mail.subject.partition(":")[2].split()[0] for mail in post.mails] == ["time", "over:"]
 
@@ -201,7 +201,7 @@ def test_a_run_that_failed_is_mailed_though_the_broker_is_away(
 
     post = told(tmp_path, made, monkeypatch)
     monkeypatch.setattr(wiring, "log", away)
-    wiring.outbox("s", config.load()).leave(Note(kind="failed", at_seconds=1.0, run="r1", text="killed"))
+    wiring.outbox("s", config.load_settings()).add_note(Note(kind="failed", at_seconds=1.0, run="r1", text="killed"))
     assert code("watch", "s", "--once") == 4
     (mail,) = post.mails
     assert mail.subject == "[seriatim] s: run failed: killed"
@@ -235,7 +235,7 @@ def test_what_waits_is_sent_before_anybody_is_looked_at(
     from seriatim.core.errors import PlatformError
 
     post = told(tmp_path, made, monkeypatch)
-    post.down = True
+    post.is_down = True
     assert code("watch", "--once") == 4
     (tmp_path / "a.toml").write_text(STREAM)
     sent: list[int] = []
@@ -245,7 +245,7 @@ def test_what_waits_is_sent_before_anybody_is_looked_at(
         raise PlatformError("no broker answers")
 
     monkeypatch.setattr(wiring, "log", away)
-    post.down = False
+    post.is_down = False
     assert code("watch", "--once") == 4
     assert sent == [1, 1]
 
@@ -279,7 +279,7 @@ def test_a_mail_put_aside_is_said_once(
 ) -> None:
     """With where it is, and exit 4; the next look is as any other."""
     post = told(tmp_path, made, monkeypatch)
-    post.refuses = {"until Kafka drops"}
+    post.refused_words = {"until Kafka drops"}
     assert code("watch", "--once") == 4
     made.run()
     made.clock.sleep(49 * 3600)
@@ -316,7 +316,7 @@ def test_plan_warns_of_a_short_retention(made: MemoryStream, capsys: pytest.Capt
     assert code("plan", "s", "--json") == 0
     (short,) = json.loads(capsys.readouterr().out)["short_retention"]
     assert (short["topic"], short["hours"]) == ("in-a", {"retention.ms": 10.0})
-    made.kafka.topics["in-a"].rules = Rules(retention_ms=72 * 3_600_000)
+    made.kafka.topics["in-a"].rules = RetentionRules(retention_ms=72 * 3_600_000)
     code("plan", "s")
     assert "retention" not in capsys.readouterr().out
 
@@ -356,39 +356,39 @@ def test_plan_shows_what_is_asked_for(made: MemoryStream, capsys: pytest.Capture
 def test_doctor_warns_of_a_short_retention(made: MemoryStream) -> None:
     """A warning, not a failure: the exit code does not change; long enough is a good line."""
     from seriatim import config
-    from seriatim.cli.doctor import retention
+    from seriatim.cli.doctor import check_retention
 
-    made.kafka.topics["in-a"].rules = Rules(retention_ms=36_000_000)
-    (check,) = retention(config.load())
-    assert (check.good, check.required) == (False, False)
-    assert check.found.startswith("s: in-a: retention.ms keeps messages for 10 h 0 min")
+    made.kafka.topics["in-a"].rules = RetentionRules(retention_ms=36_000_000)
+    (check,) = check_retention(config.load_settings())
+    assert (check.is_good, check.is_required) == (False, False)
+    assert check.description.startswith("s: in-a: retention.ms keeps messages for 10 h 0 min")
     assert "--entity-name in-a" in check.fix
-    made.kafka.topics["in-a"].rules = Rules()
-    (check,) = retention(config.load())
-    assert check.good
+    made.kafka.topics["in-a"].rules = RetentionRules()
+    (check,) = check_retention(config.load_settings())
+    assert check.is_good
 
 
 def test_doctor_says_what_it_could_not_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No broker: one line, however many streams there are."""
     from seriatim import config
-    from seriatim.cli.doctor import retention
+    from seriatim.cli.doctor import check_retention
 
     for name in ("a", "b"):
         (tmp_path / f"{name}.toml").write_text(STREAM)
     monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path))
     monkeypatch.setenv("SERIATIM_HOME", str(tmp_path / "home"))
-    (check,) = retention(config.load())
-    assert (check.good, check.required) == (False, False)
-    assert "a: not looked at: no Kafka broker is named" in check.found
+    (check,) = check_retention(config.load_settings())
+    assert (check.is_good, check.is_required) == (False, False)
+    assert "a: not looked at: no Kafka broker is named" in check.description
 
 
 def test_doctor_goes_on_after_a_broken_stream(made: MemoryStream, tmp_path: Path) -> None:
     """A stream file that cannot be read says nothing of the topics of another."""
     from seriatim import config
-    from seriatim.cli.doctor import retention
+    from seriatim.cli.doctor import check_retention
 
     (tmp_path / "broken.toml").write_text("topics = 5")
-    made.kafka.topics["in-a"].rules = Rules(retention_ms=36_000_000)
-    broken, short = retention(config.load())
-    assert broken.found.startswith("broken: not looked at: ")
-    assert short.found.startswith("s: in-a: retention.ms keeps messages for 10 h 0 min")
+    made.kafka.topics["in-a"].rules = RetentionRules(retention_ms=36_000_000)
+    broken, short = check_retention(config.load_settings())
+    assert broken.description.startswith("broken: not looked at: ")
+    assert short.description.startswith("s: in-a: retention.ms keeps messages for 10 h 0 min")

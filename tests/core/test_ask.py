@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from seriatim.core.ask import asked_for
-from seriatim.core.integrity import Mark
+from seriatim.core.ask import collect_snapshot_requests
+from seriatim.core.integrity import GapMark
 from seriatim.core.ledger import Change, Entry
 from seriatim.core.offsets import Partition
 from tests.core.test_gaps import change, closes, opens
@@ -21,7 +21,7 @@ def entry(*changes: Change, kind: Any = "slice") -> Entry:
 
 def asked(*entries: Entry) -> list[tuple[str, str, int]]:
     """Session, reason and offset of each request."""
-    return [(one.session, one.reason, one.offset) for one in asked_for("s", entries)]
+    return [(one.session, one.reason, one.offset) for one in collect_snapshot_requests("s", entries)]
 
 
 ASIDE = opens(3, quarantined=True)
@@ -31,8 +31,8 @@ HEADLESS = opens(4, "t", finding="gap")
 def test_who_is_set_aside_and_who_is_headless_after_a_loss() -> None:
     """With all that a producer needs to know, under the session's own key."""
     assert asked(entry(change(ASIDE, HEADLESS))) == [("s", "raised", 3), ("t", "gap", 4)]
-    (request,) = asked_for("orders", [entry(change(ASIDE))])
-    assert json.loads(request.body()) == {
+    (request,) = collect_snapshot_requests("orders", [entry(change(ASIDE))])
+    assert json.loads(request.to_json()) == {
         "stream": "orders",
         "topic": "in-a",
         "partition": 0,
@@ -52,7 +52,7 @@ def test_who_is_set_aside_and_who_is_headless_after_a_loss() -> None:
         closes(3),
     ],
 )
-def test_nobody_else(mark: Mark) -> None:
+def test_nobody_else(mark: GapMark) -> None:
     """Not who goes on damaged, nor for what was lost of all sessions, nor for a gap that a snapshot closed."""
     assert asked(entry(change(mark))) == []
 
@@ -74,7 +74,7 @@ def test_one_request_a_session() -> None:
 def test_partitions_are_apart() -> None:
     """The same name elsewhere is another session."""
     other = change(ASIDE, partition=Partition("in-a", 1))
-    assert len(asked_for("s", [entry(change(ASIDE), other), entry(change(closes(9)))])) == 1
+    assert len(collect_snapshot_requests("s", [entry(change(ASIDE), other), entry(change(closes(9)))])) == 1
 
 
 def test_a_repair_asks_for_nobody_anew() -> None:

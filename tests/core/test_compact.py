@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from seriatim.core.compact import (
-    MANY,
-    NAME,
+    COMPACTED_NAME,
+    RECORD_FILES_MERGE_MIN,
     Intent,
-    Outdated,
-    Placed,
-    groups,
+    OutdatedFiles,
+    TopicRecordFile,
+    compacted_file_stem,
+    group_small_files,
     is_small,
-    is_worth_merging,
-    stem_of,
+    is_worth_merging_state,
 )
 from seriatim.core.ledger import Account, Change, Entry, File, Ledger, Manifest
 from seriatim.core.offsets import Partition
@@ -33,8 +33,8 @@ def file(number: int, size: int = 10, *, first: int = -1, rows: int = 1) -> File
 def chosen(sizes: list[int]) -> list[tuple[File, ...]]:
     """The groups of files that follow each other."""
     files = [file(number, size) for number, size in enumerate(sizes)]
-    small = [Placed(one, "id") for one in files if is_small(one, TARGET)]
-    return groups(small, [one for one in files if not is_small(one, TARGET)], TARGET).get("id", [])
+    small = [TopicRecordFile(one, "id") for one in files if is_small(one, TARGET)]
+    return group_small_files(small, [one for one in files if not is_small(one, TARGET)], TARGET).get("id", [])
 
 
 @given(st.lists(st.integers(1, 1_500), max_size=60))
@@ -43,8 +43,8 @@ def test_groups_are_small_neighbours_that_fit_one_file(sizes: list[int]) -> None
     found, taken = chosen(sizes), list[str]()
     for group in found:
         assert len(group) > 1
-        assert sum(one.bytes for one in group) <= TARGET
-        numbers = [one.first // 10 for one in group]
+        assert sum(one.size_bytes for one in group) <= TARGET
+        numbers = [one.first_offset // 10 for one in group]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
         assert all(2 * sizes[number] <= TARGET for number in numbers)
         taken += [one.path for one in group]
@@ -59,11 +59,11 @@ def test_compacting_again_and_again_ends_with_few(sizes: list[int]) -> None:
         if not found:
             break
         for group in reversed(found):
-            begin = group[0].first // 10
-            sizes[begin : begin + len(group)] = [sum(one.bytes for one in group)]
+            begin = group[0].first_offset // 10
+            sizes[begin : begin + len(group)] = [sum(one.size_bytes for one in group)]
     else:
         raise AssertionError("it never rests")
-    assert len(sizes) <= 1 + MANY * (1 + 2 * sum(sizes) // TARGET)
+    assert len(sizes) <= 1 + RECORD_FILES_MERGE_MIN * (1 + 2 * sum(sizes) // TARGET)
 
 
 def test_many_small_files_become_few() -> None:
@@ -74,16 +74,16 @@ def test_many_small_files_become_few() -> None:
 def test_a_file_is_not_copied_for_a_little_more() -> None:
     """One that is larger than twice the rest waits until the rest has grown, or they are many."""
     assert chosen([400, 10, 10]) == []
-    assert [len(group) for group in chosen([400] + [10] * (MANY - 1))] == [MANY]
+    assert [len(group) for group in chosen([400] + [10] * (RECORD_FILES_MERGE_MIN - 1))] == [RECORD_FILES_MERGE_MIN]
     assert [len(group) for group in chosen([40, 30, 20])] == [3]
     assert [len(group) for group in chosen([500, 300])] == [2]
 
 
 def test_lives_of_a_topic_are_not_mixed() -> None:
     """Offsets begin again in a new life: its files are neighbours of their own."""
-    old = [Placed(file(number), "old") for number in range(3)]
-    new = [Placed(replace(file(number), path=f"n{number}"), "new") for number in range(3)]
-    found = groups([*old, *new], [], TARGET)
+    old = [TopicRecordFile(file(number), "old") for number in range(3)]
+    new = [TopicRecordFile(replace(file(number), path=f"n{number}"), "new") for number in range(3)]
+    found = group_small_files([*old, *new], [], TARGET)
     assert {life: [one.path for one in group] for life, (group,) in found.items()} == {
         "old": [one.file.path for one in old],
         "new": [one.file.path for one in new],
@@ -96,29 +96,29 @@ def test_state_is_merged_when_it_is_worth_it() -> None:
     def files(*rows: int) -> list[File]:
         return [file(number, rows=one) for number, one in enumerate(rows)]
 
-    assert not is_worth_merging(files())
-    assert not is_worth_merging(files(5))
-    assert not is_worth_merging(files(100, 10))
-    assert is_worth_merging(files(100, 40, 10))
-    assert is_worth_merging(files(1_000, *[1] * 7))
+    assert not is_worth_merging_state(files())
+    assert not is_worth_merging_state(files(5))
+    assert not is_worth_merging_state(files(100, 10))
+    assert is_worth_merging_state(files(100, 40, 10))
+    assert is_worth_merging_state(files(1_000, *[1] * 7))
 
 
 def test_a_compaction_s_names_are_no_slice_s() -> None:
     """They say whose they are, with and without the ending that files on disk have."""
-    from seriatim.steps.sweep import NAME as SLICE_NAME
+    from seriatim.steps.sweep import SLICE_FILE_NAME as SLICE_NAME
 
-    for name in (stem_of("a-1", 12), stem_of("a-1", 12) + ".parquet"):
-        match = NAME.fullmatch(name)
+    for name in (compacted_file_stem("a-1", 12), compacted_file_stem("a-1", 12) + ".parquet"):
+        match = COMPACTED_NAME.fullmatch(name)
         assert match is not None
         assert match[1] == "a-1"
         assert SLICE_NAME.fullmatch(name) is None
-    assert NAME.fullmatch("0-5-a1.parquet") is None
+    assert COMPACTED_NAME.fullmatch("0-5-a1.parquet") is None
 
 
 def test_an_intent_is_open_until_something_of_it_is_replaced() -> None:
     """A record file that left the table, state that was merged otherwise, a new epoch; one that cannot be read is."""
     state = (file(0), file(1))
-    account = Account(topic_id="id", frontier=9, born=0, epoch=2, state=(*state, file(2)))
+    account = Account(topic_id="id", frontier=9, initial_frontier=0, epoch=2, state=(*state, file(2)))
     merged = tuple(one.path for one in state)
     intent = Intent(partition=P, attempt="a", epoch=2, sequence=7, records=("r1", "r2"), state=merged)
     assert intent.is_open(account, {"r1", "r2", "r3"}, 7)
@@ -130,15 +130,15 @@ def test_an_intent_is_open_until_something_of_it_is_replaced() -> None:
     assert Intent(partition=P, attempt="a").is_open(account, set(), 7)
 
 
-def walked(*entries: tuple[float, tuple[str, ...], tuple[str, ...]], until: float) -> Outdated:
+def walked(*entries: tuple[float, tuple[str, ...], tuple[str, ...]], until: float) -> OutdatedFiles:
     """Entries of one partition: when, which record files they removed, which state they left."""
     ledger = Ledger(stream="s")
-    walk = Outdated(ledger, until)
+    walk = OutdatedFiles(ledger, until)
     for number, (at, removed, state) in enumerate(entries):
-        account = Account(topic_id="id", frontier=0, born=0, state=tuple(File(path, 1, 1, "") for path in state))
-        change = Change(partition=P, epoch=0, frontier=0, until=0, topic_id="id", born=0)
-        entry = Entry(kind="compact", attempt="a", sequence=number, removed=removed, changes=(change,), at_seconds=at)
-        walk.take(Manifest(entry=entry, ledger=replace(ledger, sequence=number, partitions={str(P): account})))
+        account = Account(topic_id="id", frontier=0, initial_frontier=0, state=tuple(File(path, 1, 1, "") for path in state))
+        change = Change(partition=P, epoch=0, frontier=0, until=0, topic_id="id", initial_frontier=0)
+        entry = Entry(kind="compact", attempt="a", sequence=number, removed_paths=removed, changes=(change,), at_seconds=at)
+        walk.add_entry(Manifest(entry=entry, ledger=replace(ledger, sequence=number, partitions={str(P): account})))
     return walk
 
 

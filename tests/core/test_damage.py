@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import pytest
 
 from seriatim.core.fold import Fold
-from seriatim.core.integrity import Mark, Tier
-from seriatim.core.message import Stretch
+from seriatim.core.integrity import GapMark, Tier
+from seriatim.core.message import MessageBatch
 from tests.core.test_fold import Folder, P, machine, told
 
 Sent = tuple[str, int, bool]
@@ -21,7 +21,7 @@ class Marking(Folder):
 
     def __init__(self, tier: Tier) -> None:
         super().__init__(machine(sequence="seq", lenient=True), tier)
-        self.marks: list[Mark] = []
+        self.marks: list[GapMark] = []
         self.offsets: list[int] = []
 
     def fold_what_came(self, came: list[tuple[int, Sent]], cut: int) -> None:
@@ -30,21 +30,21 @@ class Marking(Folder):
             fold = Fold(P, self.runner, self.tier, self.on_poison, self._load)
             for offset, (session, seq, snapshot) in came[begin : begin + cut]:
                 key, value = told("snapshot" if snapshot else "update", session, "a", seq, seq, ["a"])
-                out = fold.stretch(Stretch(offset, [offset], [key], [value]))
+                out = fold.fold_batch(MessageBatch(offset, [offset], [key], [value]))
                 self.offsets += [offset] * len(out.rows)
-            for name, session_after in fold.touched().items():
-                session_after.state, session_after.awake, session_after.touched = None, False, False
+            for name, session_after in fold.touched_sessions().items():
+                session_after.state, session_after.is_active, session_after.is_touched = None, False, False
                 self.saved[name] = session_after
             self.marks += fold.tally.marks
 
 
-def reported(marks: Iterable[Mark], end: int) -> set[tuple[str, int]]:
+def reported(marks: Iterable[GapMark], end: int) -> set[tuple[str, int]]:
     """The (session, offset) pairs that marks say are not to be trusted."""
     open_since: dict[str, int] = {}
     bad: set[tuple[str, int]] = set()
     for mark in marks:
         name = mark.session or ""
-        if mark.closed:
+        if mark.closed_by:
             bad |= {(name, offset) for offset in range(open_since.pop(name), mark.offset)}
         elif mark.until < 0:
             open_since.setdefault(name, mark.offset)

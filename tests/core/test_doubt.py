@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from seriatim.core.doubt import doubts
+from seriatim.core.doubt import tier_doubts_after_loss
 from seriatim.core.fold import Fold, Limits
-from seriatim.core.integrity import TIERS, Mark, Tier
-from seriatim.core.message import Stretch
+from seriatim.core.integrity import TIERS, GapMark, Tier
+from seriatim.core.message import MessageBatch
 from seriatim.core.session import Counts, Session
 from seriatim.core.window import WindowSize
 from tests.core.test_fold import Message, P, machine, told
@@ -32,7 +32,7 @@ class Forwarded:
         window = WindowSize(2, 1000) if tier == "window" else None
         self.limits, self.time = Limits(timeout_ms=timeout_ms, window=window), -1
         self.records: list[tuple[Any, ...]] = []
-        self.marks: list[Mark] = []
+        self.marks: list[GapMark] = []
         self.findings: list[Any] = []
         self.counts = dict.fromkeys(SUMMED, 0)
         self.widest = 0
@@ -53,16 +53,16 @@ class Forwarded:
             "quarantine",
             self._load,
             limits=self.limits,
-            time=self.time,
+            message_time_ms=self.time,
             headless_since=since,
         )
         stamps = [times * (start + i) for i in range(len(messages))]
-        out = fold.stretch(Stretch(start, stamps, [key for key, _ in messages], [value for _, value in messages]))
+        out = fold.fold_batch(MessageBatch(start, stamps, [key for key, _ in messages], [value for _, value in messages]))
         whole = zip(out.positions, out.indexes, out.sessions, out.rows, strict=True)
         self.records += [(start + position, index, session, *row) for position, index, session, row in whole]
-        for name, session in fold.touched().items():
-            self.saved[name] = replace(session, state=None, awake=False, touched=False)
-        self.time = fold.expiry.time if fold.expiry else -1
+        for name, session in fold.touched_sessions().items():
+            self.saved[name] = replace(session, state=None, is_active=False, is_touched=False)
+        self.time = fold.expiry.message_time_ms if fold.expiry else -1
         self.marks += fold.tally.marks
         self.findings += fold.tally.findings
         self._count(fold.counts)
@@ -81,12 +81,12 @@ class Forwarded:
 
     def rows(self, name: str = "s") -> dict[str, int]:
         """A session's rows, by its state."""
-        saved = self.saved[name].saved
+        saved = self.saved[name].state_bytes
         return {} if saved is None else {row[0]: row[1] for row in self.runner.load(saved, 1).values()}
 
     def opened(self) -> list[tuple[str | None, int, str]]:
         """Marks in short: session, offset, what closed it."""
-        return [(mark.session, mark.offset, mark.closed) for mark in self.marks]
+        return [(mark.session, mark.offset, mark.closed_by) for mark in self.marks]
 
 
 def snapshot(seq: int | None, *rows: str, session: str = "s") -> Message:
@@ -180,7 +180,7 @@ def test_one_in_doubt_that_was_silent_for_too_long_ends(cut: list[int]) -> None:
 
 def test_which_tiers_doubt() -> None:
     """Those that set a session aside when its sequence has a gap; the others count, or wait in the window."""
-    assert [tier for tier in TIERS if doubts(tier)] == ["once", "strict"]
+    assert [tier for tier in TIERS if tier_doubts_after_loss(tier)] == ["once", "strict"]
 
 
 @pytest.mark.parametrize(("tier", "expected"), [("none", {"a": 7}), ("order", {"a": 7}), ("window", {"a": 5})])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seriatim.core.fold import Fold, Limits
-from seriatim.core.message import Stretch
+from seriatim.core.message import MessageBatch
 from seriatim.core.session import Session
 from tests.core.test_fold import P, machine, told
 
@@ -36,16 +36,16 @@ class Timed:
         return self
 
     def _slice(self, part: list[Sent]) -> None:
-        fold = Fold(P, self.runner, "strict", "quarantine", self._load, limits=self.limits, time=self.time)
+        fold = Fold(P, self.runner, "strict", "quarantine", self._load, limits=self.limits, message_time_ms=self.time)
         both = [told(kind, name, row, 7, None, row.split()) for kind, name, row, _ in part]
         times = [hour * HOUR for *_, hour in part]
-        out = fold.stretch(Stretch(self.at, times, [key for key, _ in both], [value for _, value in both]))
+        out = fold.fold_batch(MessageBatch(self.at, times, [key for key, _ in both], [value for _, value in both]))
         for row, position in enumerate(out.positions):
             self.records.append((self.at + position, out.indexes[row], out.sessions[row], *out.rows[row]))
-        for name, session in fold.touched().items():
-            session.state, session.awake, session.touched = None, False, False
+        for name, session in fold.touched_sessions().items():
+            session.state, session.is_active, session.is_touched = None, False, False
             self.saved[name] = session
-        self.time = fold.expiry.time if fold.expiry else -1
+        self.time = fold.expiry.message_time_ms if fold.expiry else -1
         self.at += len(part)
         self.ended += fold.counts.ended
         self.headless += fold.counts.headless
@@ -63,7 +63,7 @@ class Timed:
 
     def rows(self, session: str) -> dict[str, Any]:
         """A session's rows."""
-        saved = self.saved[session].saved
+        saved = self.saved[session].state_bytes
         return {} if saved is None else self.runner.load(saved, 1)
 
 

@@ -9,8 +9,8 @@ import pytest
 from msgspec import Struct
 
 from seriatim.core.errors import ConfigError
-from seriatim.core.expression import parse
-from seriatim.core.looks import Rows
+from seriatim.core.expression import parse_expression
+from seriatim.core.looks import RowsView
 
 ROOTS = ("offset", "message", "state", "records")
 
@@ -75,14 +75,14 @@ NAMES: dict[str, Any] = {
 )
 def test_what_can_be_asked(text: str, value: Any) -> None:
     """Fields, comparisons, arithmetic and a few functions; what is not there is None, and neither more nor less."""
-    assert parse(text, ROOTS).value(NAMES) == value
+    assert parse_expression(text, ROOTS).evaluate(NAMES) == value
 
 
 def test_a_tag_can_be_asked_for() -> None:
     """What tells messages of a user's own apart, by the name that it has in the message; nothing else of a Struct."""
     names = {"message": Trade("bid"), "state": Book(2, {})}
-    assert parse("message.type == 'trade' and message.side == 'bid'", ROOTS).holds(names)
-    assert parse("message.kind is None and message.tag is None and state.type is None", ROOTS).holds(names)
+    assert parse_expression("message.type == 'trade' and message.side == 'bid'", ROOTS).is_true(names)
+    assert parse_expression("message.kind is None and message.tag is None and state.type is None", ROOTS).is_true(names)
 
 
 HOSTILE = [
@@ -146,7 +146,7 @@ HEAVY = [
 def test_what_is_refused(text: str) -> None:
     """Whatever the grammar does not have is refused before anything is looked at, with what is allowed."""
     with pytest.raises(ConfigError, match="is refused") as told:
-        parse(text, ROOTS)
+        parse_expression(text, ROOTS)
     assert told.value.next.startswith("write it with these")
 
 
@@ -155,20 +155,20 @@ def test_what_takes_too_much(text: str) -> None:
     """Numbers that grow, text that is multiplied and loops without end are stopped, in words."""
     names = NAMES | {"message": {"many": list(range(100))}}
     with pytest.raises(ConfigError, match="cannot be worked out"):
-        parse(text, ROOTS).value(names)
+        parse_expression(text, ROOTS).evaluate(names)
 
 
 def test_only_declared_fields_are_read() -> None:
     """A property would be code: it is as if it were not there."""
-    assert parse("state.computed", ROOTS).value(NAMES) is None
-    assert parse("state.total", ROOTS).value({"state": Plain(7)}) == 7
+    assert parse_expression("state.computed", ROOTS).evaluate(NAMES) is None
+    assert parse_expression("state.total", ROOTS).evaluate({"state": Plain(7)}) == 7
 
 
 def test_a_slip_of_the_pen_is_known() -> None:
     """Fields that no message ever had are named afterwards."""
-    expression = parse("message.prise < 0 or message.price > 100", ROOTS)
-    assert not expression.holds(NAMES)
-    assert expression.unseen == {"prise"}
+    expression = parse_expression("message.prise < 0 or message.price > 100", ROOTS)
+    assert not expression.is_true(NAMES)
+    assert expression.unseen_fields == {"prise"}
     assert expression.names == {"message"}
 
 
@@ -183,26 +183,26 @@ def test_a_slip_of_the_pen_is_known() -> None:
 def test_work_is_bounded_wherever_it_is_done(text: str) -> None:
     """In a list that is searched, compared or counted again and again, too; a row by its number costs a step."""
     names = {
-        "state": {"rows": Rows(("id", "v"), {i: (str(i), i) for i in range(3_000)})},
+        "state": {"rows": RowsView(("id", "v"), {i: (str(i), i) for i in range(3_000)})},
         "message": {"rows": list(range(3_000)), "same": list(range(3_000))},
     }
     with pytest.raises(ConfigError, match=r"more than 1\d{6} steps"):
-        parse(text, ROOTS).holds(names)
-    assert parse("all(state.rows[r.v].v == r.v for r in state.rows)", ROOTS).holds(names)
-    assert parse("all(state.rows != None for r in state.rows)", ROOTS).holds(names)
+        parse_expression(text, ROOTS).is_true(names)
+    assert parse_expression("all(state.rows[r.v].v == r.v for r in state.rows)", ROOTS).is_true(names)
+    assert parse_expression("all(state.rows != None for r in state.rows)", ROOTS).is_true(names)
 
 
 def test_what_cannot_be_worked_out_says_where() -> None:
     """The message's offset, and in words of ours."""
     with pytest.raises(ConfigError, match="at offset 41337: int has no length"):
-        parse("len(offset)", ROOTS).holds(NAMES)
+        parse_expression("len(offset)", ROOTS).is_true(NAMES)
 
 
 @pytest.mark.parametrize("text", ["len()", "len(1, 2)", "abs(1, 2, 3)", "min()"])
 def test_a_function_takes_what_it_takes(text: str) -> None:
     """Refused before anything is folded."""
     with pytest.raises(ConfigError, match=r"takes one value, and (none is|[23] are) given"):
-        parse(text, ROOTS)
+        parse_expression(text, ROOTS)
 
 
 @pytest.mark.long
@@ -210,14 +210,14 @@ def test_one_look_at_each_row_is_always_possible() -> None:
     """However many rows there are, and however long their texts: what may be spent grows with what is asked."""
     rows = [{"id": f"{number:064d}", "price": 1.0} for number in range(30_000)]
     names = {"state": {"rows": rows}, "message": {"rows": rows}}
-    assert parse("not any(row.id == 'x' or row.price < 0 for row in state.rows)", ROOTS).holds(names)
-    assert parse(f"not any(row.id == '{'x' * 64}' for row in state.rows)", ROOTS).holds(names)
-    assert parse("not any('x' in row.id for row in message.rows)", ROOTS).holds(names)
+    assert parse_expression("not any(row.id == 'x' or row.price < 0 for row in state.rows)", ROOTS).is_true(names)
+    assert parse_expression(f"not any(row.id == '{'x' * 64}' for row in state.rows)", ROOTS).is_true(names)
+    assert parse_expression("not any('x' in row.id for row in message.rows)", ROOTS).is_true(names)
     many = {"state": {"rows": [rows[0]] * 1_200_000}}
-    assert not parse("len(state.rows) < 500", ROOTS).holds(many)
-    assert parse("all(row.price > 0 for row in state.rows)", ROOTS).holds(many)
+    assert not parse_expression("len(state.rows) < 500", ROOTS).is_true(many)
+    assert parse_expression("all(row.price > 0 for row in state.rows)", ROOTS).is_true(many)
     held = {"state": Book(2, {str(number): 1.0 for number in range(1_100_000)})}
-    assert parse("max(state.levels) == 1", ROOTS).holds(held)
+    assert parse_expression("max(state.levels) == 1", ROOTS).is_true(held)
 
 
 def test_lists_cost_what_they_hold() -> None:
@@ -225,13 +225,13 @@ def test_lists_cost_what_they_hold() -> None:
     names = {"state": {"rows": [{}] * 900}, "message": {"rows": []}}
     zeros = ", ".join("0" * 100)
     with pytest.raises(ConfigError, match="steps"):
-        parse(f"[[[{zeros}] for y in state.rows] for x in state.rows]", ROOTS).value(names)
+        parse_expression(f"[[[{zeros}] for y in state.rows] for x in state.rows]", ROOTS).evaluate(names)
 
 
 def test_nothing_negated_is_nothing() -> None:
     """A message without a price aborts no search, however the condition is written."""
     for text in ("-message.cost < 0", "abs(message.cost) > 1", "message.cost - 1 < 0", "-(-message.cost) == 1"):
-        assert parse(text, ROOTS).holds(NAMES) is False
+        assert parse_expression(text, ROOTS).is_true(NAMES) is False
 
 
 def test_what_cannot_be_compared_is_named() -> None:
@@ -239,7 +239,7 @@ def test_what_cannot_be_compared_is_named() -> None:
     names = {"message": {"price": "cheap", "id": "b"}, "offset": 7}
     told = "at offset 7: message.price is text and 0 is a number: neither is more or less"
     with pytest.raises(ConfigError, match=told):
-        parse("message.price < 0", ROOTS).holds(names)
+        parse_expression("message.price < 0", ROOTS).is_true(names)
     with pytest.raises(ConfigError, match="at offset 7: text is no number"):
-        parse("message.price + 1 > 0", ROOTS).holds(names)
-    assert parse("message.price != 0", ROOTS).holds(names)
+        parse_expression("message.price + 1 > 0", ROOTS).is_true(names)
+    assert parse_expression("message.price != 0", ROOTS).is_true(names)

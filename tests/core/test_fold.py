@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from seriatim.core.fold import Fold
 from seriatim.core.integrity import Tier
 from seriatim.core.judge import OnPoison
-from seriatim.core.message import Stretch
+from seriatim.core.message import MessageBatch
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Counts, Session
 from seriatim.core.table import TableMachine
@@ -49,8 +49,8 @@ class Folder:
         for a, b in itertools.pairwise(edges):
             if not self.halted:
                 self._stretch(fold, start + a, messages[a:b])
-        for name, session in fold.touched().items():
-            self.saved[name] = replace(session, state=None, awake=False, touched=False)
+        for name, session in fold.touched_sessions().items():
+            self.saved[name] = replace(session, state=None, is_active=False, is_touched=False)
         self._count(fold.counts)
         self.findings += fold.tally.findings
 
@@ -59,11 +59,11 @@ class Folder:
 
     def _stretch(self, fold: Fold, start: int, messages: list[Message]) -> None:
         keys, values = [key for key, _ in messages], [value for _, value in messages]
-        folded = fold.stretch(Stretch(start, [start + i for i in range(len(messages))], keys, values))
+        folded = fold.fold_batch(MessageBatch(start, [start + i for i in range(len(messages))], keys, values))
         whole = zip(folded.positions, folded.indexes, folded.sessions, folded.sequences, folded.rows, strict=True)
         self.records += [(start + p, i, session, sequence, *row) for p, i, session, sequence, row in whole]
-        self.kept += [(start + kept.position, kept.session, kept.finding) for kept in folded.kept]
-        self.at = start + folded.consumed
+        self.kept += [(start + kept.position, kept.session, kept.finding) for kept in folded.quarantined_messages]
+        self.at = start + folded.consumed_messages
         self.halted = fold.halt is not None
 
     def _count(self, counts: Counts) -> None:
@@ -162,7 +162,7 @@ def test_records_folded_again_give_the_state(
         else:
             table[key] = (key, v)
     for name, session in folder.saved.items():
-        state = made.load(session.saved, session.version) if session.saved is not None else {}
+        state = made.load(session.state_bytes, session.state_version) if session.state_bytes is not None else {}
         assert rows.get(name, {}) == state
 
 
@@ -180,9 +180,9 @@ def test_only_touched_sessions_are_saved() -> None:
     folder.slice([told("snapshot", name, "", 1, None, ["a"]) for name in "stuvw"])
     folder.saved = dict(folder.saved)
     fold = Fold(P, machine(), "strict", "quarantine", folder._load)
-    fold.stretch(Stretch(5, [9], [b"t"], [told("update", "t", "a", 5, None, [])[1]]))
-    assert list(fold.touched()) == ["t"]
-    assert (fold.touched()["t"].last_offset, fold.touched()["t"].first_offset) == (5, 1)
+    fold.fold_batch(MessageBatch(5, [9], [b"t"], [told("update", "t", "a", 5, None, [])[1]]))
+    assert list(fold.touched_sessions()) == ["t"]
+    assert (fold.touched_sessions()["t"].last_offset, fold.touched_sessions()["t"].first_offset) == (5, 1)
 
 
 def test_sessions_not_met_are_not_loaded() -> None:
@@ -195,6 +195,6 @@ def test_sessions_not_met_are_not_loaded() -> None:
 
     fold = Fold(P, machine(), "strict", "quarantine", load)
     values = [told("snapshot", "s", "", 1, None, [])[1]] * 2
-    fold.stretch(Stretch(0, [0, 0], [b"s", b"t"], values))
-    fold.stretch(Stretch(2, [0, 0], [b"t", b"u"], values))
+    fold.fold_batch(MessageBatch(0, [0, 0], [b"s", b"t"], values))
+    fold.fold_batch(MessageBatch(2, [0, 0], [b"t", b"u"], values))
     assert asked == [["s", "t"], ["u"]]

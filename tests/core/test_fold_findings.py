@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from seriatim.core.errors import ConfigError
 from seriatim.core.fold import Fold
-from seriatim.core.integrity import FINDINGS_TOLD_MAX
+from seriatim.core.integrity import FINDINGS_REPORTED_MAX
 from seriatim.core.judge import OnPoison
-from seriatim.core.message import Stretch
+from seriatim.core.message import MessageBatch
 from seriatim.core.session import Session
 from seriatim.testing import CRASH, Folded, fold_table
 from tests.core.test_fold import Folder, P, machine, told
@@ -226,26 +226,26 @@ def test_poison_before_a_sessions_first_snapshot() -> None:
 def test_findings_beyond_a_bound_are_only_counted() -> None:
     """A producer gone mad does not fill the ledger."""
     folder = Folder(machine())
-    folder.slice([(f"s{n}".encode(), b"?") for n in range(FINDINGS_TOLD_MAX + 50)])
-    assert len(folder.findings) == FINDINGS_TOLD_MAX
-    assert folder.totals.findings == {"poison": FINDINGS_TOLD_MAX + 50}
-    assert len(folder.kept) == FINDINGS_TOLD_MAX + 50
+    folder.slice([(f"s{n}".encode(), b"?") for n in range(FINDINGS_REPORTED_MAX + 50)])
+    assert len(folder.findings) == FINDINGS_REPORTED_MAX
+    assert folder.totals.findings == {"poison": FINDINGS_REPORTED_MAX + 50}
+    assert len(folder.kept) == FINDINGS_REPORTED_MAX + 50
 
 
 def test_a_halt_is_told_whatever_was_told_before() -> None:
     """The bound never hides why a partition stopped."""
     folder = Folder(machine())
-    folder.slice([*((f"s{n}".encode(), b"?") for n in range(FINDINGS_TOLD_MAX)), (None, b"?")])
+    folder.slice([*((f"s{n}".encode(), b"?") for n in range(FINDINGS_REPORTED_MAX)), (None, b"?")])
     assert folder.findings[-1].scope == "partition"
 
 
 def test_the_session_may_be_a_field() -> None:
     """Then the key says nothing, and unreadable messages belong to nobody."""
-    fold = Fold(P, machine(session="who"), "strict", "quarantine", lambda _: {}, session_field=True)
+    fold = Fold(P, machine(session="who"), "strict", "quarantine", lambda _: {}, has_session_field=True)
     values = [b'{"type":"snapshot","who":"me","rows":[]}', b'{"type":"snapshot","who":7,"rows":[]}', b"?"]
-    folded = fold.stretch(Stretch(0, [0] * 3, [b"x", None, b"x"], values))
-    assert list(fold.touched()) == ["me", "7"]
-    assert (folded.consumed, fold.halt is not None) == (2, True)
+    folded = fold.fold_batch(MessageBatch(0, [0] * 3, [b"x", None, b"x"], values))
+    assert list(fold.touched_sessions()) == ["me", "7"]
+    assert (folded.consumed_messages, fold.halt is not None) == (2, True)
 
 
 def test_skip_and_strict_exclude_each_other() -> None:
@@ -296,8 +296,8 @@ def test_a_closed_gap_begins_behind_the_last_message_that_counted(cuts: list[int
             P, machine(sequence="seq"), "none", "skip", lambda names: {n: saved[n] for n in names if n in saved}
         )
         keys, values = zip(*sent[start:end], strict=True)
-        fold.stretch(Stretch(start, [0] * (end - start), keys, values))
-        for name, session in fold.touched().items():
-            saved[name] = replace(session, state=None, awake=False, touched=False)
+        fold.fold_batch(MessageBatch(start, [0] * (end - start), keys, values))
+        for name, session in fold.touched_sessions().items():
+            saved[name] = replace(session, state=None, is_active=False, is_touched=False)
         marks += [(mark.offset, mark.until) for mark in fold.tally.marks]
     assert marks == [(2, 3)]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seriatim.core.gaps import Gap, GapsFold, asides, gaps_after, release_of, released
-from seriatim.core.integrity import Mark
+from seriatim.core.gaps import Gap, GapsFold, ended_quarantines, gaps_after, quarantine_files, quarantine_release_finder
+from seriatim.core.integrity import GapMark
 from seriatim.core.ledger import Account, Certificate, Change, Entry, File, Halt, Ledger, Manifest
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Counts
@@ -17,7 +17,7 @@ from seriatim.core.session import Counts
 P, OTHER = Partition("in-a", 0), Partition("in-a", 1)
 
 
-def change(*marks: Mark, start: int = 0, until: int = 10, **fields: Any) -> Change:
+def change(*marks: GapMark, start: int = 0, until: int = 10, **fields: Any) -> Change:
     """What happened to a partition."""
     given = {"partition": P, "epoch": 0, "topic_id": "one", "born": 0, **fields}
     return Change(frontier=start, until=until, marks=marks, **given)
@@ -26,7 +26,7 @@ def change(*marks: Mark, start: int = 0, until: int = 10, **fields: Any) -> Chan
 def manifest(sequence: int, *changes: Change, kind: Any = "slice", halt: Halt | None = None) -> Manifest:
     """An entry, and the ledger after it: every changed partition with this halt."""
     accounts = {
-        str(one.partition): Account(topic_id=one.topic_id, frontier=one.until, born=0, halt=halt) for one in changes
+        str(one.partition): Account(topic_id=one.topic_id, frontier=one.until, initial_frontier=0, halt=halt) for one in changes
     }
     entry = Entry(kind=kind, attempt="a", sequence=sequence, changes=changes)
     return Manifest(entry=entry, ledger=Ledger(stream="s", sequence=sequence, partitions=accounts))
@@ -36,18 +36,18 @@ def folded(*manifests: Manifest) -> list[Gap]:
     """The gaps after these entries."""
     walk = GapsFold()
     for one in manifests:
-        walk.take(one)
+        walk.add_entry(one)
     return walk.gaps
 
 
-def opens(offset: int, session: str | None = "s", **fields: Any) -> Mark:
+def opens(offset: int, session: str | None = "s", **fields: Any) -> GapMark:
     """A mark that opens."""
-    return Mark(**{"finding": "raised", "offset": offset, "session": session, "cause": "c", **fields})
+    return GapMark(**{"finding": "raised", "offset": offset, "session": session, "cause": "c", **fields})
 
 
-def closes(offset: int, how: str = "snapshot", session: str | None = "s") -> Mark:
+def closes(offset: int, how: str = "snapshot", session: str | None = "s") -> GapMark:
     """A mark that closes."""
-    return Mark(finding="", offset=offset, session=session, closed=how)
+    return GapMark(finding="", offset=offset, session=session, closed_by=how)
 
 
 def test_a_gap_is_open_until_it_is_closed() -> None:
@@ -220,7 +220,7 @@ def test_entries_may_be_taken_in_anywhere_cut(history: list[Manifest], cut: int)
     whole = folded(*history)
     part = GapsFold(folded(*history[:cut]))
     for one in history[cut:]:
-        part.take(one)
+        part.add_entry(one)
     single: list[Gap] = []
     for one in history:
         single = gaps_after(single, one)
@@ -235,7 +235,7 @@ def test_a_gap_is_closed_with_all_that_belongs_to_it_or_open_with_none(history: 
         assert (gap.until is None) == (gap.closed is None)
         assert gap.until is None or gap.until >= gap.start
         assert gap.closed is None or gap.closed >= gap.opened
-    stays = [(gap.place, gap.session) for gap in found if gap.quarantined and gap.closed is None]
+    stays = [(gap.topic_partition, gap.session) for gap in found if gap.quarantined and gap.closed is None]
     assert len(set(stays)) == len(stays)
 
 
@@ -245,7 +245,7 @@ def test_messages_set_aside_belong_to_the_first_stay_that_ends_after_them() -> N
         manifest(0, change(opens(5, quarantined=True), closes(8), opens(20, quarantined=True), closes(25))),
         manifest(1, change(opens(30, quarantined=True))),
     )
-    find = release_of(released(gaps, -1))
+    find = quarantine_release_finder(ended_quarantines(gaps, -1))
 
     def at(offset: int, **fields: Any) -> int | None:
         row = {"topic_id": "one", "partition": 0, "session": "s", "offset": offset, **fields}
@@ -253,11 +253,11 @@ def test_messages_set_aside_belong_to_the_first_stay_that_ends_after_them() -> N
 
     assert [at(n) for n in (4, 7, 8, 24, 25, 30)] == [8, 8, 25, 25, None, None]
     assert [at(6, session="t"), at(6, partition=1), at(6, topic_id="two")] == [None] * 3
-    assert released(gaps, 0) == []
+    assert ended_quarantines(gaps, 0) == []
 
 
 def test_files_of_messages_set_aside_are_named_with_their_entry() -> None:
     """In the order of the changes."""
     files = [File(f"kept/{n}", 1, 1, "d") for n in range(3)]
     entry = manifest(7, change(kept=(files[0], files[1])), change(kept=(files[2],), partition=OTHER)).entry
-    assert [(one.file, one.sequence) for one in asides(entry)] == [(file, 7) for file in files]
+    assert [(one.file, one.sequence) for one in quarantine_files(entry)] == [(file, 7) for file in files]

@@ -10,50 +10,57 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seriatim.core.errors import BrokenPromiseError
-from seriatim.core.holes import Batch, LogView, Passage, Piece, explain, judged
-from seriatim.core.integrity import TIERS, Tier, action
+from seriatim.core.holes import (
+    ExplainedRange,
+    HolePassage,
+    KafkaRecordBatch,
+    LogView,
+    explain_hole,
+    mark_aborted_batches,
+)
+from seriatim.core.integrity import TIERS, Tier, tier_action
 from seriatim.core.offsets import OffsetRange, Partition
 
 P = Partition("t", 0)
 ISOLATIONS = ("read_committed", "read_uncommitted")
 
 
-def view(*batches: Batch, end: int = 100, **fields: Any) -> LogView:
+def view(*batches: KafkaRecordBatch, end: int = 100, **fields: Any) -> LogView:
     """A log from 0 to `end`, not compacted, all of it stable."""
     return LogView(
         **{"start": 0, "end": end, "log_start": 0, "stable": end, "compacted": False, **fields}, batches=batches
     )
 
 
-def told(pieces: list[Piece]) -> list[tuple[int, int, str]]:
+def told(pieces: list[ExplainedRange]) -> list[tuple[int, int, str]]:
     """Pieces as plain numbers."""
     return [(whole.start, whole.end, cause) for whole, cause in pieces]
 
 
 def test_a_marker_is_a_marker_under_both_isolations() -> None:
     """No reader ever gets one."""
-    log = view(Batch(0, 4), Batch(5, 5, control=True), Batch(6, 9), end=10)
+    log = view(KafkaRecordBatch(0, 4), KafkaRecordBatch(5, 5, is_control=True), KafkaRecordBatch(6, 9), end=10)
     for isolation in ISOLATIONS:
-        assert told(explain(OffsetRange(5, 6), log, isolation)) == [(5, 6, "marker")]
+        assert told(explain_hole(OffsetRange(5, 6), log, isolation)) == [(5, 6, "marker")]
 
 
 def test_aborted_records_are_missing_under_read_committed_alone() -> None:
     """Whoever reads uncommitted gets them, so there their absence is a loss."""
-    log = view(Batch(0, 4, aborted=True), Batch(5, 5, control=True), end=6)
-    assert told(explain(OffsetRange(0, 6), log, "read_committed")) == [(0, 5, "aborted"), (5, 6, "marker")]
-    assert told(explain(OffsetRange(0, 6), log, "read_uncommitted")) == [(0, 5, "unexplained"), (5, 6, "marker")]
+    log = view(KafkaRecordBatch(0, 4, is_aborted=True), KafkaRecordBatch(5, 5, is_control=True), end=6)
+    assert told(explain_hole(OffsetRange(0, 6), log, "read_committed")) == [(0, 5, "aborted"), (5, 6, "marker")]
+    assert told(explain_hole(OffsetRange(0, 6), log, "read_uncommitted")) == [(0, 5, "unexplained"), (5, 6, "marker")]
 
 
 def test_a_record_that_is_there_should_have_been_read() -> None:
     """The reader dropped it: on a compacted topic too."""
     for compacted in (False, True):
-        log = view(Batch(0, 9), end=10, compacted=compacted)
-        assert told(explain(OffsetRange(3, 5), log, "read_committed")) == [(3, 5, "unexplained")]
+        log = view(KafkaRecordBatch(0, 9), end=10, compacted=compacted)
+        assert told(explain_hole(OffsetRange(3, 5), log, "read_committed")) == [(3, 5, "unexplained")]
 
 
 def test_what_the_log_lacks_is_compacted_where_the_topic_is() -> None:
     """Records gone from a batch, batches without records, and batches gone altogether; elsewhere it is a loss."""
-    batches = (Batch(0, 9, records=(2, 7)), Batch(10, 14, records=()), Batch(20, 29))
+    batches = (KafkaRecordBatch(0, 9, record_offsets=(2, 7)), KafkaRecordBatch(10, 14, record_offsets=()), KafkaRecordBatch(20, 29))
     hole = OffsetRange(0, 20)
     pieces = [
         (0, 2, "compacted"),
@@ -62,30 +69,30 @@ def test_what_the_log_lacks_is_compacted_where_the_topic_is() -> None:
         (7, 8, "unexplained"),
         (8, 20, "compacted"),
     ]
-    assert told(explain(hole, view(*batches, end=30, compacted=True), "read_committed")) == pieces
-    assert told(explain(hole, view(*batches, end=30), "read_committed")) == [(0, 20, "unexplained")]
+    assert told(explain_hole(hole, view(*batches, end=30, compacted=True), "read_committed")) == pieces
+    assert told(explain_hole(hole, view(*batches, end=30), "read_committed")) == [(0, 20, "unexplained")]
 
 
 def test_what_lies_below_the_log_start_has_expired() -> None:
     """Whatever it was, nobody can tell any more; what is at the log start and after can be told."""
-    log = view(Batch(5, 5, control=True), start=5, end=6, log_start=5)
-    assert told(explain(OffsetRange(2, 6), log, "read_committed")) == [(2, 5, "expired"), (5, 6, "marker")]
-    assert told(explain(OffsetRange(2, 4), log, "read_committed")) == [(2, 4, "expired")]
+    log = view(KafkaRecordBatch(5, 5, is_control=True), start=5, end=6, log_start=5)
+    assert told(explain_hole(OffsetRange(2, 6), log, "read_committed")) == [(2, 5, "expired"), (5, 6, "marker")]
+    assert told(explain_hole(OffsetRange(2, 4), log, "read_committed")) == [(2, 4, "expired")]
 
 
 def test_nothing_from_the_stable_end_on_is_explained() -> None:
     """An open transaction may still be committed, and compaction never reaches that far."""
-    log = view(Batch(0, 3), Batch(4, 4, control=True), end=5, stable=5, compacted=True)
-    assert told(explain(OffsetRange(4, 8), log, "read_committed")) == [(4, 5, "marker"), (5, 8, "unexplained")]
-    assert told(explain(OffsetRange(6, 8), log, "read_committed")) == [(6, 8, "unexplained")]
+    log = view(KafkaRecordBatch(0, 3), KafkaRecordBatch(4, 4, is_control=True), end=5, stable=5, compacted=True)
+    assert told(explain_hole(OffsetRange(4, 8), log, "read_committed")) == [(4, 5, "marker"), (5, 8, "unexplained")]
+    assert told(explain_hole(OffsetRange(6, 8), log, "read_committed")) == [(6, 8, "unexplained")]
 
 
 def test_a_view_that_does_not_cover_the_hole_is_refused() -> None:
     """What was not looked at cannot be called absent."""
-    log = view(Batch(10, 19), start=10, end=20, stable=100, compacted=True)
+    log = view(KafkaRecordBatch(10, 19), start=10, end=20, stable=100, compacted=True)
     for hole in (OffsetRange(9, 12), OffsetRange(15, 21)):
         with pytest.raises(BrokenPromiseError, match="covers"):
-            explain(hole, log, "read_committed")
+            explain_hole(hole, log, "read_committed")
 
 
 @st.composite
@@ -98,17 +105,17 @@ def logs(draw: st.DrawFn) -> tuple[LogView, list[str]]:
         base = len(truth)
         there = draw(st.lists(st.booleans(), min_size=span, max_size=span))
         if kind == "marker":
-            batches.append(Batch(base, base, control=True, records=draw(st.sampled_from([None, ()]))))
+            batches.append(KafkaRecordBatch(base, base, is_control=True, record_offsets=draw(st.sampled_from([None, ()]))))
             truth.append("marker")
         elif kind == "absent":
             truth += ["absent"] * span
         else:
             records = None if all(there) else tuple(base + i for i in range(span) if there[i])
-            batches.append(Batch(base, base + span - 1, aborted=kind == "aborted", records=records))
+            batches.append(KafkaRecordBatch(base, base + span - 1, is_aborted=kind == "aborted", record_offsets=records))
             truth += [kind if one else "absent" for one in there]
     start, stable = sorted(draw(st.tuples(st.integers(0, len(truth)), st.integers(0, len(truth)))))
     compacted = draw(st.booleans())
-    kept = tuple(batch for batch in batches if batch.last >= start and batch.base < stable)
+    kept = tuple(batch for batch in batches if batch.last_offset >= start and batch.first_offset < stable)
     return LogView(start, stable, start, stable, compacted, kept), truth
 
 
@@ -119,27 +126,27 @@ def test_every_offset_has_the_cause_that_is_true_of_it(
     """Pieces tile the hole, no two neighbours have one cause, and each offset is what it is in the log."""
     log, truth = drawn
     start, end = sorted(data.draw(st.tuples(st.integers(0, len(truth) + 3), st.integers(0, len(truth) + 3))))
-    pieces = explain(OffsetRange(start, end), log, isolation)
+    pieces = explain_hole(OffsetRange(start, end), log, isolation)
 
     assert [offset for whole, _ in pieces for offset in range(whole.start, whole.end)] == list(range(start, end))
     assert all(a[1] != b[1] for a, b in pairwise(pieces))
     causes = {offset: cause for whole, cause in pieces for offset in range(whole.start, whole.end)}
-    absent = "compacted" if log.compacted else "unexplained"
+    absent = "compacted" if log.is_compacted else "unexplained"
     aborted = "aborted" if isolation == "read_committed" else "unexplained"
     means = {"record": "unexplained", "aborted": aborted, "marker": "marker", "absent": absent}
     for offset, cause in causes.items():
         if offset < log.log_start:
             assert cause == "expired"
-        elif offset >= log.stable:
+        elif offset >= log.stable_end:
             assert cause == "unexplained"
         else:
             assert cause == means[truth[offset]]
 
 
 @st.composite
-def transactions(draw: st.DrawFn) -> tuple[list[Batch], list[tuple[int, int, int]], set[int]]:
+def transactions(draw: st.DrawFn) -> tuple[list[KafkaRecordBatch], list[tuple[int, int, int]], set[int]]:
     """Batches of producers that interleave; aborted transactions (producer, first, marker); bases that are void."""
-    batches: list[Batch] = []
+    batches: list[KafkaRecordBatch] = []
     ended: list[tuple[int, int, int]] = []
     void: set[int] = set()
     open_since: dict[int, list[int]] = {}
@@ -149,13 +156,13 @@ def transactions(draw: st.DrawFn) -> tuple[list[Batch], list[tuple[int, int, int
         deed = draw(st.sampled_from(["send", "send", "commit", "abort", "plain"]))
         span = draw(st.integers(1, 3))
         if deed == "plain":
-            batches.append(Batch(at, at + span - 1, producer=producer + 10))
+            batches.append(KafkaRecordBatch(at, at + span - 1, producer_id=producer + 10))
         elif deed == "send":
             open_since.setdefault(producer, []).append(at)
-            batches.append(Batch(at, at + span - 1, producer=producer, transactional=True))
+            batches.append(KafkaRecordBatch(at, at + span - 1, producer_id=producer, is_transactional=True))
         elif producer in open_since:
             span, sent = 1, open_since.pop(producer)
-            batches.append(Batch(at, at, control=True, abort=deed == "abort", producer=producer, transactional=True))
+            batches.append(KafkaRecordBatch(at, at, is_control=True, is_abort_marker=deed == "abort", producer_id=producer, is_transactional=True))
             if deed == "abort":
                 ended.append((producer, sent[0], at))
                 void |= set(sent)
@@ -167,7 +174,7 @@ def transactions(draw: st.DrawFn) -> tuple[list[Batch], list[tuple[int, int, int
 
 @given(transactions(), st.data())
 def test_a_transaction_is_void_wherever_a_fetch_begins_and_ends(
-    drawn: tuple[list[Batch], list[tuple[int, int, int]], set[int]], data: st.DataObject
+    drawn: tuple[list[KafkaRecordBatch], list[tuple[int, int, int]], set[int]], data: st.DataObject
 ) -> None:
     """Begun before the fetch, ended after it, several by one producer: the aborted batches and no others."""
     batches, ended, void = drawn
@@ -175,16 +182,16 @@ def test_a_transaction_is_void_wherever_a_fetch_begins_and_ends(
     fetched = batches[first:until]
     if not fetched:
         return
-    start, end = fetched[0].base, fetched[-1].last + 1
+    start, end = fetched[0].first_offset, fetched[-1].last_offset + 1
     listed = [(producer, since) for producer, since, marker in ended if marker >= start and since < end]
-    found = list(judged(fetched, data.draw(st.permutations(listed))))
-    assert [(batch.base, batch.aborted) for batch in found] == [(batch.base, batch.base in void) for batch in fetched]
+    found = list(mark_aborted_batches(fetched, data.draw(st.permutations(listed))))
+    assert [(batch.first_offset, batch.is_aborted) for batch in found] == [(batch.first_offset, batch.first_offset in void) for batch in fetched]
 
 
-def passage(pieces: list[tuple[int, int, str]], tier: Tier) -> Passage:
+def passage(pieces: list[tuple[int, int, str]], tier: Tier) -> HolePassage:
     """A way over one hole."""
-    way = Passage(P, tier, 0)
-    way.over(OffsetRange(pieces[0][0], pieces[-1][1]), [(OffsetRange(a, b), c) for a, b, c in pieces])  # type: ignore[misc]
+    way = HolePassage(P, tier, 0)
+    way.pass_hole(OffsetRange(pieces[0][0], pieces[-1][1]), [(OffsetRange(a, b), c) for a, b, c in pieces])  # type: ignore[misc]
     return way
 
 
@@ -201,7 +208,7 @@ def test_explained_offsets_are_passed_over_in_every_tier(tier: Tier) -> None:
 def test_a_loss_is_what_the_tier_says(tier: Tier, cause: str, finding: str) -> None:
     """It halts at its first offset, with what is explained before it passed; or it is counted, and marked."""
     way = passage([(3, 5, "marker"), (5, 9, cause), (9, 10, "marker")], tier)
-    if action(finding, tier) == "halt":
+    if tier_action(finding, tier) == "halt":
         assert way.halt is not None
         assert (way.halt.finding, way.halt.offset, way.until, way.counts) == (finding, 5, 5, {"marker": 2})
         assert "[5, 9)" in way.halt.cause
@@ -217,13 +224,13 @@ def test_pieces_that_do_not_tile_their_hole_are_refused() -> None:
         with pytest.raises(BrokenPromiseError, match="tile"):
             passage(pieces, "strict")
     with pytest.raises(BrokenPromiseError, match="tile"):
-        Passage(P, "strict", 0).over(OffsetRange(0, 5), [(OffsetRange(0, 4), "marker")])
+        HolePassage(P, "strict", 0).pass_hole(OffsetRange(0, 5), [(OffsetRange(0, 4), "marker")])
 
 
 def test_holes_come_in_order() -> None:
     """What was passed over is counted once."""
     way = passage([(3, 5, "marker")], "strict")
-    assert way.over(OffsetRange(7, 8), [(OffsetRange(7, 8), "marker")])
+    assert way.pass_hole(OffsetRange(7, 8), [(OffsetRange(7, 8), "marker")])
     assert (way.counts, way.until) == ({"marker": 3}, 8)
     with pytest.raises(BrokenPromiseError, match="in order"):
-        way.over(OffsetRange(6, 7), [(OffsetRange(6, 7), "marker")])
+        way.pass_hole(OffsetRange(6, 7), [(OffsetRange(6, 7), "marker")])

@@ -8,7 +8,18 @@ import subprocess
 import pytest
 
 from seriatim.core.errors import BrokenPromiseError
-from seriatim.core.integrity import ACTIONS, FORWARD, NEXT, TIERS, TITLES, Finding, action, failure, shortened, typed
+from seriatim.core.integrity import (
+    FINDING_ADVICE,
+    FINDING_TITLES,
+    FORWARD,
+    TIER_ACTIONS,
+    TIERS,
+    Finding,
+    new_findings_error,
+    shell_quote,
+    shorten,
+    tier_action,
+)
 
 DESIGN = """
     re-created    halt  halt halt  halt halt
@@ -29,25 +40,25 @@ def test_the_tier_table_is_the_designs() -> None:
     for line in DESIGN.strip().splitlines():
         *kind, none, once, order, window, strict = line.split()
         row = dict(zip(TIERS, (none, once, order, window, strict), strict=True))
-        assert ACTIONS[" ".join(kind)] == row
-    assert action("gap", "none") == "count"
+        assert TIER_ACTIONS[" ".join(kind)] == row
+    assert tier_action("gap", "none") == "count"
 
 
-@pytest.mark.parametrize("kind", sorted(TITLES))
+@pytest.mark.parametrize("kind", sorted(FINDING_TITLES))
 def test_every_finding_has_a_title_and_a_next_deed(kind: str) -> None:
     """One screen, with stream, place, offset and what to do; no finding leaves a person alone."""
     finding = Finding(finding=kind, topic="orders-a", partition=3, offset=41337, expected="x" * 9999, cause="tab\there")
     shown = finding.render("orders")
-    assert shown.startswith(f"{TITLES[kind]}: orders orders-a/3: {kind} at offset 41337")
+    assert shown.startswith(f"{FINDING_TITLES[kind]}: orders orders-a/3: {kind} at offset 41337")
     assert "next " in shown
     assert "\t" not in shown
     assert len(shown.splitlines()) <= 24
-    assert "{" not in finding.next("orders")
+    assert "{" not in finding.advice("orders")
 
 
 def test_advice_offers_forward_where_it_helps() -> None:
     """The mail's form and the command in the advice agree."""
-    assert {kind for kind, advice in NEXT.items() if "--forward" in advice} == set(FORWARD)
+    assert {kind for kind, advice in FINDING_ADVICE.items() if "--forward" in advice} == set(FORWARD)
     assert Finding(finding="poison", topic="a", partition=0).can_go_forward
     assert not Finding(finding="poison", topic="a", partition=0, level="warning").can_go_forward
     assert not Finding(finding="raised", topic="a", partition=0, session="s").can_go_forward
@@ -75,7 +86,7 @@ def test_a_sessions_name_forges_no_line() -> None:
 @pytest.mark.parametrize("name", ["plain", "it's", "$(id)'", '"`id`"', "a b", "", "\x1b[2J\n'\\", "ü\u202e漢", "-rf"])
 def test_a_name_in_a_command_is_one_word(name: str) -> None:
     """Pasted into a shell it is the name itself, whatever a stranger called a session; nothing of it is run."""
-    word = typed(name)
+    word = shell_quote(name)
     assert word.isprintable()
     done = subprocess.run(["bash", "-c", f"printf '%s' {word}"], capture_output=True, check=True)
     assert done.stdout == name.encode()
@@ -83,7 +94,7 @@ def test_a_name_in_a_command_is_one_word(name: str) -> None:
 
 def test_scripts_get_every_field() -> None:
     """The JSON object has the documented keys, with null for what is not known."""
-    told = Finding(finding="gap", topic="a", partition=0, offset=0, expected="offset 0").told("orders")
+    told = Finding(finding="gap", topic="a", partition=0, offset=0, expected="offset 0").to_dict("orders")
     assert list(told) == [
         *("finding", "level", "stream", "topic", "partition", "offset", "session"),
         *("expected", "found", "cause", "time_left_seconds", "next"),
@@ -95,18 +106,18 @@ def test_findings_outside_the_table_are_our_bug() -> None:
     """A kind nobody knows could be neither judged nor told."""
     with pytest.raises(BrokenPromiseError, match="unknown finding"):
         Finding(finding="oddity")
-    assert set(NEXT) >= set(TITLES)
+    assert set(FINDING_ADVICE) >= set(FINDING_TITLES)
 
 
 def test_the_failure_counts_and_names_places() -> None:
     """However many partitions are hurt, the headline stays one line."""
     findings = [Finding(finding="gap", topic="a", partition=number, offset=1) for number in range(8)]
-    error = pickle.loads(pickle.dumps(failure("orders", findings)))
+    error = pickle.loads(pickle.dumps(new_findings_error("orders", findings)))
     assert error.message == "orders: 8 new findings in a/0, a/1, a/2, a/3, a/4 and 3 more"
     assert error.exit_code == 3
 
 
 def test_long_and_odd_text_is_shown_safely() -> None:
     """A ten megabyte key or a terminal escape does not reach the screen."""
-    assert shortened("\x1b[31mred") == "\\x1b[31mred"
-    assert len(shortened("x" * 10_000_000)) < 450
+    assert shorten("\x1b[31mred") == "\\x1b[31mred"
+    assert len(shorten("x" * 10_000_000)) < 450

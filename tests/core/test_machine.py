@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from msgspec import field as renamed
 
 from seriatim.core.errors import ConfigError
-from seriatim.core.machine import Machine, UserMachine, fits
+from seriatim.core.machine import Machine, UserMachine, fits_column_type
 from seriatim.core.message import Poison
 
 
@@ -86,9 +86,9 @@ def test_a_machine_applies_typed_messages() -> None:
     (message,) = made.decode([b'{"type":"said","n":1}'])
     (record,) = made.apply(state, message)
     assert record[:2] == ("1", None)
-    made.check([record])
+    made.check_records([record])
     assert made.load(made.dump(state), 1) == state
-    assert made.show(state) == {"total": 1}
+    assert made.to_plain(state) == {"total": 1}
     assert (made.has_snapshots, made.can_upgrade) == (False, False)
 
 
@@ -188,7 +188,7 @@ def test_a_record_field_without_a_column_type_is_refused() -> None:
 )
 def test_values_fit_their_columns_or_not(value: Any, kind: str, good: bool) -> None:
     """The same rule that the record file would enforce."""
-    assert fits(value, kind) is good
+    assert fits_column_type(value, kind) is good
 
 
 def keyed_machine(key: tuple[str, ...], gone: dict[str, Any]) -> UserMachine:
@@ -206,10 +206,10 @@ def keyed_machine(key: tuple[str, ...], gone: dict[str, Any]) -> UserMachine:
 
 def test_a_struct_says_how_its_records_are_rows() -> None:
     """By field; the columns are known by the names that the table has."""
-    assert UserMachine("good:Good", Good).keyed is None
-    keyed = keyed_machine(("side", "number"), {"small": 0, "number": None}).keyed
+    assert UserMachine("good:Good", Good).row_key_spec is None
+    keyed = keyed_machine(("side", "number"), {"small": 0, "number": None}).row_key_spec
     assert keyed is not None
-    assert (keyed.key, keyed.gone) == (("side", "count"), {"small": 0, "count": None})
+    assert (keyed.key, keyed.deleted_when) == (("side", "count"), {"small": 0, "count": None})
     assert keyed.columns[:2] == ("text", "count")
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from seriatim.core.errors import BrokenPromiseError
-from seriatim.core.message import Poison, Stretch, decode, decode_one, session_name
+from seriatim.core.message import MessageBatch, Poison, decode_message, decode_messages, session_name_of_key
 
 
 class Said(Struct):
@@ -49,7 +49,7 @@ values_drawn = st.lists(
 @example([b'{"a":1,"x":"\xc3', b'\xa9"}'])
 def test_values_decode_together_as_they_do_one_by_one(values: list[bytes | None]) -> None:
     """Neither newlines nor blanks, nulls or halves of messages make one value's bytes another's."""
-    assert decode(DECODER, values) == [decode_one(DECODER.decode, value) for value in values]
+    assert decode_messages(DECODER, values) == [decode_message(DECODER.decode, value) for value in values]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_values_decode_together_as_they_do_one_by_one(values: list[bytes | None]
 )
 def test_poison_says_why(value: bytes | None, cause: str) -> None:
     """Each way of being unreadable has its own words, and none of them raises."""
-    (poison,) = decode(DECODER, [value])
+    (poison,) = decode_messages(DECODER, [value])
     assert isinstance(poison, Poison)
     assert re.search(cause, poison.cause)
     assert len(poison.cause) < 300
@@ -77,14 +77,14 @@ def test_poison_says_why(value: bytes | None, cause: str) -> None:
 
 def test_poison_does_not_spoil_its_neighbours() -> None:
     """The messages around a poison come out as themselves."""
-    first, poison, last = decode(DECODER, [b'{"a":1}', b"?", b'{"a":3}'])
+    first, poison, last = decode_messages(DECODER, [b'{"a":1}', b"?", b'{"a":3}'])
     assert (first, last) == (Said(1), Said(3))
     assert isinstance(poison, Poison)
 
 
 def test_a_session_is_named_by_a_readable_key() -> None:
     """A key that is missing or not UTF-8 names nobody; an empty one is a name."""
-    assert [session_name(key) for key in (b"a", b"", "é".encode(), None, b"\xff")] == [
+    assert [session_name_of_key(key) for key in (b"a", b"", "é".encode(), None, b"\xff")] == [
         "a",
         "",
         "é",
@@ -95,8 +95,8 @@ def test_a_session_is_named_by_a_readable_key() -> None:
 
 def test_the_beginning_of_a_stretch_keeps_its_columns_together() -> None:
     """Cutting a stretch cuts all its columns, headers too."""
-    stretch = Stretch(7, [1, 2], [b"k", None], [b"v", b"w"], [[("h", b"x")], []])
-    cut = stretch.until(1)
+    stretch = MessageBatch(7, [1, 2], [b"k", None], [b"v", b"w"], [[("h", b"x")], []])
+    cut = stretch.first_messages(1)
     assert (cut.start, cut.timestamps, cut.keys, cut.values, cut.headers) == (
         7,
         [1],
@@ -109,4 +109,4 @@ def test_the_beginning_of_a_stretch_keeps_its_columns_together() -> None:
 def test_columns_of_different_length_are_no_stretch() -> None:
     """A value without its key would shift every later one."""
     with pytest.raises(BrokenPromiseError, match="different length"):
-        Stretch(0, [1], [b"k", b"l"], [b"v"])
+        MessageBatch(0, [1], [b"k", b"l"], [b"v"])

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seriatim.core.errors import BrokenPromiseError, ConfigError
-from seriatim.core.offsets import OffsetRange, Partition, holes
+from seriatim.core.offsets import OffsetRange, Partition, find_holes
 
 
 def test_only_neighbours_join() -> None:
     """A join across a hole would hide it, so it is refused."""
     with pytest.raises(BrokenPromiseError, match="do not touch"):
-        OffsetRange(0, 10).then(OffsetRange(11, 20))
+        OffsetRange(0, 10).joined_with(OffsetRange(11, 20))
 
 
 def test_a_range_never_goes_backward() -> None:
@@ -30,7 +30,7 @@ def test_a_cut_and_a_join_are_each_others_undoing(start: int, left: int, right: 
     whole = OffsetRange(start, start + left + right)
     head = whole.until(start + left)
     tail = OffsetRange(head.end, whole.end)
-    assert head.then(tail) == whole
+    assert head.joined_with(tail) == whole
     assert len(head) + len(tail) == len(whole)
 
 
@@ -45,15 +45,15 @@ def test_every_missing_offset_is_in_exactly_one_hole(start: int, present: set[in
     """What is there and what the holes name make up the whole range, with nothing twice."""
     within = OffsetRange(start, start + 41)
     offsets = sorted(start + offset for offset in present)
-    missing = [offset for hole in holes(offsets, within) for offset in range(hole.start, hole.end)]
+    missing = [offset for hole in find_holes(offsets, within) for offset in range(hole.start, hole.end)]
     assert sorted(offsets + missing) == list(range(within.start, within.end))
-    assert all(a.end < b.start for a, b in zip(holes(offsets, within), holes(offsets, within)[1:], strict=False))
+    assert all(a.end < b.start for a, b in zip(find_holes(offsets, within), find_holes(offsets, within)[1:], strict=False))
 
 
 def test_holes_insists_on_order() -> None:
     """An offset that comes twice or late is no hole but a broken promise."""
     with pytest.raises(BrokenPromiseError, match="out of order"):
-        holes([3, 2], OffsetRange(0, 5))
+        find_holes([3, 2], OffsetRange(0, 5))
 
 
 @given(st.from_regex(r"[A-Za-z0-9._-]{1,20}", fullmatch=True), st.integers(0, 10_000))

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seriatim.core.page import Bar, Card, Page, Table, Told, html
+from seriatim.core.page import Card, PageFinding, PageTable, PartitionBar, ReportPage, render_page
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -51,14 +51,14 @@ class Reader(HTMLParser):
 
 def page_of(word: str) -> str:
     """A page with one word everywhere."""
-    return html(
-        Page(
+    return render_page(
+        ReportPage(
             title=word,
             subtitle=word,
             cards=[Card(word, word)],
-            findings=[Told(f"{word}\n{word}", word)],
-            bars=[Bar(label=word, start=0, before=1, frontier=2, end=3, halt=2, note=word)],
-            tables=[Table(title=word, columns=(word, "n"), rows=[[word, 1]], empty=word)],
+            findings=[PageFinding(f"{word}\n{word}", word)],
+            bars=[PartitionBar(label=word, start=0, before=1, frontier=2, end=3, halt=2, note=word)],
+            tables=[PageTable(title=word, columns=(word, "n"), rows=[[word, 1]], empty=word)],
             footer=word,
         )
     )
@@ -104,9 +104,9 @@ def test_a_page_needs_nothing_else() -> None:
 def test_a_page_stays_small() -> None:
     """Long texts and many rows are cut, and it is said how many there are."""
     rows = [["x" * 10_000, number] for number in range(5_000)]
-    findings = [Told("y" * 10_000)] * 1_000
-    page = html(
-        Page(title="t", subtitle="s", findings=findings, tables=[Table(title="t", columns=("a", "b"), rows=rows)])
+    findings = [PageFinding("y" * 10_000)] * 1_000
+    page = render_page(
+        ReportPage(title="t", subtitle="s", findings=findings, tables=[PageTable(title="t", columns=("a", "b"), rows=rows)])
     )
     assert len(page) < 1_500_000
     assert "… and 4500 more rows" in page
@@ -115,8 +115,8 @@ def test_a_page_stays_small() -> None:
 
 def test_a_partitions_picture_is_to_scale() -> None:
     """Folded before, new, waiting; an empty partition and one far along are drawn, too."""
-    bar = Bar(label="t/0", start=100, before=200, frontier=300, end=500, halt=300)
-    page = html(Page(title="t", subtitle="s", bars=[bar, Bar(label="t/1", start=0, before=0, frontier=0, end=0)]))
+    bar = PartitionBar(label="t/0", start=100, before=200, frontier=300, end=500, halt=300)
+    page = render_page(ReportPage(title="t", subtitle="s", bars=[bar, PartitionBar(label="t/1", start=0, before=0, frontier=0, end=0)]))
     for part in (
         '<rect class="done" x="0.0" y="0" width="105.0"',
         '<rect class="new" x="105.0" y="0" width="105.0"',

@@ -9,7 +9,7 @@ import pytest
 
 from seriatim.core.errors import ConfigError
 from seriatim.core.offsets import Partition
-from seriatim.core.request import Request, arguments, parse, plan_words, repair_words
+from seriatim.core.request import RunRequest, command_arguments, parse_run_request, plan_arguments, repair_arguments
 
 ONE = ["prefix-a/3"]
 HOSTILE: list[dict[str, Any]] = [
@@ -71,7 +71,7 @@ HOSTILE: list[dict[str, Any]] = [
 def test_hostile_values_are_refused_with_a_text(given: dict[str, Any]) -> None:
     """Shell, paths, patterns, templates, lines, bounds, reversed ranges: the field is named, and what is allowed."""
     with pytest.raises(ConfigError) as refused:
-        parse(given)
+        parse_run_request(given)
     assert refused.value.message.partition(":")[0] in {*given, "from", "partitions", "until"}
     assert refused.value.fields["allowed"]
     assert len(refused.value.render()) < 600
@@ -86,37 +86,37 @@ def test_there_are_forty_of_them() -> None:
 def test_an_empty_form_is_a_plain_run(empty: Any) -> None:
     """Airflow shows an empty object as {}: that, None, and empty texts are the same."""
     given = {"topics": empty, "partitions": empty, "from": empty, "until": empty, "messages_max": empty}
-    assert parse({"action": "run", **given, "dry_run": False}) == Request()
-    assert arguments(Request(), "orders") == ["run", "orders"]
+    assert parse_run_request({"action": "run", **given, "dry_run": False}) == RunRequest()
+    assert command_arguments(RunRequest(), "orders") == ["run", "orders"]
 
 
 def test_a_run_may_end_at_an_offset() -> None:
     """Of one partition, as `seriatim run` has it."""
-    request = parse({"partitions": ONE, "until": "1200", "messages_max": 500})
+    request = parse_run_request({"partitions": ONE, "until": "1200", "messages_max": 500})
     words = ["run", "orders", "--until-offsets", '{"prefix-a": {"3": 1200}}', "--messages-max", "500"]
-    assert arguments(request, "orders") == words
+    assert command_arguments(request, "orders") == words
 
 
 def test_a_backfill_of_an_offset_range() -> None:
     """One partition, from and until, word by word."""
-    request = parse({"action": "backfill", "partitions": ONE, "from": "10", "until": "20"})
+    request = parse_run_request({"action": "backfill", "partitions": ONE, "from": "10", "until": "20"})
     words = ["backfill", "orders", "--partition", "prefix-a/3", "--from", "10", "--until", "20"]
-    assert arguments(request, "orders") == words
+    assert command_arguments(request, "orders") == words
 
 
 def test_a_backfill_of_topics_by_time() -> None:
     """Times are UTC and keep the text they were written in."""
-    request = parse({"action": "backfill", "topics": ["prefix-a"], "from": "2026-11-16T08:00Z"})
+    request = parse_run_request({"action": "backfill", "topics": ["prefix-a"], "from": "2026-11-16T08:00Z"})
     assert request.start is not None
     assert request.start.time_ms == 1_794_816_000_000
-    assert arguments(request, "orders")[2:] == ["--topic", "prefix-a", "--from", "2026-11-16T08:00Z"]
+    assert command_arguments(request, "orders")[2:] == ["--topic", "prefix-a", "--from", "2026-11-16T08:00Z"]
 
 
 def test_a_replay_goes_into_a_folder_of_its_own() -> None:
     """The range as for a backfill, and where to; nothing of it comes from the form but the range."""
-    request = parse({"action": "replay", "partitions": ONE, "from": "10", "until": "20"})
+    request = parse_run_request({"action": "replay", "partitions": ONE, "from": "10", "until": "20"})
     words = ["replay", "orders", "--partition", "prefix-a/3", "--from", "10", "--until", "20", "--to", "/scratch/1"]
-    assert arguments(request, "orders", "/scratch/1") == words
+    assert command_arguments(request, "orders", "/scratch/1") == words
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_replay_goes_into_a_folder_of_its_own() -> None:
 )
 def test_a_plan_is_told_what_the_form_names(given: dict[str, Any], words: list[str]) -> None:
     """So that it can refuse a place that the stream does not have, before anything is folded."""
-    assert plan_words(parse(given), "orders") == words
+    assert plan_arguments(parse_run_request(given), "orders") == words
 
 
 @pytest.mark.parametrize(
@@ -142,15 +142,15 @@ def test_a_plan_is_told_what_the_form_names(given: dict[str, Any], words: list[s
 def test_what_a_replay_cannot_take_is_refused_by_name(field: str, more: dict[str, Any]) -> None:
     """Several partitions, a slice size."""
     with pytest.raises(ConfigError, match=f"^{field}: "):
-        parse({"action": "replay", **more})
+        parse_run_request({"action": "replay", **more})
 
 
 def test_whom_a_request_means() -> None:
     """The partitions named, those of the topics named, or all."""
     here, there = Partition("a", 0), Partition("b", 0)
-    assert [Request(topics=("a",)).wants(p) for p in (here, there)] == [True, False]
-    assert [Request(partitions=(there,)).wants(p) for p in (here, there)] == [False, True]
-    assert Request().wants(here)
+    assert [RunRequest(topics=("a",)).includes(p) for p in (here, there)] == [True, False]
+    assert [RunRequest(partitions=(there,)).includes(p) for p in (here, there)] == [False, True]
+    assert RunRequest().includes(here)
 
 
 @pytest.mark.parametrize(
@@ -174,23 +174,23 @@ def test_whom_a_request_means() -> None:
 def test_a_repair_takes_nothing_else(given: dict[str, Any]) -> None:
     """No lines, no lists, no options that the form does not have."""
     with pytest.raises(ConfigError):
-        repair_words(given)
+        repair_arguments(given)
 
 
 def test_a_repair_word_by_word() -> None:
     """A session that looks like an option stays a session."""
-    assert repair_words({"stream": "orders", "partition": None, "session": "", "from": ""}) == ["repair", "orders"]
+    assert repair_arguments({"stream": "orders", "partition": None, "session": "", "from": ""}) == ["repair", "orders"]
     given = {"stream": "orders", "partition": "a/3", "session": "--apply", "from": "7", "forward": True}
     words = ["repair", "orders", "--partition=a/3", "--session=--apply", "--from=7", "--forward"]
-    assert repair_words(given) == words
+    assert repair_arguments(given) == words
 
 
 def test_a_run_can_be_asked_to_trace_sessions() -> None:
     """Each name is one word of the command, whatever it begins with; a name that is none is refused."""
-    request = parse({"trace": ["session-7", "--debug", "session-7"]})
-    assert arguments(request, "orders") == ["run", "orders", "--trace=session-7", "--trace=--debug"]
+    request = parse_run_request({"trace": ["session-7", "--debug", "session-7"]})
+    assert command_arguments(request, "orders") == ["run", "orders", "--trace=session-7", "--trace=--debug"]
     for given in (["a\nb"], "session-7", [7], ["x" * 1001], [f"s{number}" for number in range(21)]):
         with pytest.raises(ConfigError, match="trace"):
-            parse({"trace": given})
+            parse_run_request({"trace": given})
     with pytest.raises(ConfigError, match="is not traced"):
-        parse({"action": "backfill", "topics": ["a"], "trace": ["s"]})
+        parse_run_request({"action": "backfill", "topics": ["a"], "trace": ["s"]})

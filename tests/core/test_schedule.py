@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seriatim.core.schedule import cron_refusal, is_address
+from seriatim.core.schedule import describe_cron_error, is_mail_address
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from seriatim.core.schedule import cron_refusal, is_address
 )
 def test_what_cron_takes_is_taken(cron: str) -> None:
     """Stars, steps, ranges, lists and names; empty is only by hand."""
-    assert cron_refusal(cron) == ""
+    assert describe_cron_error(cron) == ""
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_what_cron_takes_is_taken(cron: str) -> None:
 )
 def test_what_cron_would_refuse_is_named(cron: str, named: str) -> None:
     """The field that is wrong, before Airflow sees it."""
-    assert named in cron_refusal(cron)
+    assert named in describe_cron_error(cron)
 
 
 @pytest.mark.parametrize("address", ["ops@example.org", "a.b+c@sub.example-1.org", "root@localhost"])
 def test_an_address_is_an_address(address: str) -> None:
     """One mailbox at one host."""
-    assert is_address(address)
+    assert is_mail_address(address)
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_an_address_is_an_address(address: str) -> None:
 )
 def test_nothing_else_is(address: str) -> None:
     """No names, lists, or lines that would become headers."""
-    assert not is_address(address)
+    assert not is_mail_address(address)

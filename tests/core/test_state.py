@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seriatim.core.errors import BrokenPromiseError
-from seriatim.core.state import FILES_MAX, merge_count
+from seriatim.core.state import STATE_FILES_MAX, merge_count
 
 
 def written(sizes: list[int]) -> tuple[int, list[int]]:
@@ -29,7 +29,7 @@ def test_rewriting_is_amortised(sizes: list[int]) -> None:
     """All slices together write at most a logarithm times what they touched, and few files stay."""
     total, files = written(sizes)
     assert sum(files) == sum(sizes)
-    assert len(files) <= FILES_MAX
+    assert len(files) <= STATE_FILES_MAX
     assert total <= sum(sizes) * (2 + math.log2(sum(sizes)))
 
 
@@ -41,7 +41,7 @@ def test_a_large_base_is_left_alone() -> None:
 def test_no_more_files_than_can_be_opened() -> None:
     """Even falling sizes, which never merge by themselves, stay within the bound."""
     _, files = written([2**n for n in range(60, 0, -1)])
-    assert len(files) <= FILES_MAX
+    assert len(files) <= STATE_FILES_MAX
 
 
 def test_nothing_is_not_written() -> None:

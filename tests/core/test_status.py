@@ -7,22 +7,31 @@ from msgspec.structs import replace
 
 from seriatim.core.alert import Concern
 from seriatim.core.ledger import Account, Halt, Ledger
-from seriatim.core.status import Glance, Halted, PartitionStatus, Status, Tone, glance, time_tone, urgent_first
-from seriatim.core.verdict import Failed
+from seriatim.core.status import (
+    HaltStatus,
+    PartitionStatus,
+    SavedStatus,
+    StreamStatus,
+    Tone,
+    stream_status_now,
+    time_tone,
+    urgent_first,
+)
+from seriatim.core.verdict import FailedRange
 
 PLACE = PartitionStatus(
     topic="t", partition=0, frontier=10, log_start=0, log_end=30, lag=20, time_left_seconds=7200, limit_seconds=3600.0
 )
-LATE = Concern(concern="late", text="no run", next="seriatim run s")
-STATUS = Status(stream="s", at_seconds=1000.0, sequence=4, verdict="good", partitions=[PLACE], concerns=[LATE])
+LATE = Concern(kind="late", text="no run", next="seriatim run s")
+STATUS = SavedStatus(stream="s", at_seconds=1000.0, sequence=4, verdict="good", partitions=[PLACE], concerns=[LATE])
 LEDGER = Ledger(
-    stream="s", sequence=5, partitions={"t/0": Account(topic_id="i", frontier=25, born=0, log_end=30, epoch=2)}
+    stream="s", sequence=5, partitions={"t/0": Account(topic_id="i", frontier=25, initial_frontier=0, log_end=30, epoch=2)}
 )
 
 
-def seen(status: Status | None = STATUS, ledger: Ledger | None = None, now: float = 1000.0) -> Glance:
+def seen(status: SavedStatus | None = STATUS, ledger: Ledger | None = None, now: float = 1000.0) -> StreamStatus:
     """A stream as of a moment."""
-    return glance("s", "strict", status, ledger, now)
+    return stream_status_now("s", "strict", status, ledger, now)
 
 
 def test_time_left_counts_down_to_nothing() -> None:
@@ -58,9 +67,9 @@ def test_without_a_look_the_ledger_tells_what_it_knows() -> None:
 
 def test_a_halt_names_the_very_command() -> None:
     """From the look, or from a ledger that is newer; once, whoever tells it."""
-    halt = Halted("gap", 25, "unexplained")
-    told = Concern(concern="halted", place="t/0", text="halted", next="seriatim status s")
-    looked = replace(STATUS, verdict="hurt", partitions=[replace(PLACE, halted=halt)], concerns=[told])
+    halt = HaltStatus("gap", 25, "unexplained")
+    told = Concern(kind="halted", location="t/0", text="halted", next="seriatim status s")
+    looked = replace(STATUS, verdict="hurt", partitions=[replace(PLACE, halt=halt)], concerns=[told])
     account = replace(LEDGER.partitions["t/0"], halt=Halt("gap", 25, "unexplained"))
     for found in (seen(looked), seen(looked, replace(LEDGER, partitions={"t/0": account}))):
         (concern,) = found.concerns
@@ -71,18 +80,18 @@ def test_a_halt_names_the_very_command() -> None:
 
 def test_what_a_newer_ledger_ended_is_over() -> None:
     """A halt that was repaired since the look is not shown any more."""
-    looked = replace(STATUS, verdict="hurt", partitions=[replace(PLACE, halted=Halted("gap", 25))], concerns=[])
+    looked = replace(STATUS, verdict="hurt", partitions=[replace(PLACE, halt=HaltStatus("gap", 25))], concerns=[])
     assert seen(looked, LEDGER).concerns == []
 
 
 def test_an_open_circuit_and_quarantine_are_told_by_the_ledger() -> None:
     """With the way out."""
     account = replace(LEDGER.partitions["t/0"], quarantined=2, hold="h1")
-    failed = (Failed(partition="t/0", epoch=0, start=0, until=9, judged=5),)
-    found = seen(ledger=replace(LEDGER, circuit="open", failed=failed, partitions={"t/0": account}))
-    assert {one.concern for one in found.concerns} == {"late", "held", "circuit", "quarantine"}
+    failed = (FailedRange(partition="t/0", epoch=0, start=0, until=9, judged_until=5),)
+    found = seen(ledger=replace(LEDGER, circuit="open", failed_ranges=failed, partitions={"t/0": account}))
+    assert {one.kind for one in found.concerns} == {"late", "held", "circuit", "quarantine"}
     assert (found.quarantined, found.verdict, found.tone) == (2, "hurt", "bad")
-    (circuit,) = [one for one in found.concerns if one.concern == "circuit"]
+    (circuit,) = [one for one in found.concerns if one.kind == "circuit"]
     assert "seriatim" in circuit.next
 
 
@@ -93,9 +102,9 @@ def test_an_open_circuit_and_quarantine_are_told_by_the_ledger() -> None:
         ({"time_left_seconds": 7200, "limit_seconds": 3600.0}, "warn"),
         ({"time_left_seconds": 3600, "limit_seconds": 3600.0}, "bad"),
         ({"held": "h"}, "bad"),
-        ({"halted": Halted("gap", 1)}, "bad"),
+        ({"halted": HaltStatus("gap", 1)}, "bad"),
         ({"topic_state": "absent"}, "bad"),
-        ({"topic_state": "retired", "halted": Halted("gap", 1)}, ""),
+        ({"topic_state": "retired", "halted": HaltStatus("gap", 1)}, ""),
         ({"topic_state": "drained"}, "good"),
     ],
 )
@@ -106,8 +115,8 @@ def test_a_partitions_colour(change: dict[str, object], tone: Tone) -> None:
 
 def test_what_needs_a_person_comes_first() -> None:
     """Then the least time left, then the name."""
-    hurt = Glance(stream="z", verdict="hurt")
-    near = Glance(stream="y", verdict="good", partitions=[replace(PLACE, limit_seconds=1.0)])
-    far = Glance(stream="b", verdict="good", partitions=[replace(PLACE, time_left_seconds=9999, limit_seconds=1.0)])
-    none = Glance(stream="a", verdict="good")
+    hurt = StreamStatus(stream="z", verdict="hurt")
+    near = StreamStatus(stream="y", verdict="good", partitions=[replace(PLACE, limit_seconds=1.0)])
+    far = StreamStatus(stream="b", verdict="good", partitions=[replace(PLACE, time_left_seconds=9999, limit_seconds=1.0)])
+    none = StreamStatus(stream="a", verdict="good")
     assert [one.stream for one in urgent_first([none, far, near, hurt])] == ["z", "y", "b", "a"]

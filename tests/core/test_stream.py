@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from seriatim.core.errors import ConfigError
-from seriatim.core.stream import BUILT, Stream, parse
+from seriatim.core.stream import SUPPORTED_VALUES, Stream, parse_stream
 
 MINIMAL = {
     "topics": "orders-[a-z]+",
@@ -74,14 +74,14 @@ def given(**changes: Any) -> dict[str, Any]:
 def refused(**changes: Any) -> ConfigError:
     """The refusal of a changed stream file."""
     with pytest.raises(ConfigError) as error:
-        parse("orders", given(**changes), "orders.toml")
+        parse_stream("orders", given(**changes), "orders.toml")
     return error.value
 
 
 def test_the_contract_of_the_design_is_taken_whole() -> None:
     """The file of the design page, with every key at its default, says the same as the defaults."""
-    whole = parse("orders", tomllib.loads(WHOLE), "orders.toml")
-    short = parse(
+    whole = parse_stream("orders", tomllib.loads(WHOLE), "orders.toml")
+    short = parse_stream(
         "orders",
         {
             "topics": "prefix-[a-z]+",
@@ -95,7 +95,7 @@ def test_the_contract_of_the_design_is_taken_whole() -> None:
     assert whole == short
     assert isinstance(short, Stream)
     assert short.sequence == "seq"
-    assert parse("orders", MINIMAL, "orders.toml").sequence is None
+    assert parse_stream("orders", MINIMAL, "orders.toml").sequence is None
 
 
 @pytest.mark.parametrize("key", ["topics", "machine", "output"])
@@ -167,7 +167,7 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("key", sorted(BUILT))
+@pytest.mark.parametrize("key", sorted(SUPPORTED_VALUES))
 def test_a_key_whose_feature_is_not_built_is_refused_by_name(key: str) -> None:
     """Never ignored: a user would rely on it."""
     error = refused(**{key.replace(".", "__"): OTHER[key]})
@@ -226,42 +226,42 @@ def test_values_that_cannot_work(changes: dict[str, Any], key: str, said: str) -
 def test_a_pattern_that_takes_for_ever_is_not_tried_when_files_are_read() -> None:
     """Airflow reads all streams in one process: one whose regex explodes would hide the others."""
     requests = "a" * 100
-    assert parse("orders", given(topics="(a+)+x", snapshot_requests=requests), "orders.toml").topics == "(a+)+x"
+    assert parse_stream("orders", given(topics="(a+)+x", snapshot_requests=requests), "orders.toml").topics == "(a+)+x"
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a/b", "ü", "x" * 65])
 def test_a_stream_needs_a_name_that_can_be_one(name: str) -> None:
     """It becomes part of DAG ids and paths."""
     with pytest.raises(ConfigError, match="file name"):
-        parse(name, MINIMAL, "some.toml")
+        parse_stream(name, MINIMAL, "some.toml")
 
 
 def test_what_the_clock_uses_can_be_set() -> None:
     """Hours of drained topics and of the warning, minutes of late runs."""
     changes = given(topic_drained_hours=7, alerts__time_left_warning_hours=8, alerts__late_run_minutes=9)
-    made = parse("orders", changes, "orders.toml")
+    made = parse_stream("orders", changes, "orders.toml")
     assert (made.topic_drained_hours, made.alerts.time_left_warning_hours, made.alerts.late_run_minutes) == (7, 8, 9)
 
 
 def test_when_a_run_is_due_and_who_is_told_can_be_set() -> None:
     """A cron text, addresses, and hours between reminders."""
     changes = given(schedule__cron="0 6 * * MON-FRI", alerts__to=["ops@example.org"], alerts__remind_hours=3)
-    made = parse("orders", changes, "orders.toml")
+    made = parse_stream("orders", changes, "orders.toml")
     assert (made.schedule.cron, made.alerts.remind_hours) == ("0 6 * * MON-FRI", 3)
     assert made.alerts.to == ("ops@example.org",)
 
 
 def test_skip_is_for_other_tiers() -> None:
     """Where nothing is promised, poison may be passed over."""
-    assert parse("orders", given(tier="none", on_poison="skip"), "orders.toml").on_poison == "skip"
+    assert parse_stream("orders", given(tier="none", on_poison="skip"), "orders.toml").on_poison == "skip"
 
 
 def test_the_machine_is_made_as_the_file_says() -> None:
     """Leniency by tier, session field, names of fields."""
     changes = given(tier="none", session="field:who", sequence="n", table__type_field="op", table__before=False)
-    made = parse("orders", changes, "orders.toml").table_machine()
+    made = parse_stream("orders", changes, "orders.toml").table_machine()
     assert made.lenient
     assert list(made.columns) == ["op", "id", "size"]
     (message,) = made.decode([b'{"op":"insert","n":3,"who":"me","id":"a"}'])
     assert (made.sequences([message])[0], made.session(message)) == (3, "me")
-    assert not parse("orders", MINIMAL, "orders.toml").table_machine().lenient
+    assert not parse_stream("orders", MINIMAL, "orders.toml").table_machine().lenient

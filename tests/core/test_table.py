@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seriatim.core.message import Poison
-from seriatim.core.table import Precondition, TableMachine, column_type
+from seriatim.core.table import PreconditionError, TableMachine, column_type
 from seriatim.testing import CRASH, fold_table
 
 COLUMNS = {"id": "string", "v": "int64", "w": "float64"}
@@ -44,7 +44,7 @@ def test_a_life_of_rows() -> None:
     assert told(made, rows, type="insert", **row("b", 2)) == [("insert", "b", 2, None, *none)]
     assert told(made, rows, type="update", id="b", w=2.5) == [("update", "b", 2, 2.5, "b", 2, None)]
     assert told(made, rows, type="delete", id="a") == [("delete", "a", None, None, "a", 1, None)]
-    assert made.show(rows) == {"rows": [{"id": "b", "v": 2, "w": 2.5}]}
+    assert made.to_plain(rows) == {"rows": [{"id": "b", "v": 2, "w": 2.5}]}
 
 
 def test_a_column_left_out_is_unchanged_and_null_is_null() -> None:
@@ -101,7 +101,7 @@ def test_a_contradiction_changes_nothing(message: dict[str, Any], said: str, _le
     made, rows = machine(), {}
     told(made, rows, type="snapshot", rows=[row("a", 1)])
     before = dict(rows)
-    with pytest.raises(Precondition) as raised:
+    with pytest.raises(PreconditionError) as raised:
         told(made, rows, **message)
     assert str(raised.value) == said
     assert rows == before
@@ -255,7 +255,7 @@ def test_records_folded_give_the_rows(messages: list[tuple[str, list[tuple[str, 
         body = {"rows": [row(*one) for one in given_rows]} if kind == "snapshot" else row(*given_rows[0])
         try:
             records = told(made, rows, type=kind, **body)
-        except Precondition:
+        except PreconditionError:
             records = []
         for op, key, v, w in records:
             if op == "delete":

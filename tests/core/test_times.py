@@ -11,7 +11,7 @@ import pytest
 from seriatim.core.errors import ConfigError
 from seriatim.core.message import Poison
 from seriatim.core.table import TableMachine
-from seriatim.steps.explain import key_of
+from seriatim.steps.explain import parse_row_key
 from seriatim.testing import fold_table
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -113,6 +113,6 @@ def test_one_instant_is_one_key_however_it_is_written() -> None:
 def test_a_row_is_asked_for_by_any_of_these_texts() -> None:
     """`explain --row` reads a time as a message's is read."""
     only = TableMachine(key=["day"], columns={"day": "timestamp"}, before=False)
-    assert key_of(only, "2024-05-01 12:00:00+00") == key_of(only, "20240501T120000Z") == {"day": NOON}
+    assert parse_row_key(only, "2024-05-01 12:00:00+00") == parse_row_key(only, "20240501T120000Z") == {"day": NOON}
     with pytest.raises(ConfigError, match="day is timestamp"):
-        key_of(only, "noon")
+        parse_row_key(only, "noon")

@@ -14,7 +14,7 @@ from seriatim.core import undo
 from seriatim.core.judge import Judge
 from seriatim.core.machine import Machine, UserMachine
 from seriatim.core.offsets import Partition
-from seriatim.core.stream import parse
+from seriatim.core.stream import parse_stream
 from seriatim.testing import MemoryStream, fold
 
 PLACE = Partition("in", 0)
@@ -116,7 +116,7 @@ def world_of(messages: list[tuple[str, Put]], slice_size: int, tier: str) -> dic
     }
     if tier == "window":
         fields["window_messages"] = 3
-    world = MemoryStream(parse("s", fields, "test"), lambda: UserMachine("m:Shelves", Shelves, "seq"))
+    world = MemoryStream(parse_stream("s", fields, "test"), lambda: UserMachine("m:Shelves", Shelves, "seq"))
     world.kafka.create("in")
     for session, message in messages:
         world.kafka.produce("in", session, msgspec.json.encode(message))
@@ -156,8 +156,8 @@ def test_repeating_messages_gives_what_saving_each_state_gives(
     by_slice = {size: world_of(messages, size, tier) for size in (7, 31, 1_000)}
 
     def save_each(judge: Judge, name: str, _offset: int) -> None:
-        if not judge.sessions[name].careful:
-            judge.raised[name] = undo.EACH_MESSAGE
+        if not judge.sessions[name].is_undoable:
+            judge.half_changed_sessions[name] = undo.EACH_MESSAGE
 
     monkeypatch.setattr(Judge, "distrust", save_each)
     for size, seen in by_slice.items():

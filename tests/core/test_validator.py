@@ -7,34 +7,34 @@ from typing import Any
 import pytest
 
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.validator import Sighting, Validator, View, parting
+from seriatim.core.validator import ObservedMessage, PartitionView, Validator, first_difference
 
 P = Partition("a", 0)
 
 
 def seen(
     offset: int, sequence: int | None, *, snapshot: bool | None = False, session: str = "s", **more: Any
-) -> Sighting:
+) -> ObservedMessage:
     """A message."""
-    return Sighting(offset=offset, sequence=sequence, snapshot=snapshot, session=session, **more)
+    return ObservedMessage(offset=offset, sequence=sequence, is_snapshot=snapshot, session=session, **more)
 
 
-def judged(*sightings: Sighting, **how: Any) -> Validator:
+def judged(*sightings: ObservedMessage, **how: Any) -> Validator:
     """A view after all its messages."""
     judge = Validator(**{"contiguous": True, **how})
-    list(judge.walk(P, sightings))
+    list(judge.validate(P, sightings))
     return judge
 
 
 def kinds(judge: Validator) -> dict[tuple[str, str], tuple[int, int]]:
     """What is wrong: where first, and how often."""
-    return {name: (wrong.offset, wrong.count) for name, wrong in judge.wrongs.items()}
+    return {name: (wrong.offset, wrong.count) for name, wrong in judge.faults.items()}
 
 
 def test_a_session_as_it_should_be_has_nothing_wrong() -> None:
     """A snapshot, updates in sequence, a snapshot that begins anew."""
     judge = judged(seen(0, 1, snapshot=True), seen(1, 2), seen(2, 3), seen(3, 1, snapshot=True), seen(4, 2))
-    assert judge.wrongs == {}
+    assert judge.faults == {}
     assert judge.messages == 5
 
 
@@ -71,7 +71,7 @@ def test_a_session_that_does_not_begin_by_a_snapshot_is_named(start: int, level:
     """An error where the view begins with the partition itself; else it may have begun before."""
     judge = judged(seen(start, 3), seen(start + 1, 4))
     assert kinds(judge) == {("headless", level): (start, 1)}
-    assert judged(seen(start, 3), has_snapshots=False).wrongs == {}
+    assert judged(seen(start, 3), has_snapshots=False).faults == {}
 
 
 def test_offsets_are_contiguous_or_named() -> None:
@@ -81,52 +81,52 @@ def test_offsets_are_contiguous_or_named() -> None:
     explained = judged(*messages, explained=lambda _, hole: hole == OffsetRange(1, 2))
     assert kinds(explained)["gap", "warning"] == (2, 1)
     assert kinds(explained)["gap", "error"] == (6, 1)
-    assert judged(*messages[:3], contiguous=False).wrongs == {}
+    assert judged(*messages[:3], contiguous=False).faults == {}
 
 
 def test_messages_that_cannot_be_read_are_named() -> None:
     """By offset; the session goes on."""
-    bad = Sighting(offset=1, session="s", poison="not JSON")
+    bad = ObservedMessage(offset=1, session="s", poison="not JSON")
     judge = judged(seen(0, 1, snapshot=True), bad, seen(2, 2))
     assert kinds(judge) == {("poison", "error"): (1, 1)}
 
 
 def test_the_effect_of_a_message_is_known() -> None:
     """Headless ones, repeats and what comes too late have none."""
-    judge = Validator(contiguous=True)
+    judge = Validator(is_contiguous=True)
     messages = [seen(0, 1), seen(1, 2, snapshot=True), seen(2, 3), seen(3, 3), seen(4, 1), seen(5, 4)]
-    assert [counts for _, counts in judge.walk(P, messages)] == [False, True, True, False, False, True]
+    assert [counts for _, counts in judge.validate(P, messages)] == [False, True, True, False, False, True]
 
 
 def test_the_end_of_a_session_has_a_number_of_its_own() -> None:
     """Records that take rows back are no repeat, whatever sequence they carry."""
-    assert judged(seen(0, 5, snapshot=True), seen(1, 6), seen(2, 6, ends=True), seen(3, 5, ends=True)).wrongs == {}
+    assert judged(seen(0, 5, snapshot=True), seen(1, 6), seen(2, 6, ends=True), seen(3, 5, ends=True)).faults == {}
 
 
 def test_what_cannot_be_told_a_snapshot_is_only_warned_of() -> None:
     """Records of users' machines do not say whether they come of a snapshot."""
     judge = judged(seen(0, 1, snapshot=None), seen(1, 5, snapshot=None), seen(2, 1, snapshot=None))
-    assert set(judge.wrongs) == {("sequence gap", "warning"), ("repeat", "warning")}
+    assert set(judge.faults) == {("sequence gap", "warning"), ("repeat", "warning")}
 
 
-def view(name: str, *messages: Sighting, **more: Any) -> View:
+def view(name: str, *messages: ObservedMessage, **more: Any) -> PartitionView:
     """A view of offsets 0 to 9."""
     by_offset = {message.offset: message for message in messages}
-    return View(**{"name": name, "span": OffsetRange(0, 10), "seen": by_offset, "clean": set(by_offset), **more})
+    return PartitionView(**{"name": name, "span": OffsetRange(0, 10), "seen": by_offset, "clean": set(by_offset), **more})
 
 
 def test_two_inputs_part_at_the_first_offset_that_differs() -> None:
     """One lacks a message, or has another; outside of what both cover nothing is asked."""
     same = [seen(n, n, content=n) for n in range(10)]
-    assert parting(P, [view("raw", *same), view("kafka", *same)], must_give=True) is None
-    lacks = parting(P, [view("raw", *same), view("kafka", *same[:4], *same[5:])], must_give=True)
+    assert first_difference(P, [view("raw", *same), view("kafka", *same)], must_give_records=True) is None
+    lacks = first_difference(P, [view("raw", *same), view("kafka", *same[:4], *same[5:])], must_give_records=True)
     assert lacks is not None
     assert (lacks.offset, lacks.views["kafka"]) == (4, "nothing")
-    other = parting(P, [view("raw", *same), view("kafka", *same[:6], seen(6, 6, content=99))], must_give=True)
+    other = first_difference(P, [view("raw", *same), view("kafka", *same[:6], seen(6, 6, content=99))], must_give_records=True)
     assert other is not None
-    assert (other.offset, other.what) == (6, "another key or value")
+    assert (other.offset, other.description) == (6, "another key or value")
     short = view("raw", *same[3:5], span=OffsetRange(3, 5))
-    assert parting(P, [short, view("kafka", *same)], must_give=True) is None
+    assert first_difference(P, [short, view("kafka", *same)], must_give_records=True) is None
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ def test_two_inputs_part_at_the_first_offset_that_differs() -> None:
         (seen(1, 7, ends=True), ""),
     ],
 )
-def test_the_output_parts_where_a_record_is_missing_or_of_another_message(record: Sighting | None, what: str) -> None:
+def test_the_output_parts_where_a_record_is_missing_or_of_another_message(record: ObservedMessage | None, what: str) -> None:
     """Compared by session, sequence and kind; ends of sessions have a sequence of their own."""
     given = view("kafka", seen(0, 1, snapshot=True), seen(1, 2))
     output = view("output", seen(0, 1, snapshot=True), *([record] if record else []), whole=False)
     for views in ([given, output], [output, given]):
-        found = parting(P, views, must_give=True)
-        assert (found.what if found else "").find(what) >= 0
+        found = first_difference(P, views, must_give_records=True)
+        assert (found.description if found else "").find(what) >= 0
         assert bool(found) == bool(what)
 
 
@@ -159,11 +159,11 @@ def test_messages_that_need_not_leave_a_record_are_no_parting() -> None:
         (view("raw", seen(1, 2, gives=False)), view("output", whole=False), True),
         (view("raw", message), view("output", whole=False), False),
     ]:
-        assert parting(P, [given, output], must_give=must_give) is None
+        assert first_difference(P, [given, output], must_give_records=must_give) is None
 
 
 def test_a_record_of_no_message_is_a_parting() -> None:
     """The output has an offset that the input has not."""
-    found = parting(P, [view("raw", seen(0, 1)), view("output", seen(3, 4), whole=False)], must_give=False)
+    found = first_difference(P, [view("raw", seen(0, 1)), view("output", seen(3, 4), whole=False)], must_give_records=False)
     assert found is not None
     assert (found.offset, found.views["raw"]) == (3, "nothing")

@@ -15,26 +15,26 @@ from seriatim.core.ledger import (
     Certificate,
     Change,
     Entry,
+    EntryKind,
     File,
-    Kind,
     Ledger,
     Manifest,
-    apply,
-    decode,
-    encode,
+    apply_entry,
+    decode_manifest,
+    encode_manifest,
 )
 from seriatim.core.offsets import Partition
-from seriatim.core.requirements import unmet
+from seriatim.core.requirements import unmet_requirements
 from seriatim.core.session import Counts
-from seriatim.core.verdict import Failed, is_silent, refuse_open, way_out
+from seriatim.core.verdict import FailedRange, circuit_advice, has_nothing_to_judge, refuse_open_circuit
 
 P, Q = Partition("a", 0), Partition("a", 1)
 
 
 def begun() -> Ledger:
     """Two partitions at offset 0, entry 0."""
-    births = [Change(partition=p, epoch=0, frontier=0, until=0, topic_id="id", born=0) for p in (P, Q)]
-    return apply(Entry(kind="start", attempt="a", changes=tuple(births), sequence=0), Ledger(stream="s"))
+    births = [Change(partition=p, epoch=0, frontier=0, until=0, topic_id="id", initial_frontier=0) for p in (P, Q)]
+    return apply_entry(Entry(kind="start", attempt="a", changes=tuple(births), sequence=0), Ledger(stream="s"))
 
 
 def file(name: str, first: int, last: int) -> File:
@@ -42,10 +42,10 @@ def file(name: str, first: int, last: int) -> File:
     return File(name, 1, last - first + 1, "d", first, last)
 
 
-def done(ledger: Ledger, kind: Kind, *changes: Change, **fields: Any) -> Ledger:
+def done(ledger: Ledger, kind: EntryKind, *changes: Change, **fields: Any) -> Ledger:
     """The ledger after an entry."""
     made = replace(Entry(kind=kind, attempt="a", changes=changes, sequence=ledger.sequence + 1), **fields)
-    return apply(made, ledger)
+    return apply_entry(made, ledger)
 
 
 def slice_of(ledger: Ledger, partition: Partition, name: str, count: int = 10) -> Change:
@@ -59,7 +59,7 @@ def slice_of(ledger: Ledger, partition: Partition, name: str, count: int = 10) -
 
 def _change(account: Account, partition: Partition, until: int, **fields: Any) -> Change:
     base = Change(
-        partition=partition, epoch=account.epoch, frontier=account.frontier, until=until, topic_id="id", born=0
+        partition=partition, epoch=account.epoch, frontier=account.frontier, until=until, topic_id="id", initial_frontier=0
     )
     return replace(base, **fields)
 
@@ -71,16 +71,16 @@ def folded(ledger: Ledger, *names: str, partition: Partition = P) -> Ledger:
     return ledger
 
 
-def verdict(ledger: Ledger, judged: int, *failed: Failed, good: tuple[str, ...] = ("a/0",)) -> Ledger:
+def verdict(ledger: Ledger, judged: int, *failed: FailedRange, good: tuple[str, ...] = ("a/0",)) -> Ledger:
     """A verdict up to an entry."""
     results = dict.fromkeys(good, "good") | {one.partition: "bad" for one in failed}
-    return done(ledger, "verdict", verdict=results, since=ledger.judged, judged=judged, failed=failed)
+    return done(ledger, "verdict", verdict=results, since=ledger.judged_until, judged=judged, failed=failed)
 
 
-def failed(ledger: Ledger, *files: str, start: int = 0, until: int = 10, partition: str = "a/0") -> Failed:
+def failed(ledger: Ledger, *files: str, start: int = 0, until: int = 10, partition: str = "a/0") -> FailedRange:
     """A failed stretch, judged up to now."""
     epoch = ledger.partitions[partition].epoch
-    return Failed(partition=partition, epoch=epoch, start=start, until=until, files=files, judged=ledger.sequence)
+    return FailedRange(partition=partition, epoch=epoch, start=start, until=until, files=files, judged_until=ledger.sequence)
 
 
 def repaired(ledger: Ledger, *removed: str, name: str = "new", rewound: int = 0, partition: Partition = P) -> Ledger:
@@ -95,9 +95,9 @@ def repaired(ledger: Ledger, *removed: str, name: str = "new", rewound: int = 0,
 def test_a_good_verdict_moves_checked_past_itself() -> None:
     """The verdict's own entry leaves nothing to judge."""
     ledger = folded(begun(), "f1", "f2")
-    assert (ledger.checked, ledger.judged) == (0, 0)
+    assert (ledger.checked, ledger.judged_until) == (0, 0)
     good = verdict(ledger, 2)
-    assert (good.sequence, good.checked, good.judged, good.circuit) == (3, 3, 3, "closed")
+    assert (good.sequence, good.checked, good.judged_until, good.circuit) == (3, 3, 3, "closed")
 
 
 def test_what_came_meanwhile_is_not_checked() -> None:
@@ -111,9 +111,9 @@ def test_a_bad_verdict_opens_the_circuit_and_holds_checked() -> None:
     ledger = verdict(folded(begun(), "f1"), 1)
     ledger = folded(ledger, "f2")
     bad = verdict(ledger, 3, failed(ledger, "f2", start=10, until=20))
-    assert (bad.circuit, bad.checked, bad.judged) == ("open", 2, 4)
+    assert (bad.circuit, bad.checked, bad.judged_until) == ("open", 2, 4)
     later = verdict(folded(bad, "f3"), 5)
-    assert (later.circuit, later.checked, later.judged) == ("open", 2, 6)
+    assert (later.circuit, later.checked, later.judged_until) == ("open", 2, 6)
 
 
 def test_a_bad_verdict_says_what_is_bad() -> None:
@@ -129,18 +129,18 @@ def test_accept_closes_what_was_judged_up_to_its_entry() -> None:
     two = folded(one, "f2")
     both = verdict(two, 3, failed(two, "f2", start=10, until=20))
     part = done(both, "accept", judged=1, reason="known")
-    assert [one.files for one in part.failed] == [("f2",)]
+    assert [one.files for one in part.failed_ranges] == [("f2",)]
     assert (part.circuit, part.checked) == ("open", 0)
     whole = done(part, "accept", judged=3, reason="known")
-    assert (whole.circuit, whole.failed, whole.checked) == ("closed", (), whole.sequence)
+    assert (whole.circuit, whole.failed_ranges, whole.checked) == ("closed", (), whole.sequence)
 
 
 def test_accepting_a_check_takes_nothing_else_back() -> None:
     """What others wrote to the table is another matter."""
     ledger = folded(begun(), "f1")
-    ledger = replace(verdict(ledger, 1, failed(ledger, "f1")), foreign=1)
-    assert done(ledger, "accept", judged=1).foreign == 1
-    assert done(ledger, "accept").foreign == -1
+    ledger = replace(verdict(ledger, 1, failed(ledger, "f1")), foreign_sequence=1)
+    assert done(ledger, "accept", judged=1).foreign_sequence == 1
+    assert done(ledger, "accept").foreign_sequence == -1
 
 
 def test_a_topics_new_life_closes_no_circuit() -> None:
@@ -156,11 +156,11 @@ def test_a_repair_closes_the_circuit_after_a_good_check() -> None:
     ledger = folded(begun(), "f1", "f2")
     bad = verdict(ledger, 2, failed(ledger, "f1"))
     mended = repaired(bad, "f1", "f2")
-    assert (mended.circuit, mended.failed[0].replaced, mended.checked) == ("open", mended.sequence, 0)
+    assert (mended.circuit, mended.failed_ranges[0].replaced_by_sequence, mended.checked) == ("open", mended.sequence, 0)
     good = verdict(mended, mended.sequence)
-    assert (good.circuit, good.failed, good.checked) == ("closed", (), good.sequence)
+    assert (good.circuit, good.failed_ranges, good.checked) == ("closed", (), good.sequence)
     again = verdict(mended, mended.sequence, failed(mended, "new"))
-    assert [one.files for one in again.failed] == [("new",)]
+    assert [one.files for one in again.failed_ranges] == [("new",)]
 
 
 def test_a_repair_of_other_files_closes_nothing() -> None:
@@ -168,7 +168,7 @@ def test_a_repair_of_other_files_closes_nothing() -> None:
     ledger = folded(begun(), "f1", "f2")
     bad = verdict(ledger, 2, failed(ledger, "f1", "f2", until=20))
     half = repaired(bad, "f2", rewound=10)
-    assert (half.failed[0].files, half.failed[0].replaced) == (("f1",), -1)
+    assert (half.failed_ranges[0].files, half.failed_ranges[0].replaced_by_sequence) == (("f1",), -1)
     assert verdict(half, half.sequence).circuit == "open"
 
 
@@ -187,7 +187,7 @@ def test_a_compaction_carries_the_failure_along() -> None:
     bad = verdict(ledger, 3, failed(ledger, "f1"))
     change = _change(bad.partitions["a/0"], P, 30, records=(file("c1", 0, 19), file("c2", 20, 29)))
     packed = done(bad, "compact", change, removed=("f1", "f2", "f3"))
-    assert (packed.failed[0].files, packed.failed[0].replaced) == (("c1",), -1)
+    assert (packed.failed_ranges[0].files, packed.failed_ranges[0].replaced_by_sequence) == (("c1",), -1)
     assert verdict(packed, packed.sequence).circuit == "open"
     mended = repaired(packed, "c1")
     assert verdict(mended, mended.sequence).circuit == "closed"
@@ -196,31 +196,31 @@ def test_a_compaction_carries_the_failure_along() -> None:
 def test_a_verdict_is_void_where_the_partition_was_repaired_meanwhile() -> None:
     """It would call files bad that are gone; the same where others judged as far."""
     ledger = folded(begun(), "f1")
-    bad = Entry(kind="verdict", attempt="a", verdict={"a/0": "bad"}, judged=1, failed=(failed(ledger, "f1"),))
-    assert unmet(bad, ledger) == []
-    assert unmet(bad, repaired(ledger, "f1")) == ["a/0 was repaired or accepted meanwhile"]
-    assert unmet(bad, verdict(ledger, 1)) == ["it was judged up to entry 2 meanwhile"]
+    bad = Entry(kind="verdict", attempt="a", verdict={"a/0": "bad"}, judged_until=1, failed_ranges=(failed(ledger, "f1"),))
+    assert unmet_requirements(bad, ledger) == []
+    assert unmet_requirements(bad, repaired(ledger, "f1")) == ["a/0 was repaired or accepted meanwhile"]
+    assert unmet_requirements(bad, verdict(ledger, 1)) == ["it was judged up to entry 2 meanwhile"]
 
 
 def test_with_stop_an_open_circuit_refuses_to_fold() -> None:
     """It names what failed and the command; with hold-publish folding goes on."""
     ledger = folded(begun(), "f1")
     bad = verdict(ledger, 1, failed(ledger, "f1"))
-    refuse_open(bad, "hold-publish")
-    refuse_open(ledger, "stop")
+    refuse_open_circuit(bad, "hold-publish")
+    refuse_open_circuit(ledger, "stop")
     with pytest.raises(IntegrityError, match="on_check_failure") as refused:
-        refuse_open(bad, "stop")
+        refuse_open_circuit(bad, "stop")
     assert "a/0 [0, 10), judged up to entry 1" in refused.value.render()
     assert "seriatim accept s --sequence 1 --because" in refused.value.next
-    assert way_out(repaired(bad, "f1")) == "seriatim check s"
+    assert circuit_advice(repaired(bad, "f1")) == "seriatim check s"
 
 
 def test_what_leaves_nothing_to_judge() -> None:
     """Births, halts, holds and verdicts; a slice or a compaction does not."""
     ledger = begun()
-    assert is_silent(Entry(kind="hold", attempt="a", changes=(_change(ledger.partitions["a/0"], P, 0),)))
-    assert not is_silent(Entry(kind="slice", attempt="a", changes=(slice_of(ledger, P, "f"),)))
-    assert not is_silent(Entry(kind="compact", attempt="a", removed=("f",)))
+    assert has_nothing_to_judge(Entry(kind="hold", attempt="a", changes=(_change(ledger.partitions["a/0"], P, 0),)))
+    assert not has_nothing_to_judge(Entry(kind="slice", attempt="a", changes=(slice_of(ledger, P, "f"),)))
+    assert not has_nothing_to_judge(Entry(kind="compact", attempt="a", removed_paths=("f",)))
 
 
 class Model:
@@ -239,11 +239,11 @@ class Model:
             nothing = _change(self.ledger.partitions[str(partition)], partition, 0)
             self._on(done(self.ledger, "hold", nothing, held="h"))
             self._on(done(self.ledger, "release", nothing, held="h"))
-        elif what in ("good", "bad") and self.ledger.judged < self.ledger.sequence:
+        elif what in ("good", "bad") and self.ledger.judged_until < self.ledger.sequence:
             self._judge(bad=what == "bad")
-        elif what == "accept" and self.ledger.failed:
+        elif what == "accept" and self.ledger.failed_ranges:
             self.accepted |= self.bad
-            self._on(done(self.ledger, "accept", judged=max(one.judged for one in self.ledger.failed)))
+            self._on(done(self.ledger, "accept", judged=max(one.judged_until for one in self.ledger.failed_ranges)))
         elif what in ("repair", "half a repair") and mine:
             gone = mine if what == "repair" else {min(mine)}
             self.tables.append(self.tables[-1])  # its hold
@@ -287,8 +287,8 @@ def test_checked_is_never_past_what_is_bad(steps: list[tuple[str, Partition]]) -
         model.step(what, partition, f"{partition}/f{number}")
         ledger = model.ledger
         assert len(model.tables) == ledger.sequence + 1
-        assert before <= ledger.checked <= ledger.judged <= ledger.sequence
-        assert (ledger.circuit == "open") == bool(ledger.failed)
+        assert before <= ledger.checked <= ledger.judged_until <= ledger.sequence
+        assert (ledger.circuit == "open") == bool(ledger.failed_ranges)
         assert not model.tables[ledger.checked] & (model.bad - model.accepted)
         assert model.tables[ledger.checked] <= model.seen
-        assert decode(encode(Manifest(entry=Entry(kind="verdict", attempt="a"), ledger=ledger))).ledger == ledger
+        assert decode_manifest(encode_manifest(Manifest(entry=Entry(kind="verdict", attempt="a"), ledger=ledger))).ledger == ledger

@@ -8,11 +8,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from seriatim.core.chain import Added, Commit, Sign, chained, expected_files, follows, rewritten, witnessed
-from seriatim.core.ledger import Account, Certificate, Change, Entry, File, Halt, Ledger, Manifest, apply
+from seriatim.core.chain import (
+    AddedFile,
+    Commit,
+    CommitSignature,
+    check_chain,
+    check_ledger_step,
+    check_rewrites,
+    check_witness,
+    replay_expected_files,
+)
+from seriatim.core.ledger import Account, Certificate, Change, Entry, File, Halt, Ledger, Manifest, apply_entry
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Counts
-from seriatim.core.verify import Known, Outline, overlaps
+from seriatim.core.verify import CommittedFile, FileOutline, check_overlaps
 
 P, Q = Partition("a", 0), Partition("b", 1)
 FILE = File("records/a/0/0-5-x.parquet", 10, 3, "d", 5, 9)
@@ -21,8 +30,8 @@ BEFORE = Ledger(
     stream="s",
     sequence=3,
     partitions={
-        str(P): Account(topic_id="id", frontier=5, born=0, messages=5, records=4),
-        str(Q): Account(topic_id="id", frontier=7, born=2, epoch=1, state=STATE),
+        str(P): Account(topic_id="id", frontier=5, initial_frontier=0, messages=5, records=4),
+        str(Q): Account(topic_id="id", frontier=7, initial_frontier=2, epoch=1, state=STATE),
     },
 )
 
@@ -37,7 +46,7 @@ def change(**fields: Any) -> Change:
 def manifest(kind: Any = "slice", **fields: Any) -> Manifest:
     """An entry, and the ledger that rightly follows from it."""
     entry = Entry(kind=kind, attempt="x", sequence=4, changes=(change(**fields),))
-    return Manifest(entry=entry, ledger=apply(entry, BEFORE))
+    return Manifest(entry=entry, ledger=apply_entry(entry, BEFORE))
 
 
 def tampered(made: Manifest, place: Partition = P, **fields: Any) -> Manifest:
@@ -48,7 +57,7 @@ def tampered(made: Manifest, place: Partition = P, **fields: Any) -> Manifest:
 
 def first(made: Manifest) -> str:
     """What is wrong first."""
-    return next((difference.what for difference in follows(made, BEFORE)), "")
+    return next((difference.description for difference in check_ledger_step(made, BEFORE)), "")
 
 
 RIGHT: list[Callable[[], Manifest]] = [
@@ -114,8 +123,8 @@ def certificate(start: int, until: int, **fields: Any) -> Certificate:
         ({"certificate": certificate(5, 10, epoch=1)}, "another range"),
         ({"certificate": None}, "without a certificate"),
         ({"certificate": certificate(5, 10), "records": ()}, "other records than its files"),
-        ({"records": (replace(FILE, last=10),)}, "outside its certificate"),
-        ({"records": (replace(FILE, first=4),)}, "outside its certificate"),
+        ({"records": (replace(FILE, last_offset=10),)}, "outside its certificate"),
+        ({"records": (replace(FILE, first_offset=4),)}, "outside its certificate"),
     ],
 )
 def test_certificates_join_without_hole_or_overlap(fields: dict[str, Any], what: str) -> None:
@@ -137,27 +146,27 @@ def test_an_accept_that_moves_more_than_it_may_is_found() -> None:
 def test_active_files_with_offsets_in_common_are_found() -> None:
     """Of one partition and topic id; another life, or another partition, is another matter."""
 
-    def one(path: str, low: int, high: int, topic_id: str = "id", place: Partition = P) -> tuple[Known, Outline]:
-        named = Known(replace(FILE, path=path), 4, change(partition=place))
-        return named, Outline(first=low, last=high, topic_ids={topic_id})
+    def one(path: str, low: int, high: int, topic_id: str = "id", place: Partition = P) -> tuple[CommittedFile, FileOutline]:
+        named = CommittedFile(replace(FILE, path=path), 4, change(partition=place))
+        return named, FileOutline(first_offset=low, last_offset=high, topic_ids={topic_id})
 
     apart = [one("a", 0, 4), one("b", 5, 9), one("c", 0, 9, "new"), one("d", 3, 4, place=Q)]
-    assert list(overlaps(apart)) == []
-    (found,) = overlaps([*apart, one("e", 9, 12)])
+    assert list(check_overlaps(apart)) == []
+    (found,) = check_overlaps([*apart, one("e", 9, 12)])
     assert (found.file, found.offset, found.partition) == ("e", 9, "a/0")
 
 
 def commit(version: int, sequence: int, previous: str, **fields: Any) -> Commit:
     """A commit of ours."""
     sha256 = f"{sequence:064d}"
-    sign = Sign(sequence, previous, f"manifests/{sequence:010d}-{sha256}.json.zst", sha256)
+    sign = CommitSignature(sequence, previous, f"manifests/{sequence:010d}-{sha256}.json.zst", sha256)
     return Commit(**{"version": version, "sign": sign, "transaction": sequence, **fields})
 
 
 def test_entries_follow_each_other_whatever_others_commit_between() -> None:
     """Foreign commits have no place in the chain; a missing, doubled or swapped entry breaks it."""
     chain = [commit(0, 0, ""), Commit(version=1), commit(2, 1, f"{0:064d}"), commit(3, 2, f"{1:064d}")]
-    assert list(chained(chain)) == []
+    assert list(check_chain(chain)) == []
     for broken, what in [
         ([chain[0], *chain[2:]], "is missing"),
         ([chain[0], chain[1], commit(2, 2, f"{0:064d}")], "chain"),
@@ -165,26 +174,26 @@ def test_entries_follow_each_other_whatever_others_commit_between() -> None:
         ([commit(0, 0, "", transaction=1)], "transaction"),
         ([commit(0, 0, "", trouble="no JSON")], "cannot be read"),
     ]:
-        assert what in next(chained(broken)).what
+        assert what in next(check_chain(broken)).description
 
 
 def test_a_witness_has_seen_an_entry_of_the_ledger() -> None:
     """Any earlier one will do: a crash may come before it is written. None at all is warned of."""
-    signs = {n: Sign(n, "", "", f"sha{n}") for n in range(3)}
-    assert list(witnessed(b'{"sequence": 1, "sha256": "sha1"}', signs)) == []
-    assert [one.level for one in witnessed(None, signs)] == ["warning"]
-    assert list(witnessed(None, {0: signs[0]})) == []
+    signs = {n: CommitSignature(n, "", "", f"sha{n}") for n in range(3)}
+    assert list(check_witness(b'{"sequence": 1, "sha256": "sha1"}', signs)) == []
+    assert [one.level for one in check_witness(None, signs)] == ["warning"]
+    assert list(check_witness(None, {0: signs[0]})) == []
     for wrong in (b'{"sequence": 3, "sha256": "sha2"}', b'{"sequence": 1, "sha256": "sha2"}', b"", b"[]", b"\xff"):
-        (found,) = witnessed(wrong, signs)
+        (found,) = check_witness(wrong, signs)
         assert (found.file, found.level) == ("head.json", "error")
 
 
 def test_rewriting_keeps_every_row() -> None:
     """Whoever says that no data changed must leave as many rows; the table is then made of their files."""
-    ours = commit(0, 0, "", adds=(Added(path="a", rows=3), Added(path="b", rows=4)))
-    kept = Commit(version=1, rewrites=True, adds=(Added(path="c", rows=7),), removes=("a", "b"))
-    assert list(rewritten([ours, kept])) == []
-    assert list(expected_files([ours, kept])) == ["c"]
-    lost = replace(kept, adds=(Added(path="c", rows=6),))
-    (found,) = rewritten([ours, lost])
+    ours = commit(0, 0, "", adds=(AddedFile(path="a", rows=3), AddedFile(path="b", rows=4)))
+    kept = Commit(version=1, is_rewrite=True, adds=(AddedFile(path="c", rows=7),), removes=("a", "b"))
+    assert list(check_rewrites([ours, kept])) == []
+    assert list(replay_expected_files([ours, kept])) == ["c"]
+    lost = replace(kept, adds=(AddedFile(path="c", rows=6),))
+    (found,) = check_rewrites([ours, lost])
     assert (found.expected, found.found) == ("7 rows", "6 rows")

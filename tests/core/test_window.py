@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from seriatim.core.fold import Fold, Limits
-from seriatim.core.integrity import Mark
-from seriatim.core.message import Stretch
+from seriatim.core.integrity import GapMark
+from seriatim.core.message import MessageBatch
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Session
 from seriatim.core.table import TableMachine
@@ -31,7 +31,7 @@ class Sliced:
         self.kept: list[tuple[int, str]] = []
         self.counts: dict[str, int] = defaultdict(int)
         self.findings: list[tuple[str, int, str]] = []
-        self.marks: list[Mark] = []
+        self.marks: list[GapMark] = []
         self.headless = 0
 
     def fold(self, messages: list[tuple[bytes, bytes, int]], cut: int) -> Sliced:
@@ -43,14 +43,14 @@ class Sliced:
     def _slice(self, start: int, part: list[tuple[bytes, bytes, int]]) -> None:
         fold = Fold(P, self.runner, "window", "quarantine", self._load, limits=self.limits)
         keys, values, times = zip(*part, strict=True)
-        stretch = Stretch(start, times, keys, values)
-        out = fold.stretch(stretch)
+        stretch = MessageBatch(start, times, keys, values)
+        out = fold.fold_batch(stretch)
         for row, (position, name) in enumerate(zip(out.positions, out.sessions, strict=True)):
-            source = out.sources[row].offset if row in out.sources else start + position
+            source = out.source_messages[row].offset if row in out.source_messages else start + position
             own = (start + position, out.indexes[row], source, name, out.sequences[row])
             self.records.append((*own, *out.rows[row]))
-        self.kept += [(kept.row(stretch)["offset"], kept.finding) for kept in out.kept]
-        for name, session in fold.touched().items():
+        self.kept += [(kept.to_row(stretch)["offset"], kept.finding) for kept in out.quarantined_messages]
+        for name, session in fold.touched_sessions().items():
             self.saved[name] = Session(
                 **{
                     field: getattr(session, field)
@@ -73,7 +73,7 @@ class Sliced:
 
     def states(self) -> dict[str, Any]:
         """Rows by session."""
-        return {n: self.runner.load(s.saved, s.version) for n, s in self.saved.items() if s.saved is not None}
+        return {n: self.runner.load(s.state_bytes, s.state_version) for n, s in self.saved.items() if s.state_bytes is not None}
 
     def outcome(self) -> tuple[Any, ...]:
         """All that must not depend on slicing."""
@@ -108,7 +108,7 @@ def straight(messages: list[tuple[str, int, bytes]]) -> tuple[dict[str, list[Any
     records: dict[str, list[Any]] = defaultdict(list)
     for _, _, session, sequence, *row in folder.records:
         records[session].append((sequence, *row))
-    return dict(records), {n: folder.runner.load(s.saved or b"", s.version) for n, s in folder.saved.items()}
+    return dict(records), {n: folder.runner.load(s.state_bytes or b"", s.state_version) for n, s in folder.saved.items()}
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -162,7 +162,7 @@ def test_beyond_the_window_by_messages(cut: int) -> None:
     assert [record[4] for record in done.records] == [1, 3, 4, 5, 6, 7]
     assert dict(done.counts) == {"sequence gap": 1, "disorder": 1}
     assert done.findings == [("sequence gap", 1, "warning"), ("disorder", 5, "warning")]
-    assert [(mark.offset, mark.session, mark.closed) for mark in done.marks] == [(3, "s", "")]  # who released it
+    assert [(mark.offset, mark.session, mark.closed_by) for mark in done.marks] == [(3, "s", "")]  # who released it
 
 
 @pytest.mark.parametrize("cut", [1, 2, 100])
@@ -188,7 +188,7 @@ def test_a_snapshot_with_a_smaller_number_is_a_new_life() -> None:
     assert dict(done.counts)["sequence gap"] == 1
     assert [record[4] for record in done.records[3:]] == [1, 1]  # row a vanishes, row z is there
     assert done.counts["precondition"] == 1  # the new life has no row a
-    assert [mark.closed for mark in done.marks] == ["", "snapshot", ""]
+    assert [mark.closed_by for mark in done.marks] == ["", "snapshot", ""]
 
 
 def test_messages_before_the_first_snapshot_wait_for_it() -> None:
@@ -204,7 +204,7 @@ def test_a_session_set_aside_keeps_what_waited() -> None:
     poison = (b"s", b"{", 3000)
     done = Sliced(WindowSize(10, 60)).fold([*numbers(1, 4, 3), poison], 2)
     assert sorted(done.kept) == [(1, "poison"), (2, "poison"), (3, "poison")]
-    assert done.saved["s"].waiting == []
+    assert done.saved["s"].waiting_messages == []
 
 
 def test_wrong_records_are_within_their_gap() -> None:
@@ -217,7 +217,7 @@ def test_wrong_records_are_within_their_gap() -> None:
     whole.append(told("snapshot", "s", "", 0, 5, ["a"]))
     done = Sliced(WindowSize(2, 10**6)).fold([(b"s", value or b"", 0) for _, value in whole], 100)
     assert [(record[0], record[4]) for record in done.records] == [(0, 1), (3, 3), (3, 4), (3, 5)]
-    assert [(mark.offset, mark.closed) for mark in done.marks] == [(3, ""), (4, "snapshot")]
+    assert [(mark.offset, mark.closed_by) for mark in done.marks] == [(3, ""), (4, "snapshot")]
 
 
 def test_a_dropped_message_touches_its_session_in_any_slice() -> None:

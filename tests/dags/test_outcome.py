@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from seriatim import cli, config
-from seriatim.airflow.outcome import SCREEN_LINES_MAX, error_of, outcome_file, read_outcome, screen_of
+from seriatim.airflow.outcome import SCREEN_LINES_MAX, build_error, extract_error_screen, outcome_file, read_outcome
 from seriatim.core.errors import (
     BrokenPromiseError,
     ConfigError,
@@ -39,7 +39,7 @@ from tests.core.test_failure import ERRORS
 )
 def test_without_an_outcome_a_code_is_a_kind_of_error(code: int, kind: type[Exception]) -> None:
     """What is not ours may be tried again; Spark's launcher ends with 1 as well when it cannot start."""
-    assert type(error_of("seriatim run", code, None)) is kind
+    assert type(build_error("seriatim run", code, None)) is kind
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
@@ -50,30 +50,30 @@ def test_an_outcome_is_the_error_that_the_command_ended_with(
     path = tmp_path / "outcome.json"
     with pytest.raises(SystemExit) as ended:
         cli.fail(error, path)
-    back = error_of("seriatim run", error.exit_code, read_outcome(path))
+    back = build_error("seriatim run", error.exit_code, read_outcome(path))
     assert ended.value.code == error.exit_code
     assert (type(back), vars(back)) == (type(error), vars(error))
-    assert screen_of(back) == error.render() == capsys.readouterr().err.rstrip("\n")
+    assert extract_error_screen(back) == error.render() == capsys.readouterr().err.rstrip("\n")
     assert [one.name for one in tmp_path.iterdir()] == ["outcome.json"]
 
 
 def test_a_code_of_ours_without_an_error_of_ours_left_no_word() -> None:
     """A wrong option ends with 2, and Typer has told it already."""
-    error = error_of("seriatim plan", 2, CommandOutcome(exit_code=2))
+    error = build_error("seriatim plan", 2, CommandOutcome(exit_code=2))
     assert type(error) is ConfigError
     assert error.message == "seriatim plan ended with code 2 and left no word"
 
 
 def test_a_process_without_a_word_still_says_how_it_ended() -> None:
     """By a signal, or by a code; and what that means."""
-    assert error_of("seriatim run", -9, None).message == "seriatim run was ended by signal 9 and left no word"
-    assert "goes on from the last commit" in error_of("seriatim run", 137, None).next
+    assert build_error("seriatim run", -9, None).message == "seriatim run was ended by signal 9 and left no word"
+    assert "goes on from the last commit" in build_error("seriatim run", 137, None).next
 
 
 @pytest.mark.parametrize("code", [-9, 137])
 def test_a_killed_process_is_told_as_killed(code: int) -> None:
     """A shell reports signal 9 as 137. By whom is not known: the mail says where that can be read."""
-    error = error_of("seriatim run", code, None)
+    error = build_error("seriatim run", code, None)
     assert error.message == "seriatim run was ended by signal 9 and left no word"
     for words in ("dmesg", "memory limit", "from the last commit"):
         assert words in error.next
@@ -83,9 +83,9 @@ def test_an_outcome_of_another_end_is_not_believed() -> None:
     """A process that was killed after it left its outcome did not end with it."""
     failure = Failure.of(IntegrityError("orders: 1 new finding in a/3"))
     outcome = CommandOutcome(exit_code=3, failure=failure)
-    assert type(error_of("x", -9, outcome)) is PlatformError
-    assert "ended by signal 9" in error_of("x", -9, outcome).message
-    assert type(error_of("x", 1, CommandOutcome(exit_code=1, failure=Failure.of(BrokenPromiseError("oh"))))) is (
+    assert type(build_error("x", -9, outcome)) is PlatformError
+    assert "ended by signal 9" in build_error("x", -9, outcome).message
+    assert type(build_error("x", 1, CommandOutcome(exit_code=1, failure=Failure.of(BrokenPromiseError("oh"))))) is (
         BrokenPromiseError
     )
 
@@ -103,13 +103,13 @@ def test_an_outcome_of_a_later_version_is_read() -> None:
     """Fields that are not known here are passed over."""
     later = {"exit_code": 2, "new": 1, "failure": {"error": "ConfigError", "message": "m", "more": []}}
     outcome = msgspec.json.decode(msgspec.json.encode(later), type=CommandOutcome)
-    assert type(error_of("x", 2, outcome)) is ConfigError
+    assert type(build_error("x", 2, outcome)) is ConfigError
 
 
 def test_a_long_screen_is_cut() -> None:
     """A note goes into a mail."""
     long = BrokenPromiseError("oh", detail="\n".join(map(str, range(100))))
-    assert len(screen_of(long).splitlines()) == SCREEN_LINES_MAX
+    assert len(extract_error_screen(long).splitlines()) == SCREEN_LINES_MAX
 
 
 def run(folder: Path, words: list[str], path: Path) -> subprocess.CompletedProcess[str]:
@@ -138,7 +138,7 @@ def test_a_command_leaves_its_outcome(tmp_path: Path) -> None:
             outcome = read_outcome(path)
             assert outcome is not None
             assert outcome.exit_code == 2
-            assert error_of("x", 2, outcome).message.startswith("no stream 'none'")
+            assert build_error("x", 2, outcome).message.startswith("no stream 'none'")
     assert not path.parent.exists()
 
 
@@ -155,7 +155,7 @@ def test_a_submitted_application_leaves_its_outcome(tmp_path: Path) -> None:
             check=False,
         )
         assert ended.returncode == 2
-        assert error_of("x", 2, read_outcome(path)).message.startswith(message)
+        assert build_error("x", 2, read_outcome(path)).message.startswith(message)
 
 
 def test_a_command_that_cannot_leave_its_outcome_ends_as_it_would(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_children_of_a_command_do_not_know_its_outcome_file(monkeypatch: pytest.
     """They inherit the environment, and the outcome is the command's own."""
     monkeypatch.setenv(config.OUTCOME, "/somewhere/outcome.json")
     assert config.take_outcome_path() == Path("/somewhere/outcome.json")
-    assert config.OUTCOME not in config.environment()
+    assert config.OUTCOME not in config.child_environment()
     assert config.take_outcome_path() is None
 
 
@@ -185,6 +185,6 @@ def test_a_command_that_is_killed_leaves_no_outcome(tmp_path: Path) -> None:
             capture_output=True,
             check=False,
         )
-        error = error_of("seriatim run", killed.returncode, read_outcome(path))
+        error = build_error("seriatim run", killed.returncode, read_outcome(path))
     assert killed.returncode == -signal.SIGKILL
     assert (type(error), error.message) == (PlatformError, "seriatim run was ended by signal 9 and left no word")

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace as Made
 from seriatim import config
 from seriatim.airflow import place
-from seriatim.airflow.command import Command
-from seriatim.airflow.fold import Fold, Submit
+from seriatim.airflow.command import CommandOperator
+from seriatim.airflow.fold import Fold, LoggedSparkSubmitHook
 from seriatim.airflow.tasks import Plan
 from seriatim.core.errors import SeriatimError
 said, answers = [], {}
@@ -28,7 +28,7 @@ def context(**params):
     task = Made(try_number=2, log_url="log")
     given = {"params": {**form, **params}, "dag_run": run, "ti": task}
     return {"dag": bag.dags["orders"], "run_id": "r1", **given}
-Command.log = Submit.log = Keep()
+CommandOperator.log = LoggedSparkSubmitHook.log = Keep()
 def tried(task, given):
     try:
         return task.execute(given)
@@ -43,11 +43,11 @@ def notes():
 
 
 CODE = """
-one = Command(task_id="version", words=["--version"], folder=FOLDER)
+one = CommandOperator(task_id="version", words=["--version"], folder=FOLDER)
 answers['a_command_says_what_it_says'] = [one.printed(context()), said]
-one = Command(task_id="plan", words=["plan", "none-such"], folder=FOLDER, stream="orders")
+one = CommandOperator(task_id="plan", words=["plan", "none-such"], folder=FOLDER, stream="orders")
 answers['a_command_that_fails_is_a_typed_error_and_leaves_a_note'] = [tried(one, context()), notes()]
-one = Command(task_id="watch", words=["watch", "--no-mail", "--every", "1000"], folder=FOLDER)
+one = CommandOperator(task_id="watch", words=["watch", "--no-mail", "--every", "1000"], folder=FOLDER)
 answer = []
 thread = threading.Thread(target=lambda: answer.append(tried(one, context())))
 thread.start()
@@ -64,15 +64,15 @@ one = Plan(task_id="plan", stream="orders", folder=FOLDER)
 given = context(**{"action": "backfill", "partitions": ["a/0"], "from": "5", "until": "4"})
 answers['plan_refuses_what_a_schema_cannot'] = [tried(one, given), notes()]
 by_schedule = {**given, "dag_run": Made(run_type="scheduled", run_id="r1")}
-from seriatim.airflow.mend import RepairPlan
+from seriatim.airflow.mend import RepairPlanOperator
 other = {**context(), "params": {"stream": "orders", "partition": "no"}}
 bad_file = Plan(task_id="plan", stream="orders", folder=FOLDER)
-bad_file.words_for = lambda _: ["plan", "none-such"]
-asked = [(one, given), (bad_file, context()), (one, by_schedule), (RepairPlan(task_id="plan", folder=FOLDER), other)]
+bad_file.build_arguments = lambda _: ["plan", "none-such"]
+asked = [(one, given), (bad_file, context()), (one, by_schedule), (RepairPlanOperator(task_id="plan", folder=FOLDER), other)]
 answers['a_slip_in_a_form_is_marked_as_one'] = [[tried(*each), notes()[0][4]] for each in asked]
 def running(code):
     import subprocess
-    one, opened = Command(task_id="t", words=["x"], folder=FOLDER), subprocess.Popen
+    one, opened = CommandOperator(task_id="t", words=["x"], folder=FOLDER), subprocess.Popen
     subprocess.Popen = lambda words, **how: opened([sys.executable, "-c", code], **how)
     try:
         return [tried(one, context()), said[-1]]
@@ -80,7 +80,7 @@ def running(code):
         subprocess.Popen = opened
 bytes_of = "import sys; sys.stdout.buffer.write(b'\\\\xff out'); sys.stderr.buffer.write(b'\\\\xfe err')"
 answers['bytes_that_are_no_text_break_no_task'] = running(bytes_of)
-hook = Submit(folder=FOLDER, without_connection="local[2]", conn_id="seriatim_spark")
+hook = LoggedSparkSubmitHook(folder=FOLDER, default_master="local[2]", conn_id="seriatim_spark")
 hook._build_spark_submit_command = lambda _: [sys.executable, "-c", bytes_of]
 before = len(said)
 hook.submit("x")
@@ -88,13 +88,13 @@ answers['bytes_that_are_no_text_break_no_task'].append(said[before:])
 found = []
 for text in ('{"conn_type": "smtp", "login": "us"}', '{"conn_type": "smtp", "host": "mail.example.org"}'):
     os.environ["AIRFLOW_CONN_SMTP_DEFAULT"] = text
-    found.append(place._mail_server().get("SERIATIM_SMTP"))
+    found.append(place._mail_server_environment().get("SERIATIM_SMTP"))
 del os.environ["AIRFLOW_CONN_SMTP_DEFAULT"]
 answers['a_mail_connection_without_a_host_is_none'] = found
 one = Fold(task_id="fold", stream="orders", folder=FOLDER)
 asked = [{}, {"messages_max": 5}, {"action": "backfill", "topics": ["a"]}, {"dry_run": True}]
 asked += [{"action": "replay", "topics": ["a"]}]
-answers['fold_takes_its_words_from_the_form'] = [one.words_for(context(**given)) for given in asked]
+answers['fold_takes_its_words_from_the_form'] = [one.build_arguments(context(**given)) for given in asked]
 from airflow.sdk.api.datamodels._generated import DagRunType
 Fold.log, kinds = Keep(), []
 for kind in (DagRunType.BACKFILL, DagRunType.MANUAL):
@@ -106,11 +106,11 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 def nothing(self, conn_id): raise AirflowNotFoundException(conn_id)
 os.environ["AIRFLOW_CONN_SERIATIM_SPARK"] = '{"conn_type": "spark", "host": "spark://there:7077"}'
-found = [Submit(folder=FOLDER, without_connection="local[2]", conn_id="seriatim_spark")._connection["master"]]
+found = [LoggedSparkSubmitHook(folder=FOLDER, default_master="local[2]", conn_id="seriatim_spark")._connection["master"]]
 SparkSubmitHook.get_connection = nothing
-found.append(Submit(folder=FOLDER, without_connection="local[2]", conn_id="seriatim_spark")._connection["master"])
+found.append(LoggedSparkSubmitHook(folder=FOLDER, default_master="local[2]", conn_id="seriatim_spark")._connection["master"])
 try:
-    Submit(folder=FOLDER, without_connection="", conn_id="elsewhere")
+    LoggedSparkSubmitHook(folder=FOLDER, default_master="", conn_id="elsewhere")
 except SeriatimError as error:
     found.append(error.message)
 answers['an_unknown_connection_is_refused_and_ours_may_be_missing'] = found
@@ -120,8 +120,8 @@ for name in ("SERIATIM_SMTP_PASSWORD", "SERIATIM_KAFKA_CONFIG", "KAFKA_SASL_PASS
     os.environ[name] = f"canary-{name}"
 os.environ["AIRFLOW_CONN_SERIATIM_SPARK"] = '{"conn_type": "spark", "host": "local[1]", "password": "canary-conn"}'
 one = Fold(task_id="fold", stream="orders", folder=FOLDER)
-one.application_args = one.words_for(context())
-hook = one._prepared(config.load(folder=Path(FOLDER)))
+one.application_args = one.build_arguments(context())
+hook = one._create_submit_hook(config.load(folder=Path(FOLDER)))
 answers['no_setting_of_ours_is_in_the_arguments_of_spark_submit'] = hook._build_spark_submit_command(one.application)
 from seriatim.airflow.alert import Alert
 from seriatim.core.alert import Note
@@ -137,20 +137,20 @@ asked = [
 ]
 other = Path(FOLDER, "streams", "b.toml")
 other.write_text("")
-whom = [Alert(names, FOLDER)._concerned(given) for names, given in asked]
+whom = [Alert(names, FOLDER)._affected_streams(given) for names, given in asked]
 answers['a_run_concerns_the_stream_whose_task_failed'] = whom
 other.unlink()
 from seriatim.adapters.outbox import DiskOutbox
 def unreadable(*_): raise PermissionError("not ours")
 kept, DiskOutbox.notes = DiskOutbox.notes, unreadable
-whom = Alert(["a", "b"], FOLDER)._concerned({"run_id": "r1"})
+whom = Alert(["a", "b"], FOLDER)._affected_streams({"run_id": "r1"})
 answers['notes_that_cannot_be_read_keep_nobody_from_being_told'] = whom
 DiskOutbox.notes = kept
 from airflow.sdk.exceptions import AirflowSkipException
-from seriatim.airflow.mend import RepairPlan
+from seriatim.airflow.mend import RepairPlanOperator
 part = {"partition": "a/0", "does": "folds again [0, 5)", "why": "lost", "messages": 5}
 def planned(parts, notes):
-    one = RepairPlan(task_id="plan", folder=FOLDER, stream="orders")
+    one = RepairPlanOperator(task_id="plan", folder=FOLDER, stream="orders")
     made = {"stream": "orders", "sequence": 7, "approval": "t"}
     made |= {"parts": parts, "notes": notes, "drops": [], "resumes": None, "holds": []}
     one.printed = lambda context: json.dumps(made)
@@ -162,11 +162,11 @@ notes_left = notes
 answers['a_plan_of_a_repair_is_shown_with_what_it_leaves'] = [
     planned([part], ["b/1 needs its topic back"]), planned([], ["b/1 needs its topic back"]), planned([], [])
 ]
-one = RepairPlan(task_id="plan", folder=FOLDER)
+one = RepairPlanOperator(task_id="plan", folder=FOLDER)
 answers['a_plan_that_leaves_something_is_still_a_plan'] = [
-    one.is_fine(*given) for given in [(0, "{}"), (3, "{}"), (3, ""), (4, "{}")]
+    one.is_success(*given) for given in [(0, "{}"), (3, "{}"), (3, ""), (4, "{}")]
 ]
-from seriatim.airflow.tasks import Check, Publish
+from seriatim.airflow.tasks import Check, PublishOperator
 def skipped(kind, **form):
     try:
         return kind(task_id="t", stream="orders", folder=FOLDER).execute(context(**form))
@@ -174,7 +174,7 @@ def skipped(kind, **form):
         return str(word)
 asked = [{"dry_run": True}, {"action": "replay", "topics": ["a"]}, {}]
 answers['a_rehearsal_judges_and_publishes_nothing'] = [
-    [skipped(kind, **form) for form in asked] for kind in (Check, Publish)
+    [skipped(kind, **form) for form in asked] for kind in (Check, PublishOperator)
 ]
 told = []
 class Told(Alert):
@@ -186,7 +186,7 @@ answers['a_rehearsal_ends_no_incident'] = [note[0] for note in notes()]
 def full(*_): raise SeriatimError("no room")
 kept, DiskOutbox.leave, told = DiskOutbox.leave, full, []
 Told(["orders"], FOLDER)(context())
-one = Command(task_id="plan", words=["plan", "none-such"], folder=FOLDER, stream="orders")
+one = CommandOperator(task_id="plan", words=["plan", "none-such"], folder=FOLDER, stream="orders")
 answers['a_note_that_cannot_be_left_is_told_all_the_same'] = [told, tried(one, context())[0]]
 DiskOutbox.leave = kept
 one = Fold(task_id="fold", stream="orders", folder=FOLDER)
@@ -194,16 +194,16 @@ def nowhere(*_): raise PlatformError("no JARs can be had", next="make setup")
 from seriatim.core.errors import PlatformError
 jars.ensure = nowhere
 answers['fold_leaves_a_note_where_nothing_could_be_submitted'] = [tried(one, context()), notes()]
-from seriatim.core.alert import REPAIR, Concern, Desk, Incident
+from seriatim.core.alert import REPAIR, Concern, AlertState, Incident
 incident = Incident(concern=Concern(concern=REPAIR, text="x", next=""), since_seconds=1.0)
-place.outbox(FOLDER, "orders").put_desk(Desk(open={REPAIR: incident}))
+place.outbox(FOLDER, "orders").put_desk(AlertState(open={REPAIR: incident}))
 kept, found = context, []
 for form in ({}, {"partition": "a/0"}):
     context = lambda form=form, kept=kept: {**kept(), "params": {"stream": "orders", **form}}
     planned([], [])
     found.append([note[0] for note in notes()])
 context = kept
-place.outbox(FOLDER, "orders").put_desk(Desk())
+place.outbox(FOLDER, "orders").put_desk(AlertState())
 answers['a_plan_of_the_whole_stream_that_finds_nothing_hurt_ends_a_failed_repair'] = found
 from seriatim.airflow.watch import Watch
 class States:
@@ -215,13 +215,13 @@ class States:
             raise RuntimeError("the API server is away")
         return int(run_ids == ["r1"])
 watched = []
-class Watched(Watch):
+class TracingMachine(Watch):
     def printed(self, context): watched.append(notes())
 Watch.log = Keep()
 for run in ("r3", "r1", "r2"):
-    note = place.note_of_task({**context(), "run_id": run}, "fold", PlatformError("no broker"))
+    note = place.task_note({**context(), "run_id": run}, "fold", PlatformError("no broker"))
     place.outbox(FOLDER, "orders").leave(note)
-Watched(task_id="watch", words=["watch", "--once"], folder=FOLDER).execute({**context(), "ti": States()})
+TracingMachine(task_id="watch", words=["watch", "--once"], folder=FOLDER).execute({**context(), "ti": States()})
 answers['watch_notes_the_end_of_a_run_that_was_marked_failed'] = [States.asked, watched]
 from seriatim.core.failure import CommandOutcome, Failure
 from seriatim.core.integrity import Finding, failure

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.embedded import broker as embedded
-from seriatim.embedded.broker import BrokerInfo, Program
+from seriatim.embedded.broker import BrokerInfo, KafkaProgram
 
 MESSAGES_SAMPLE = 20_000
 MESSAGES_FULL = 1_000_000
@@ -28,7 +28,7 @@ MESSAGES_FULL = 1_000_000
 class Home:
     """A home of its own, and everything said there."""
 
-    def __init__(self, path: Path, program: Program) -> None:
+    def __init__(self, path: Path, program: KafkaProgram) -> None:
         self.path = path
         self.program = program
         self.said: list[str] = []
@@ -36,15 +36,15 @@ class Home:
     def start(self, port: int | None = None, **overrides: str) -> BrokerInfo:
         """Start it; `log_retention_hours` is `log.retention.hours`."""
         settings = {key.replace("_", "."): value for key, value in overrides.items()}
-        return embedded.start(self.path, port, settings, program=self.program, say=self.said.append)
+        return embedded.start_broker(self.path, port, settings, program=self.program, print_notice=self.said.append)
 
     def stop(self) -> bool:
         """Stop it."""
-        return embedded.stop(self.path, self.said.append)
+        return embedded.stop_broker(self.path, self.said.append)
 
 
 @pytest.fixture
-def home(tmp_path: Path, broker_program: Program) -> Iterator[Home]:
+def home(tmp_path: Path, broker_program: KafkaProgram) -> Iterator[Home]:
     """An empty home with a name that Java could misread; what still runs in it at the end is stopped."""
     made = Home(tmp_path / "ein Heim für 家 🏠", broker_program)
     yield made
@@ -150,7 +150,7 @@ from pathlib import Path
 from seriatim.embedded import broker
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background hands down that it is ignored
 home, java, *jars = (Path(argument) for argument in sys.argv[1:])
-broker.start(home, program=broker.Program(java, jars), say=print)
+broker.start(home, program=broker.KafkaProgram(java, jars), say=print)
 """
 
 
@@ -183,7 +183,7 @@ def test_a_stranger_with_a_familiar_pid_is_left_alone(home: Home) -> None:
     home.stop()
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)", str(info.data)])
     try:
-        assert embedded.status(home.path) is None
+        assert embedded.broker_status(home.path) is None
         assert not home.stop()
         assert stranger.poll() is None
     finally:
@@ -227,7 +227,7 @@ def test_a_mistyped_setting_is_refused(home: Home) -> None:
     with pytest.raises(ConfigError, match="no such setting") as caught:
         home.start(log_retention_hour="1")
     assert caught.value.next == "did you mean log.retention.hours?"
-    assert embedded.status(home.path) is None
+    assert embedded.broker_status(home.path) is None
 
 
 def test_a_wrong_value_is_a_configuration_error(home: Home) -> None:
@@ -248,9 +248,9 @@ def test_topics_are_not_created_by_themselves(broker: BrokerInfo, topic_name: Ca
 
 def test_a_data_folder_that_cannot_be_made_is_told(home: Home) -> None:
     """A broken Java or JAR ends in one sentence with the cause."""
-    broken = Program(home.program.java, home.program.jars[:1])
+    broken = KafkaProgram(home.program.java, home.program.jars[:1])
     with pytest.raises(PlatformError, match="data folder could not be made") as caught:
-        embedded.start(home.path, program=broken, say=home.said.append)
+        embedded.start_broker(home.path, program=broken, print_notice=home.said.append)
     assert "ClassNotFound" in str(caught.value.fields["cause"])
 
 
@@ -258,14 +258,14 @@ def test_a_data_folder_that_cannot_be_made_is_told(home: Home) -> None:
 def test_a_home_that_kafka_would_misread_is_refused(tmp_path: Path, name: str) -> None:
     """Kafka divides a list of folders at commas, and Java a list of JARs at colons."""
     with pytest.raises(ConfigError, match="a comma or colon"):
-        embedded.status(tmp_path / name)
+        embedded.broker_status(tmp_path / name)
 
 
-def test_a_home_that_cannot_be_written_is_named(tmp_path: Path, broker_program: Program) -> None:
+def test_a_home_that_cannot_be_written_is_named(tmp_path: Path, broker_program: KafkaProgram) -> None:
     """A file stands where the home should be: one sentence, no stack trace."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is not writable"):
-        embedded.start(tmp_path / "file", program=broker_program, say=print)
+        embedded.start_broker(tmp_path / "file", program=broker_program, print_notice=print)
 
 
 def test_ctrl_c_while_it_starts_leaves_nothing_running(home: Home) -> None:
@@ -280,7 +280,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing_running(home: Home) -> None:
     time.sleep(0.3)
     starter.send_signal(signal.SIGINT)
     assert starter.wait(300) != 0
-    assert embedded.status(home.path) is None
+    assert embedded.broker_status(home.path) is None
 
 
 def test_nothing_answers_at_a_dead_address() -> None:

@@ -15,75 +15,75 @@ from aiosmtpd.controller import Controller
 from seriatim.config import Settings
 from seriatim.embedded import checkup, jars
 from seriatim.embedded.broker import BrokerInfo
-from seriatim.embedded.checkup import Check
+from seriatim.embedded.checkup import DoctorCheck
 
 
-def _look(name: str, settings: Settings) -> Check:
-    return next(check for check in checkup.checks(settings) if check.name == name)
+def _look(name: str, settings: Settings) -> DoctorCheck:
+    return next(check for check in checkup.run_checks(settings) if check.name == name)
 
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """An empty machine; Spark is not started, for that takes seconds and has its own test."""
-    monkeypatch.setitem(checkup.LOOKS, "Spark", lambda _: "not looked at")
+    monkeypatch.setitem(checkup.CHECKS, "Spark", lambda _: "not looked at")
     return Settings(home=tmp_path / "home", streams=tmp_path / "streams")
 
 
 def test_missing_jars_are_told_with_the_command(settings: Settings) -> None:
     """An empty home has no JARs, and the fix is a command."""
     check = _look("JARs of Spark", settings)
-    assert (check.good, check.required, check.fix) == (False, True, "seriatim jars fetch --group spark")
+    assert (check.is_good, check.is_required, check.fix) == (False, True, "seriatim jars fetch --group spark")
 
 
 def test_a_damaged_jar_is_seen(settings: Settings) -> None:
     """Every file is hashed, whatever was remembered of it."""
     folder = settings.home / "jars"
     folder.mkdir(parents=True)
-    for jar in jars.of_group("spark"):
+    for jar in jars.locked_jars("spark"):
         (folder / jar.file_name).write_bytes(b"no JAR")
-    assert "is damaged and 3 more" in _look("JARs of Spark", settings).found
+    assert "is damaged and 3 more" in _look("JARs of Spark", settings).description
 
 
 def test_no_broker_is_optional_a_configured_one_is_not(settings: Settings) -> None:
     """Nobody must run the embedded broker; a server that was named must answer."""
-    assert not _look("Kafka", settings).required
+    assert not _look("Kafka", settings).is_required
     named = Settings(home=settings.home, streams=settings.streams, kafka_bootstrap_servers="127.0.0.1:1")
     check = _look("Kafka", named)
-    assert (check.good, check.required) == (False, True)
+    assert (check.is_good, check.is_required) == (False, True)
 
 
 def test_a_broker_that_answers_is_good(settings: Settings, broker: BrokerInfo) -> None:
     """The address is shown."""
     named = Settings(home=settings.home, streams=settings.streams, kafka_bootstrap_servers=broker.bootstrap_servers)
-    assert _look("Kafka", named) == Check("Kafka", True, True, broker.bootstrap_servers)
+    assert _look("Kafka", named) == DoctorCheck("Kafka", True, True, broker.bootstrap_servers)
 
 
 def test_an_environment_that_only_folds_needs_no_airflow(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark and Airflow may live apart: what is not installed at all is not missing, half of it is."""
     there = {*checkup.PACKAGES, "pyspark"}
     monkeypatch.setattr(checkup.traps, "installed", lambda name: "1.0" if name in there else None)
-    assert not _look("Airflow", settings).required
+    assert not _look("Airflow", settings).is_required
     there.add("apache-airflow")
-    assert "great-expectations" in _look("Airflow", settings).found
+    assert "great-expectations" in _look("Airflow", settings).description
 
 
 def test_an_environment_that_only_schedules_needs_no_jars(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without pyspark nothing is folded here, so no JAR is missing."""
     monkeypatch.setattr(checkup.traps, "installed", lambda name: None if name == "pyspark" else "1.0")
-    assert not _look("JARs of Spark", settings).required
+    assert not _look("JARs of Spark", settings).is_required
 
 
 def test_a_missing_package_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """What every environment needs is required everywhere."""
     monkeypatch.setattr(checkup.traps, "installed", lambda name: None if name == "deltalake" else "1.0")
-    assert _look("packages", settings).found == "not installed: deltalake"
+    assert _look("packages", settings).description == "not installed: deltalake"
 
 
 def test_a_home_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     """A file stands where the home should be."""
     (tmp_path / "home").write_text("a file")
     check = _look("home", Settings(home=tmp_path / "home", streams=tmp_path))
-    assert "is not writable" in check.found
+    assert "is not writable" in check.description
     assert check.fix == "set SERIATIM_HOME to a folder you may write to"
 
 
@@ -93,10 +93,10 @@ def test_outputs_of_streams_are_tried(settings: Settings, tmp_path: Path) -> Non
     stream = 'topics = "a"\nmachine = "table"\n[table]\nkey = ["id"]\ncolumns = {{ id = "string" }}\n'
     stream += '[output]\npath = "{path}"\n'
     (settings.streams / "good.toml").write_text(stream.format(path=tmp_path / "lake" / "good"))
-    assert _look("outputs", settings).found == "1 of 1 streams write to this machine"
+    assert _look("outputs", settings).description == "1 of 1 streams write to this machine"
     (tmp_path / "file").write_text("")
     (settings.streams / "bad.toml").write_text(stream.format(path=tmp_path / "file" / "bad"))
-    assert "is a file" in _look("outputs", settings).found
+    assert "is a file" in _look("outputs", settings).description
 
 
 def test_a_mail_server_is_talked_to(settings: Settings, tmp_path: Path) -> None:
@@ -105,12 +105,12 @@ def test_a_mail_server_is_talked_to(settings: Settings, tmp_path: Path) -> None:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     named = Settings(home=tmp_path, streams=tmp_path, smtp=address)
-    assert not _look("mail", settings).required
-    assert "does not answer" in _look("mail", named).found
+    assert not _look("mail", settings).is_required
+    assert "does not answer" in _look("mail", named).description
     server = Controller(object(), hostname="127.0.0.1", port=int(address.split(":")[1]))
     server.start()
     try:
-        assert _look("mail", named).good
+        assert _look("mail", named).is_good
     finally:
         server.stop()
 

@@ -16,7 +16,7 @@ import pytest
 from seriatim.config import Settings
 from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.embedded import ivy, jars
-from seriatim.embedded.alone import alone
+from seriatim.embedded.alone import file_lock
 
 RULES = """<ivysettings><settings defaultResolver="mirror"/><resolvers>
 <filesystem name="mirror">
@@ -49,7 +49,7 @@ class World:
 
     def ensure(self) -> list[Path]:
         """What a start does."""
-        return jars.ensure("some", self.settings, self.said.append)
+        return jars.ensure_jars("some", self.settings, self.said.append)
 
     def close_mirror(self) -> None:
         """From now on nothing can be fetched."""
@@ -172,13 +172,13 @@ def test_ivy_settings_that_do_not_exist_are_named(world: World, tmp_path: Path) 
     """A mistyped SERIATIM_IVY_SETTINGS is a configuration error."""
     settings = Settings(home=tmp_path / "home", streams=tmp_path, ivy_settings=tmp_path / "none.xml")
     with pytest.raises(ConfigError, match=r"none\.xml does not exist"):
-        jars.ensure("some", settings, world.said.append)
+        jars.ensure_jars("some", settings, world.said.append)
 
 
 def test_an_unknown_group_is_refused(world: World) -> None:
     """The error lists the groups there are."""
     with pytest.raises(ConfigError, match="no group of JARs is called 'flink'") as caught:
-        jars.ensure("flink", world.settings, world.said.append)
+        jars.ensure_jars("flink", world.settings, world.said.append)
     assert caught.value.next == "use one of some"
 
 
@@ -227,7 +227,7 @@ def test_who_waits_says_so(tmp_path: Path) -> None:
             said.append(text)
             holder.stdin.close()  # type: ignore[union-attr]  # it is a pipe
 
-        with alone(tmp_path / "lock", say_and_release, "waiting"):
+        with file_lock(tmp_path / "lock", say_and_release, "waiting"):
             assert said == ["waiting"]
 
 
@@ -236,9 +236,9 @@ def test_the_lock_holds_what_was_chosen() -> None:
     import tomllib
 
     chosen = tomllib.loads(jars.CHOICE_FILE.read_text())
-    assert jars.groups() == sorted(chosen)
-    for group in jars.groups():
-        locked = {str(jar.coordinate) for jar in jars.of_group(group)}
+    assert jars.jar_groups() == sorted(chosen)
+    for group in jars.jar_groups():
+        locked = {str(jar.coordinate) for jar in jars.locked_jars(group)}
         assert set(chosen[group]["jars"]) <= locked
 
 

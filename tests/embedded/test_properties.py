@@ -14,33 +14,33 @@ from seriatim.embedded import properties
 def test_the_port_survives_the_file(tmp_path: Path) -> None:
     """Whoever finds the process finds its address in the file."""
     path = tmp_path / "server.properties"
-    properties.write(path, properties.of_broker(tmp_path, 9092, 9093, {"log.retention.hours": "1"}))
-    read = properties.read(path)
-    assert properties.port_of(read) == 9092
+    properties.write_properties(path, properties.broker_settings(tmp_path, 9092, 9093, {"log.retention.hours": "1"}))
+    read = properties.read_properties(path)
+    assert properties.client_port(read) == 9092
     assert read["log.retention.hours"] == "1"
 
 
 def test_it_listens_on_this_machine_only(tmp_path: Path) -> None:
     """No listener is reachable from outside."""
-    settings = properties.of_broker(tmp_path, 9092, 9093, {})
+    settings = properties.broker_settings(tmp_path, 9092, 9093, {})
     assert settings["listeners"] == "BROKER://127.0.0.1:9092,CONTROLLER://127.0.0.1:9093"
 
 
 def test_what_java_would_misread_is_escaped(tmp_path: Path) -> None:
     """Java reads the file as Latin-1, so other characters are written as their codes."""
     path = tmp_path / "server.properties"
-    properties.write(path, {"log.dirs": "/für/家/🏠/a\\b"})
+    properties.write_properties(path, {"log.dirs": "/für/家/🏠/a\\b"})
     assert path.read_text() == "log.dirs=/f\\u00fcr/\\u5bb6/\\ud83c\\udfe0/a\\u005cb\n"
 
 
 def test_no_file_is_no_settings(tmp_path: Path) -> None:
     """A broker that was never started has no port."""
-    assert properties.port_of(properties.read(tmp_path / "server.properties")) is None
+    assert properties.client_port(properties.read_properties(tmp_path / "server.properties")) is None
 
 
 def test_a_default_can_be_overridden(tmp_path: Path) -> None:
     """What a user sets wins over our defaults."""
-    settings = properties.of_broker(tmp_path, 1, 2, {"auto.create.topics.enable": "true"})
+    settings = properties.broker_settings(tmp_path, 1, 2, {"auto.create.topics.enable": "true"})
     assert settings["auto.create.topics.enable"] == "true"
 
 
@@ -48,7 +48,7 @@ def test_a_default_can_be_overridden(tmp_path: Path) -> None:
 def test_its_place_cannot_be_overridden(tmp_path: Path, key: str) -> None:
     """Settings that tie the broker to its address and folder are ours."""
     with pytest.raises(ConfigError, match="sets this itself"):
-        properties.of_broker(tmp_path, 1, 2, {key: "elsewhere"})
+        properties.broker_settings(tmp_path, 1, 2, {key: "elsewhere"})
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_its_place_cannot_be_overridden(tmp_path: Path, key: str) -> None:
 def test_no_second_setting_can_be_smuggled_in(tmp_path: Path, key: str, value: str) -> None:
     """A key or value that would change the file's meaning is refused."""
     with pytest.raises(ConfigError, match="is not a Kafka setting"):
-        properties.of_broker(tmp_path, 1, 2, {key: value})
+        properties.broker_settings(tmp_path, 1, 2, {key: value})
 
 
 def test_key_value_texts() -> None:
@@ -73,5 +73,5 @@ def test_a_port_somebody_listens_on_is_not_free() -> None:
         listener.bind((properties.HOST, 0))
         listener.listen()
         port = listener.getsockname()[1]
-        assert not properties.is_free(port)
-    assert properties.is_free(port)
+        assert not properties.is_port_free(port)
+    assert properties.is_port_free(port)

@@ -11,7 +11,7 @@ from seriatim.embedded import traps
 
 def test_this_environment_is_good() -> None:
     """What the lock installs passes its own checks."""
-    traps.refuse(config.environment())
+    traps.refuse_broken_environment(config.child_environment())
 
 
 def test_two_versions_of_spark_are_refused() -> None:
@@ -40,4 +40,4 @@ def test_old_python_is_refused() -> None:
 
 def test_a_package_that_is_not_there_has_no_version() -> None:
     """Absent is not an error by itself."""
-    assert traps.installed("no-such-package-of-seriatim") is None
+    assert traps.installed_version("no-such-package-of-seriatim") is None

@@ -27,7 +27,7 @@ from seriatim import cli, config, wiring
 from seriatim.adapters import clock as clock_module
 from seriatim.adapters import consumer as consumer_module
 from seriatim.core.offsets import Partition
-from seriatim.core.retention import Rules
+from seriatim.core.retention import RetentionRules
 from seriatim.embedded import checkup
 from seriatim.testing import MemoryBatches, MemoryClock, MemoryKafka, MemoryReader
 from tests.golden.messages import Batch
@@ -117,7 +117,7 @@ class FakeCluster:
 
     def retain(self, topic: str, hours: int) -> None:
         """Set the retention of a topic."""
-        self.kafka.topics[topic].rules = Rules(retention_ms=hours * 3_600_000)
+        self.kafka.topics[topic].rules = RetentionRules(retention_ms=hours * 3_600_000)
 
     def produce(self, batches: Iterable[Batch]) -> None:
         """Append messages to the log. A transaction takes one more offset, for its marker."""
@@ -147,7 +147,7 @@ class FakeCluster:
             patch.setattr(clock_module, "WallClock", lambda: self.clock)
             patch.setattr(time, "time", self.clock.now_seconds)
             # Doctor would start Spark, which takes longer than all other commands together.
-            patch.setitem(checkup.LOOKS, "Spark", lambda _: "not looked at")
+            patch.setitem(checkup.CHECKS, "Spark", lambda _: "not looked at")
             # A class, and not a function, because the product asks whether something is an instance of it.
             patch.setattr(consumer_module, "KafkaReread", type("KafkaReread", (FakeReread,), {"cluster": self}))
             yield
@@ -170,7 +170,7 @@ def link_jars(home: Path) -> None:
     """Let a home of the embedded broker have the JARs of this machine's real home."""
     link = home / "jars"
     if not link.exists():
-        link.symlink_to(config.load().home / "jars")
+        link.symlink_to(config.load_settings().home / "jars")
 
 
 class Killed(BaseException):
@@ -186,21 +186,21 @@ class FakeReader:
     def __init__(self, cluster: FakeCluster, file: Any) -> None:
         self.cluster, self.file = cluster, file
         self.reader = MemoryReader(cluster.kafka, file.stream.isolation)
-        self.reader.lost = cluster.lost
+        self.reader.lost_offsets = cluster.lost
 
     def follow(self, *words: Any, **options: Any) -> None:
         """From the given offsets to the log ends of now, in slices."""
-        self.reader.follow(*words, **options)
+        self.reader.read_slices(*words, **options)
 
     def exactly(self, *words: Any, **options: Any) -> Any:
         """These ranges and no others."""
-        return self.reader.exactly(*words, **options)
+        return self.reader.read_ranges(*words, **options)
 
     def task(self, works: Mapping[Partition, Any], kafka: dict[str, str]) -> Any:
         """The work of one slice, as the product makes it for Spark."""
         if self.cluster.kills:
             raise Killed
-        fold_task = wiring.FoldTask(self.file, dict(works), kafka, trace=self.trace)
+        fold_task = wiring.SparkFoldTask(self.file, dict(works), kafka, traced_sessions=self.trace)
         return lambda partition, stretches: fold_task(partition, (arrow_batch(stretch) for stretch in stretches))
 
     def stop(self) -> None:
@@ -218,11 +218,11 @@ class FakeReread:
 
     def __init__(self, client: Mapping[str, str], isolation: str) -> None:  # noqa: ARG002  # there is no client
         self.reader = MemoryReader(self.cluster.kafka, isolation)
-        self.reader.lost = self.cluster.lost
+        self.reader.lost_offsets = self.cluster.lost
 
     def read(self, partition: Partition, whole: Any) -> Iterator[Any]:
         """The messages of a range that are there."""
-        yield from self.reader.stretches(partition, whole, headers=self.headers)
+        yield from self.reader.batches(partition, whole, with_headers=self.headers)
 
     def compacts(self, topic: str) -> bool:
         """Whether a topic may lose messages in the middle."""

@@ -131,6 +131,6 @@ def test_readers_give_the_golden_outcome(
             # The fake broker gives its topics the ids id-1 and id-2, in the order of their creation.
             names[row["topic_id"]] = {TOPIC_A: "id-1", TOPIC_B: "id-2"}[names[row["topic"]]]
         digests = outcome(name, tmp_path / "out" / name, sessions_of(world(MACHINES[machine])), names)
-        told = findings([finding.told(name) for finding in done.findings], names)
+        told = findings([finding.to_dict(name) for finding in done.findings], names)
     expected = pinned()[name]
     assert {**digests, "findings": digest(told), "findings_count": counted(told)} == expected

@@ -66,15 +66,15 @@ class Pair:
 class GuardedBroker:
     """Kafka with two doors: `plain` for tests, `guarded` for streams. It can go away and come back."""
 
-    def __init__(self, folder: Path, program: embedded.Program, password: str, key_password: str) -> None:
+    def __init__(self, folder: Path, program: embedded.KafkaProgram, password: str, key_password: str) -> None:
         self.folder, self.program = folder, program
         folder.mkdir(parents=True)
         self.plain, self.guarded = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         self.process: subprocess.Popen[bytes] | None = None
         authority = Pair("authority")
         server, client = Pair("broker", authority), Pair("client", authority)
-        self.client_config = self._client(authority, client, password, key_password)
-        settings = properties.of_broker(folder / "data", int(self.plain.rpartition(":")[2]), free_port(), {})
+        self.client_config = self._client_settings(authority, client, password, key_password)
+        settings = properties.broker_settings(folder / "data", int(self.plain.rpartition(":")[2]), free_port(), {})
         settings["listeners"] += f",GUARDED://{self.guarded}"
         settings["advertised.listeners"] += f",GUARDED://{self.guarded}"
         settings["listener.security.protocol.map"] += ",GUARDED:SASL_SSL"
@@ -92,7 +92,7 @@ class GuardedBroker:
         (folder / "server.properties").write_text("\n".join(lines) + "\n")
         embedded._format_once(folder, program)
 
-    def _client(self, authority: Pair, client: Pair, password: str, key_password: str) -> Path:
+    def _client_settings(self, authority: Pair, client: Pair, password: str, key_password: str) -> Path:
         """The file that SERIATIM_KAFKA_CONFIG names."""
         secrets = self.folder / "secrets"
         secrets.mkdir()

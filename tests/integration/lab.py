@@ -26,7 +26,7 @@ from seriatim.core.ledger import Ledger, Manifest
 from seriatim.core.offsets import Partition
 from seriatim.embedded.broker import BrokerInfo
 from seriatim.steps.commit import read_head
-from seriatim.steps.fold import Folding, Outcome
+from seriatim.steps.fold import FoldRun, RunOutcome
 
 TABLE = {
     "machine": "table",
@@ -42,7 +42,7 @@ class Lab:
 
     def __init__(self, folder: Path, broker: BrokerInfo, spark: Any, read: str = "spark") -> None:
         self.folder, self.servers, self.spark, self.read = folder, broker.bootstrap_servers, spark, read
-        self.settings = config.load(
+        self.settings = config.load_settings(
             {
                 **os.environ,
                 "SERIATIM_KAFKA_BOOTSTRAP_SERVERS": self.servers,
@@ -96,12 +96,12 @@ class Lab:
         assert producer.flush(60) == 0
         assert not failed, failed[0]
 
-    def fold(self, name: str, messages_max: int | None = None, until: dict[str, int] | None = None) -> Outcome:
+    def fold(self, name: str, messages_max: int | None = None, until: dict[str, int] | None = None) -> RunOutcome:
         """Run a stream in this process."""
-        file = streams.load(name, self.settings.streams)
+        file = streams.load_stream(name, self.settings.streams)
         reader = wiring.LazySpark(file, self.settings, silent)
         reader.spark = self.spark()
-        folding = Folding(file.stream, streams.runner(file), wiring.world(file, self.settings, reader))
+        folding = FoldRun(file.stream, streams.load_runner(file), wiring.fold_context(file, self.settings, reader))
         ends = {Partition.parse(place): end for place, end in until.items()} if until else None
         return folding.run(messages_max or file.stream.slice.messages_max, ends)
 
@@ -144,22 +144,22 @@ class Lab:
 
     def ledger(self, name: str) -> Ledger:
         """The ledger as it is."""
-        file = streams.load(name, self.settings.streams)
+        file = streams.load_stream(name, self.settings.streams)
         head = read_head(wiring.ledger(file), name)
         assert head is not None
         return head.ledger
 
     def manifest(self, name: str, sequence: int) -> Manifest:
         """An entry and the ledger after it."""
-        return wiring.ledger(streams.load(name, self.settings.streams)).manifest(name, sequence)
+        return wiring.ledger(streams.load_stream(name, self.settings.streams)).manifest_at(name, sequence)
 
     def sessions(self, name: str) -> dict[tuple[str, str], dict[str, Any]]:
         """Every session's saved state, decoded."""
-        file = streams.load(name, self.settings.streams)
-        runner, store, found = streams.runner(file), wiring.state(file), {}
+        file = streams.load_stream(name, self.settings.streams)
+        runner, store, found = streams.load_runner(file), wiring.state(file), {}
         for place, account in self.ledger(name).partitions.items():
-            for session, saved in store.everything(account.state):
-                state = None if saved.saved is None else runner.show(runner.load(saved.saved, saved.version))
+            for session, saved in store.iterate_sessions(account.state):
+                state = None if saved.state_bytes is None else runner.to_plain(runner.load(saved.state_bytes, saved.state_version))
                 found[Partition.parse(place).topic, session] = {
                     "state": state,
                     "finding": saved.finding,

@@ -114,7 +114,7 @@ def airflow(
     servers = {"SERIATIM_KAFKA_BOOTSTRAP_SERVERS": broker.bootstrap_servers}
     made = Standalone(tmp_path_factory.mktemp("airflow"), **servers)
     (made.folder / "home").mkdir()
-    (made.folder / "home" / "jars").symlink_to(config.load().home / "jars")
+    (made.folder / "home" / "jars").symlink_to(config.load_settings().home / "jars")
     dags = DAGS
     for way in WAYS if full else SAMPLE:
         write_stream(made.folder / "streams", f"s_{way}", BY_HAND)
@@ -152,7 +152,7 @@ def records(airflow: Standalone) -> list[tuple[int, int, str]]:
 
 def ledger(airflow: Standalone) -> tuple[int, dict[str, int]]:
     """The last entry of `orders`, and the epoch of each partition."""
-    head = wiring.ledger(streams.load("orders", airflow.folder / "streams")).head("orders")
+    head = wiring.ledger(streams.load_stream("orders", airflow.folder / "streams")).head("orders")
     assert head is not None
     return head.ledger.sequence, {place: one.epoch for place, one in head.ledger.partitions.items()}
 
@@ -221,7 +221,7 @@ def test_a_backfill_of_one_partition_and_an_offset_range(airflow: Standalone, to
     run = airflow.trigger("orders", action="backfill", partitions=[f"{topic}/0"], **{"from": "0", "until": "2"})
     assert airflow.run("orders", run) == "success"
     assert records(airflow) == before
-    file = streams.load("orders", airflow.folder / "streams")
+    file = streams.load_stream("orders", airflow.folder / "streams")
     entries = [manifest.entry for manifest in wiring.ledger(file).entries("orders", last)]
     (repair,) = [entry for entry in entries if entry.kind == "repair"]
     assert [str(change.partition) for change in repair.changes] == [f"{topic}/0"]

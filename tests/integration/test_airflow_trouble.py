@@ -31,7 +31,7 @@ LOGINS: list[bool] = []
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, broker_program: embedded.Program) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory, broker_program: embedded.KafkaProgram) -> Iterator[Place]:
     """One Airflow with its broker for all of it."""
     folder = tmp_path_factory.mktemp("trouble")
     broker = GuardedBroker(folder / "guarded" / "kafka", broker_program, SECRETS["sasl"], SECRETS["key"])
@@ -277,6 +277,6 @@ def test_planted_secrets_are_nowhere(place: Place) -> None:
     assert b"Stream four: a run failed" in places["mails"]  # what is there can be found
     for suffix in (".parquet", ".zst"):
         assert any(path.endswith(suffix) and b"four-topic" in content for path, content in places.items())
-    key = client.for_java(client.read(place.broker.client_config))["ssl.keystore.key"]
+    key = client.java_settings(client.read_client_settings(place.broker.client_config))["ssl.keystore.key"]
     for kind, secret in {**SECRETS, "key opened": key.splitlines()[1]}.items():
         assert [where for where, content in places.items() if secret.encode() in content] == [], kind

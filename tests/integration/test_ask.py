@@ -9,10 +9,10 @@ from itertools import islice
 
 from confluent_kafka import Consumer, TopicPartition
 
-from seriatim.adapters.ask import KafkaRequests
-from seriatim.adapters.producer import Asked, make_topics, send
+from seriatim.adapters.ask import KafkaSnapshotRequester
+from seriatim.adapters.producer import SnapshotRequestListener, create_topics, send_messages
 from seriatim.core.ask import SnapshotRequest
-from seriatim.demo import CollectionPoints, Fault, hurt
+from seriatim.demo import CollectionPoints, DemoFault, inject_faults
 from tests.integration.lab import Lab, silent
 
 WAIT_SECONDS = 240
@@ -22,18 +22,18 @@ def test_a_lost_message_a_request_a_snapshot(lab: Lab, topic_name: Callable[[], 
     """One run finds the gap and asks; the producer, which never stopped, answers; the next run makes it right."""
     # with this seed the session would send no snapshot by itself
     name, requests, client = topic_name(), topic_name(), {"bootstrap.servers": lab.servers}
-    make_topics(client, {name: 2, requests: 1})
+    create_topics(client, {name: 2, requests: 1})
     lab.stream("asking", name, snapshot_requests=requests)
-    points, asked, heard = CollectionPoints([name], 5), Asked(client, requests), list[tuple[str, str]]()
-    messages = hurt(points.messages(lambda: [heard.pop()] if heard else []), [Fault("drop", 90)])
-    send(client, {}, islice(messages, 150), 0, None, silent)
+    points, asked, heard = CollectionPoints([name], 5), SnapshotRequestListener(client, requests), list[tuple[str, str]]()
+    messages = inject_faults(points.messages(lambda: [heard.pop()] if heard else []), [DemoFault("drop", 90)])
+    send_messages(client, {}, islice(messages, 150), 0, None, silent)
     first = lab.fold("asking")
     assert [finding.finding for finding in first.findings] == ["sequence gap"]
-    assert (first.quarantined, first.unasked) == (1, "")
-    heard += asked.wait(1, 180)
+    assert (first.quarantined, first.snapshot_request_error) == (1, "")
+    heard += asked.wait_for_requests(1, 180)
     asked.close()
     assert heard == [(name, "session-00001")]
-    send(client, {}, islice(messages, 150), 0, None, silent)
+    send_messages(client, {}, islice(messages, 150), 0, None, silent)
     second = lab.fold("asking")
     assert (second.findings, second.quarantined) == ([], 0)
     truth = {table.name: {row: list(values) for row, values in table.rows.items()} for table in points.tables}
@@ -58,7 +58,7 @@ def test_the_demo_answers_while_it_sends(lab: Lab, topic_name: Callable[[], str]
         request = SnapshotRequest(
             stream="s", topic=f"{prefix}-a", partition=0, session="session-00000", reason="gap", offset=1
         )
-        KafkaRequests(client, name, lab.folder).send([request])
+        KafkaSnapshotRequester(client, name, lab.folder).send([request])
         next(snapshots)
     finally:
         sending.send_signal(signal.SIGINT)

@@ -77,12 +77,12 @@ def test_no_shuffle_in_our_plan(lab: Lab, topic: Callable[..., str]) -> None:
 
     name = topic(2)
     lab.send([(name, p, "s", snapshot(1, ("x", 0.0, 0))) for p in range(2)])
-    file = streams.load(lab.stream("plan", name), lab.settings.streams)
+    file = streams.load_stream(lab.stream("plan", name), lab.settings.streams)
     reader = wiring.LazySpark(file, lab.settings, silent)
     reader.spark = lab.spark()
     ranges = {Partition(name, p): OffsetRange(0, 1) for p in range(2)}
 
-    frame = reader.exactly(ranges).plan(wiring.FoldTask(file, {}))
+    frame = reader.read_ranges(ranges).build_frame(wiring.SparkFoldTask(file, {}))
     plan = frame._jdf.queryExecution().executedPlan().toString()
 
     assert "Sort [topic" in plan

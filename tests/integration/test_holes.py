@@ -20,11 +20,11 @@ from confluent_kafka import Message, Producer
 from seriatim import streams, wiring
 from seriatim.adapters.spark import SparkSource, TaskSource
 from seriatim.config import Settings
-from seriatim.core.integrity import Mark
-from seriatim.core.offsets import OffsetRange, Partition, holes
+from seriatim.core.integrity import GapMark
+from seriatim.core.offsets import OffsetRange, Partition, find_holes
 from seriatim.core.slice import Ranges
-from seriatim.ports import NO_WISH, OnSlice, Source, Wish
-from seriatim.steps.fold import Folding, Outcome
+from seriatim.ports import DEFAULT_READ_OPTIONS, OnSlice, ReadOptions, Source
+from seriatim.steps.fold import FoldRun, RunOutcome
 from tests.adapters.test_batches import COMPACTED, RealSide
 from tests.integration.lab import Lab, silent, straight
 from tests.integration.test_slices import snapshot, update
@@ -101,7 +101,7 @@ def status_counts(lab: Lab, stream: str, topic: str) -> dict[str, int]:
     return found
 
 
-def marks(lab: Lab, stream: str) -> list[Mark]:
+def marks(lab: Lab, stream: str) -> list[GapMark]:
     """Every stretch that the ledger says not to trust."""
     entries = [lab.manifest(stream, number).entry for number in range(lab.ledger(stream).sequence + 1)]
     return [mark for entry in entries for change in entry.changes for mark in change.marks]
@@ -192,34 +192,34 @@ class Dropping(wiring.LazySpark):
         super().__init__(file, settings, silent)
         self.lost = lost
 
-    def follow(
-        self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, wish: Wish = NO_WISH
+    def read_slices(
+        self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, options: ReadOptions = DEFAULT_READ_OPTIONS
     ) -> None:
-        super().follow(starts, messages_max, lambda ranges, source: on_slice(ranges, self._without(source)), wish)
+        super().read_slices(starts, messages_max, lambda ranges, source: on_slice(ranges, self._without(source)), options)
 
-    def exactly(self, ranges: Ranges, wish: Wish = NO_WISH) -> Source:
-        return self._without(super().exactly(ranges, wish))
+    def read_ranges(self, ranges: Ranges, options: ReadOptions = DEFAULT_READ_OPTIONS) -> Source:
+        return self._without(super().read_ranges(ranges, options))
 
     def _without(self, source: Source) -> Source:
         if isinstance(source, TaskSource):
-            read, lost = source.read, list(self.lost)
+            read, lost = source.read_range, list(self.lost)
 
             def losing(partition: Partition, whole: OffsetRange, headers: bool) -> Iterator[pa.RecordBatch]:
                 for batch in read(partition, whole, headers):
                     yield batch.filter(pc.invert(pc.is_in(batch["offset"], pa.array(lost))))
 
-            source.read = losing
+            source.read_range = losing
             return source
         assert isinstance(source, SparkSource)
-        return SparkSource(source.frame.where(~source.frame["offset"].isin(*self.lost)), source.wish)
+        return SparkSource(source.frame.where(~source.frame["offset"].isin(*self.lost)), source.options)
 
 
-def fold_dropping(lab: Lab, name: str, lost: set[int], messages_max: int) -> Outcome:
+def fold_dropping(lab: Lab, name: str, lost: set[int], messages_max: int) -> RunOutcome:
     """Run a stream through a reader that drops these offsets."""
-    file = streams.load(name, lab.settings.streams)
+    file = streams.load_stream(name, lab.settings.streams)
     reader = Dropping(file, lab.settings, lost)
     reader.spark = lab.spark()
-    return Folding(file.stream, streams.runner(file), wiring.world(file, lab.settings, reader)).run(messages_max)
+    return FoldRun(file.stream, streams.load_runner(file), wiring.fold_context(file, lab.settings, reader)).run(messages_max)
 
 
 def test_the_same_holes_by_dropping_are_each_found(lab: Lab, topic: Topic, full: bool) -> None:
@@ -229,7 +229,7 @@ def test_the_same_holes_by_dropping_are_each_found(lab: Lab, topic: Topic, full:
     lab.send((name, 0, "s", update(number + 1, "a", float(number))) for number in range(1, size))
     aborted = {offset for start in range(21, size - 1, 63) for offset in range(start, min(start + 21, size))}
     lost = aborted | set(range(0, size - 1, 21)) - {0} | set(range(size // 2, size // 2 + 250)) | {size - 1}
-    stretches = holes([o for o in range(size) if o not in lost], OffsetRange(0, size))
+    stretches = find_holes([o for o in range(size) if o not in lost], OffsetRange(0, size))
     assert any(len(one) > 200 for one in stretches)
 
     lab.stream("counted", name, tier="none", sequence=None)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from seriatim import streams, wiring
-from seriatim.steps.fold import Folding
+from seriatim.steps.fold import FoldRun
 from tests.integration.lab import Lab, silent
 
 COUNT = 10_000
@@ -42,10 +42,10 @@ def hurt(lab: Lab, topic: Callable[..., str]) -> tuple[Lab, str, str]:
 
 def fold_traced(lab: Lab, stream: str, messages_max: int) -> None:
     """Run a stream in this process, with the hunted session traced where its messages are."""
-    file = streams.load(stream, lab.settings.streams)
+    file = streams.load_stream(stream, lab.settings.streams)
     reader = wiring.LazySpark(file, lab.settings, silent)
-    reader.spark, reader.trace = lab.spark(), ("hunted",)
-    Folding(file.stream, streams.runner(file), wiring.world(file, lab.settings, reader)).run(messages_max)
+    reader.spark, reader.traced_sessions = lab.spark(), ("hunted",)
+    FoldRun(file.stream, streams.load_runner(file), wiring.fold_context(file, lab.settings, reader)).run(messages_max)
     files = sorted((lab.root(stream) / "traces").rglob("*.parquet"), key=lambda path: int(path.stem.split("-")[1]))
     rows = [row for path in files for row in pq.read_table(path, partitioning=None).to_pylist()]
     assert [row["offset"] for row in rows] == list(range(1, 2 * COUNT, 2))

@@ -65,7 +65,7 @@ def test_two_kinds_of_records_and_the_table_of_now(lab: Lab, topic: Callable[...
         )
     outcome = lab.fold(stream, messages_max=4)
     root = lab.root(stream)
-    assert (outcome.records, outcome.behind) == (10, "")
+    assert (outcome.records, outcome.derived_error) == (10, "")
     trades = rows(root, "records-trade")
     assert [(row["partition"], row["offset"], row["index"], row["price"], row["size"]) for row in trades] == [
         (partition, offset, 0, price, size)

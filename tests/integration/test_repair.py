@@ -13,11 +13,11 @@ import pytest
 from deltalake import DeltaTable
 
 from seriatim import streams, wiring
-from seriatim.cli.repair import mending
+from seriatim.cli.repair import repair_context
 from seriatim.core.crash import CRASH_POINTS, REPAIR_POINTS, arm
-from seriatim.core.repair import Request
-from seriatim.steps.refold import Refolded
-from seriatim.steps.repair import Repairing, plan
+from seriatim.core.repair import RepairRequest
+from seriatim.steps.refold import RefoldResult
+from seriatim.steps.repair import RepairRun, plan_repair
 from tests.integration.lab import Lab
 from tests.integration.test_slices import tables
 
@@ -57,13 +57,13 @@ BUG = """if message.v == 99:
             message = Add(message.v + 1, message.start)"""
 
 
-def repaired(lab: Lab, name: str, messages_max: int = 100_000, **request: Any) -> Refolded:
+def repaired(lab: Lab, name: str, messages_max: int = 100_000, **request: Any) -> RefoldResult:
     """One command, in this process."""
-    file = streams.load(name, lab.settings.streams)
+    file = streams.load_stream(name, lab.settings.streams)
     reader = wiring.LazySpark(file, lab.settings, lambda _: None)
     reader.spark = lab.spark()
-    tools = mending(file, lab.settings, reader)
-    return Repairing(tools).apply(plan(tools, Request(**request)), messages_max)
+    tools = repair_context(file, lab.settings, reader)
+    return RepairRun(tools).apply(plan_repair(tools, RepairRequest(**request)), messages_max)
 
 
 def active(lab: Lab, name: str) -> set[str]:

@@ -36,12 +36,12 @@ WARM_UP = "warm-up"
 
 
 @pytest.fixture
-def impatient(tmp_path: Path, broker_program: embedded.Program) -> Iterator[str]:
+def impatient(tmp_path: Path, broker_program: embedded.KafkaProgram) -> Iterator[str]:
     """A broker of its own that looks for expired segments all the time."""
     often = {"log.retention.check.interval.ms": "500", "log.initial.task.delay.ms": "500"}
-    info = embedded.start(tmp_path, overrides=often, program=broker_program, say=silent)
+    info = embedded.start_broker(tmp_path, overrides=often, program=broker_program, print_notice=silent)
     yield info.bootstrap_servers
-    embedded.stop(tmp_path, silent)
+    embedded.stop_broker(tmp_path, silent)
 
 
 def test_the_figure_is_when_the_log_start_moves(impatient: str) -> None:
@@ -108,7 +108,7 @@ def _look(
     lost: dict[Partition, float],
 ) -> None:
     """Note the figure of each partition, or that its message is gone. What goes while we ask gives no figure."""
-    held, now = log.retained(log.bounds("by-.*"), places), time.time()
+    held, now = log.read_retention(log.bounds("by-.*"), places), time.time()
     bounds = log.bounds("by-.*")
     for place in [place for place in places if place not in lost]:
         if bounds[place].log_start > places[place]:

@@ -118,14 +118,14 @@ def test_expired_offsets_halt_their_partition_alone(lab: Lab, topic: Callable[..
     outcome = lab.fold(stream)
 
     (finding,) = outcome.findings
-    assert (finding.finding, finding.place, finding.offset) == ("expired", f"{name}/0", lost - 7)
+    assert (finding.finding, finding.partition_name, finding.offset) == ("expired", f"{name}/0", lost - 7)
     assert f"[{lost - 7}, {lost})" in finding.cause
     after = lab.ledger(stream).partitions
     assert after[f"{name}/0"].frontier == frontier[f"{name}/0"]
     assert after[f"{name}/1"].frontier > frontier[f"{name}/1"]
     again = lab.fold(stream)
     assert again.findings == []
-    assert [str(place) for place, _ in again.waiting] == [f"{name}/0"]
+    assert [str(place) for place, _ in again.earlier_halts] == [f"{name}/0"]
 
 
 def test_expired_offsets_are_only_counted_under_none(lab: Lab, topic: Callable[..., str]) -> None:
@@ -163,7 +163,7 @@ def test_a_topic_made_again_is_found_by_its_id(lab: Lab, topic: Callable[..., st
     outcome = lab.fold(stream)
 
     (finding,) = outcome.findings
-    assert (finding.finding, finding.place) == ("re-created", f"{name}/0")
+    assert (finding.finding, finding.partition_name) == ("re-created", f"{name}/0")
     assert old in finding.expected
     assert finding.found.removeprefix("topic id ") != old
     assert lab.ledger(stream).partitions[f"{name}/0"].frontier == 200
@@ -227,5 +227,5 @@ def test_state_written_is_proportional_to_what_was_touched(lab: Lab, topic: Call
     files = lab.ledger(stream).partitions[f"{name}/0"].state
     assert files[0] == base
     assert files[1].rows == 20
-    assert files[1].bytes < base.bytes / 20
+    assert files[1].size_bytes < base.size_bytes / 20
     assert lab.sessions(stream)[name, "s1000"]["state"]["rows"][0] == {"id": "a", "price": 3.0, "size": 1}

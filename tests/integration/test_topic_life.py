@@ -12,21 +12,21 @@ from confluent_kafka import KafkaException, Producer
 from deltalake import DeltaTable
 
 from seriatim import streams, wiring
-from seriatim.steps.accept import accept
-from seriatim.steps.fold import Folding, Outcome, Progress
+from seriatim.steps.accept import accept_topic
+from seriatim.steps.fold import FoldRun, ProgressCallback, RunOutcome
 from tests.integration.lab import Lab, folded, silent
 from tests.integration.test_slices import snapshot, update
 
 Create = Callable[..., str]
 
 
-def fold(lab: Lab, name: str, messages_max: int, progress: Progress) -> Outcome:
+def fold(lab: Lab, name: str, messages_max: int, progress: ProgressCallback) -> RunOutcome:
     """Run a stream in this process, with somebody who acts after each slice."""
-    file = streams.load(name, lab.settings.streams)
+    file = streams.load_stream(name, lab.settings.streams)
     reader = wiring.LazySpark(file, lab.settings, silent)
     reader.spark = lab.spark()
-    world = wiring.world(file, lab.settings, reader)
-    return Folding(file.stream, streams.runner(file), world, progress=progress).run(messages_max)
+    world = wiring.fold_context(file, lab.settings, reader)
+    return FoldRun(file.stream, streams.load_runner(file), world, progress=progress).run(messages_max)
 
 
 def make_again(lab: Lab, topic: Create, name: str, partitions: int = 1) -> None:
@@ -79,8 +79,8 @@ def test_made_again_between_runs(lab: Lab, topic: Create) -> None:
 
     outcome = lab.fold(stream)
 
-    assert {(f.finding, f.place) for f in outcome.findings} == {("re-created", f"{name}/{p}") for p in range(3)}
-    assert f"seriatim accept {stream} {name} --because" in outcome.findings[0].next(stream)
+    assert {(f.finding, f.partition_name) for f in outcome.findings} == {("re-created", f"{name}/{p}") for p in range(3)}
+    assert f"seriatim accept {stream} {name} --because" in outcome.findings[0].advice(stream)
     assert lab.fold(stream).findings == []
 
     looked = lab.command("accept", stream, name, "--dry-run", "--json")
@@ -137,13 +137,13 @@ def test_made_again_in_mid_run_between_two_slices(lab: Lab, topic: Create) -> No
 
     outcome = fold(lab, stream, 20, between)
 
-    assert [(f.finding, f.place, f.offset) for f in outcome.findings] == [("re-created", f"{name}/0", acted[0] // 2)]
+    assert [(f.finding, f.partition_name, f.offset) for f in outcome.findings] == [("re-created", f"{name}/0", acted[0] // 2)]
     accounts = lab.ledger(stream).partitions
     assert (accounts[f"{name}/0"].frontier, accounts[f"{other}/0"].frontier) == (acted[0] // 2, 61)
     old = accounts[f"{name}/0"].topic_id
     assert not [row for row in lab.records(stream) if row["topic"] == name and row["price"] == 500.0]
 
-    accept(wiring.means(streams.load(stream, lab.settings.streams), lab.settings), name, "meant")
+    accept_topic(wiring.decision_context(streams.load_stream(stream, lab.settings.streams), lab.settings), name, "meant")
     again = lab.fold(stream, messages_max=50)
 
     assert (again.findings, again.messages) == ([], 201)
@@ -178,12 +178,12 @@ def test_a_timestamp_that_spark_cannot_read_halts_its_partition_alone(lab: Lab, 
     outcome = lab.fold(stream, messages_max=40)
 
     (finding,) = outcome.findings
-    assert (finding.finding, finding.place, finding.offset) == ("poison", f"{name}/0", 31)
+    assert (finding.finding, finding.partition_name, finding.offset) == ("poison", f"{name}/0", 31)
     assert "1700000000000000000" in finding.cause
     frontiers = {place: account.frontier for place, account in lab.ledger(stream).partitions.items()}
     assert frontiers == {f"{name}/0": 31, f"{name}/1": 32}
     again = lab.fold(stream)
-    assert (again.findings, again.messages, len(again.waiting)) == ([], 0, 1)
+    assert (again.findings, again.messages, len(again.earlier_halts)) == ([], 0, 1)
 
 
 def test_a_ledger_put_back_on_purpose(lab: Lab, topic: Create) -> None:

@@ -65,7 +65,7 @@ def test_a_zombie_is_refused(lab: Lab, topic: Callable[..., str]) -> None:
 
 def test_a_lost_answer_is_no_second_commit(lab: Lab, topic: Callable[..., str], monkeypatch: object) -> None:
     """A commit that happened but was answered by an error is recognised as our own."""
-    from seriatim.ports import Conflict
+    from seriatim.ports import CommitConflictError
 
     name = topic(1)
     lab.send(tables({name: 1}, 5, 500))
@@ -74,7 +74,7 @@ def test_a_lost_answer_is_no_second_commit(lab: Lab, topic: Callable[..., str], 
 
     def dropped(self: DeltaLedger, *arguments: object) -> None:
         real(self, *arguments)  # type: ignore[arg-type]
-        raise Conflict("the answer was lost")
+        raise CommitConflictError("the answer was lost")
 
     monkeypatch.setattr(DeltaLedger, "compare_and_set", dropped)  # type: ignore[attr-defined]
     outcome = lab.fold(stream, messages_max=200)

@@ -68,7 +68,7 @@ class Place(Standalone):
         self.producer = Producer({"bootstrap.servers": broker.plain, "log_level": 0})
         self.admin = AdminClient({"bootstrap.servers": broker.plain, "log_level": 0})
         (folder / "home").mkdir()
-        (folder / "home" / "jars").symlink_to(config.load().home / "jars")
+        (folder / "home" / "jars").symlink_to(config.load_settings().home / "jars")
         (folder / "expectations").mkdir()
 
     def write_streams(self) -> None:

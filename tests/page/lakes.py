@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from seriatim.adapters.memory import MemoryClock
 from seriatim.adapters.status import StatusFiles
 from seriatim.core.offsets import Partition
-from seriatim.core.retention import Rules
-from seriatim.core.status import Status
-from seriatim.page.app import Span, create
-from seriatim.page.leave import after_run, leave
-from seriatim.page.read import Reader
-from seriatim.steps.watch import gather, judge
+from seriatim.core.retention import RetentionRules
+from seriatim.core.status import SavedStatus
+from seriatim.page.app import RunSpan, create_app
+from seriatim.page.leave import write_status_after_run, write_status_file
+from seriatim.page.read import PageReader
+from seriatim.steps.watch import assess_watch_input, read_watch_input
 from seriatim.streams import StreamFile
 from tests.adapters.on_disk import DiskStream
 
@@ -59,7 +59,7 @@ class Lake:
         self.now = NOW
         self.known: set[str] | None = None
         """The DAGs that the visitor may see; None: all."""
-        self.runs: dict[tuple[str, str], Span] = {}
+        self.runs: dict[tuple[str, str], RunSpan] = {}
         self.logged_in, self.refusal = True, 401
 
     def write(self, name: str, tier: str = "strict") -> Path:
@@ -73,7 +73,7 @@ class Lake:
         """A stream that was folded in some slices, a minute apart."""
         made = DiskStream(self.write(name, tier), name=name, tier=tier, **fields)
         made.clock = Ticking(self.now - slices * 60.0)
-        made.kafka.create("in-a", partitions, Rules(retention_ms=3 * DAY_MS))
+        made.kafka.create("in-a", partitions, RetentionRules(retention_ms=3 * DAY_MS))
         luck = random.Random(name)
         for number in range(slices):
             for place in range(partitions):
@@ -100,25 +100,25 @@ class Lake:
         """Its file, as read."""
         return StreamFile(made.stream, str(self.streams))
 
-    def ran(self, made: DiskStream) -> Status:
+    def ran(self, made: DiskStream) -> SavedStatus:
         """What a run leaves at its end."""
-        assert after_run(self.file(made), made.kafka, made.ledger, made.files, made.clock) == ""
+        assert write_status_after_run(self.file(made), made.kafka, made.ledger, made.files, made.clock) == ""
         return self.status(made.stream.name)
 
-    def watched(self, made: DiskStream) -> Status:
+    def watched(self, made: DiskStream) -> SavedStatus:
         """What a watch leaves."""
-        seen = gather(made.stream, made.kafka, made.ledger, made.files, made.clock)
-        return leave(self.file(made), seen, judge(made.stream, seen), made.ledger)
+        seen = read_watch_input(made.stream, made.kafka, made.ledger, made.files, made.clock)
+        return write_status_file(self.file(made), seen, assess_watch_input(made.stream, seen), made.ledger)
 
-    def status(self, name: str) -> Status:
+    def status(self, name: str) -> SavedStatus:
         """The status file."""
-        found = StatusFiles(self.folder / "lake" / name).status()
+        found = StatusFiles(self.folder / "lake" / name).read_status()
         assert found is not None
         return found
 
-    def reader(self) -> Reader:
+    def reader(self) -> PageReader:
         """What pages read."""
-        return Reader(self.streams, lambda: self.now)
+        return PageReader(self.streams, lambda: self.now)
 
     def app(self) -> FastAPI:
         """The pages, mounted as Airflow does, behind a gate that this lake holds."""
@@ -129,7 +129,7 @@ class Lake:
             return self
 
         outer = FastAPI()
-        outer.mount("/seriatim", create(self.reader(), gate, lambda dag, run: self.runs.get((dag, run))))
+        outer.mount("/seriatim", create_app(self.reader(), gate, lambda dag, run: self.runs.get((dag, run))))
         return outer
 
     def may_see(self, dag_id: str) -> bool:
@@ -157,7 +157,7 @@ def hurt(lake: Lake, name: str = "orders") -> DiskStream:
     made = lake.stream(name, partitions=4, slices=8)
     lake.send(made, 0, "y", ["a"], 1, 2)
     lake.send(made, 1, "y", ["a"], b"poison", 3)
-    made.reader.lost = {(Partition("in-a", 2), len(made.kafka.topics["in-a"].messages[2]) + 4)}
+    made.reader.lost_offsets = {(Partition("in-a", 2), len(made.kafka.topics["in-a"].messages[2]) + 4)}
     for place in (2, 3):
         lake.send(made, place, "x", *range(12))
     lake.run(made)

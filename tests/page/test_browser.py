@@ -12,7 +12,7 @@ import uvicorn
 
 from seriatim.adapters.status import StatusFiles
 from seriatim.core.alert import Concern
-from seriatim.core.status import Halted, PartitionStatus, Quarantined, Status
+from seriatim.core.status import HaltStatus, PartitionStatus, QuarantinedSession, SavedStatus
 from tests import browser
 from tests.browser import Browser
 from tests.catcher import free_port
@@ -68,14 +68,14 @@ def many(lake: Lake) -> None:
                 lag=9 * place,
                 time_left_seconds=3600 * (place + number) if place else None,
                 limit_seconds=86_400.0,
-                halted=Halted("gap", 41337, "unexplained") if number % 50 == 7 and place == 3 else None,
+                halt=HaltStatus("gap", 41337, "unexplained") if number % 50 == 7 and place == 3 else None,
             )
             for place in range(PARTITIONS)
         ]
         (made := lake.write(name)).mkdir(parents=True)
-        status = Status(stream=name, at_seconds=lake.now - number, partitions=places, sequence=7, verdict="good")
+        status = SavedStatus(stream=name, at_seconds=lake.now - number, partitions=places, sequence=7, verdict="good")
         (made / "head.json").write_text('{"sequence": 7, "sha256": "00"}')
-        StatusFiles(made).put_status(status)
+        StatusFiles(made).write_status(status)
 
 
 def overflow(page: Browser) -> int:
@@ -140,9 +140,9 @@ def test_hostile_names_run_nothing(lake: Lake, address: str, page: Browser) -> N
     lake.send(made, 0, word, b"poison")
     lake.run(made)
     status = lake.ran(made)
-    concern = Concern(concern="late", place=word, text=word, next=word)
-    listed = Quarantined(session=word, topic=word, partition=0)
-    StatusFiles(made.root).put_status(Status(**{**_fields(status), "concerns": [concern], "quarantined": [listed]}))
+    concern = Concern(kind="late", location=word, text=word, next=word)
+    listed = QuarantinedSession(session=word, topic=word, partition=0)
+    StatusFiles(made.root).write_status(SavedStatus(**{**_fields(status), "concerns": [concern], "quarantined": [listed]}))
     page.size(1440, 900)
     page.messages.clear()
     for path in ("/", "/stream/orders", "/stream/orders/entry/2", "/stream/%3Cscript%3Ewindow.hurt=1%3C%2Fscript%3E"):
@@ -158,5 +158,5 @@ def test_hostile_names_run_nothing(lake: Lake, address: str, page: Browser) -> N
             assert overflow(page) == 0
 
 
-def _fields(status: Status) -> dict[str, object]:
+def _fields(status: SavedStatus) -> dict[str, object]:
     return {name: getattr(status, name) for name in status.__struct_fields__}

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from seriatim.adapters.status import StatusFiles
 from seriatim.core.alert import Concern
-from seriatim.core.status import Halted, PartitionStatus, Quarantined
-from seriatim.page.app import POLICY, Span
+from seriatim.core.status import HaltStatus, PartitionStatus, QuarantinedSession
+from seriatim.page.app import CONTENT_POLICY, RunSpan
 from tests.page.lakes import Lake
 
 PATHS = [
@@ -101,7 +101,7 @@ def test_hostile_addresses_are_refused_in_words(lake: Lake, path: str) -> None:
     assert "Traceback" not in answer.text
     if answer.headers["content-type"].startswith("text/html"):
         assert_harmless(answer.text)
-        assert answer.headers["content-security-policy"] == POLICY
+        assert answer.headers["content-security-policy"] == CONTENT_POLICY
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -112,15 +112,15 @@ def test_hostile_names_are_shown_as_text(tmp_path: Path, word: str) -> None:
     lake.send(made, 0, word, b"poison")
     lake.run(made)
     status = lake.ran(made)
-    halted = Halted("gap", 7, word)
-    place = PartitionStatus(topic=word, partition=0, frontier=1, log_end=9, halted=halted, held=word)
+    halted = HaltStatus("gap", 7, word)
+    place = PartitionStatus(topic=word, partition=0, frontier=1, log_end=9, halt=halted, hold=word)
     more: Any = {
         "partitions": [*status.partitions, place],
-        "quarantined": [Quarantined(session=word, topic=word, partition=0, finding=word)],
-        "concerns": [Concern(concern=word, place=word, text=word, next=word)],
+        "quarantined": [QuarantinedSession(session=word, topic=word, partition=0, finding=word)],
+        "concerns": [Concern(kind=word, location=word, text=word, next=word)],
     }
-    StatusFiles(made.root).put_status(replace(status, **more))
-    lake.runs["orders", word] = Span(0.0, 1e12, word)
+    StatusFiles(made.root).write_status(replace(status, **more))
+    lake.runs["orders", word] = RunSpan(0.0, 1e12, word)
     for path in ("/", "/stream/orders", "/stream/orders/entry/2"):
         seen = assert_harmless(lake.get(path).text)
         if word.isprintable():

@@ -10,10 +10,10 @@ import pytest
 
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Entry
-from seriatim.core.verdict import Failed
+from seriatim.core.verdict import FailedRange
 from seriatim.page import read
-from seriatim.page.app import Span
-from seriatim.page.draw import ago, is_ahead
+from seriatim.page.app import RunSpan
+from seriatim.page.draw import is_in_future, render_age
 from seriatim.steps.commit import commit
 from tests.page.lakes import HOUR, NOW, Lake, hurt
 
@@ -27,7 +27,7 @@ def lake(tmp_path: Path) -> Lake:
 def test_a_halted_partition_is_red_with_its_offset_and_command(lake: Lake) -> None:
     """On the list and on the stream's page; what is well beside it is not."""
     made = hurt(lake)
-    offset = made.reader.lost.copy().pop()[1]
+    offset = made.reader.lost_offsets.copy().pop()[1]
     lake.ran(made)
     lake.stream("quotes")
     for page in (lake.get("/").text, lake.get("/stream/orders").text):
@@ -100,7 +100,7 @@ def test_the_ledger_wins_over_an_older_look(lake: Lake) -> None:
     made = lake.stream("orders")
     lake.ran(made)
     assert 'class="chip good"' in lake.get("/").text
-    made.reader.lost = {next(iter([(p, len(made.kafka.topics["in-a"].messages[p.number]))])) for p in made.accounts()}
+    made.reader.lost_offsets = {next(iter([(p, len(made.kafka.topics["in-a"].messages[p.number]))])) for p in made.accounts()}
     for place in (0, 1):
         lake.send(made, place, "x", 1, 2)
     lake.run(made)
@@ -125,11 +125,11 @@ def test_of_each_stream_one_ledger_is_remembered(lake: Lake) -> None:
     made = lake.stream("orders", slices=2)
     reader = lake.reader()
     for number in range(4):
-        before = reader.stream("orders").ledger
-        assert reader.stream("orders").ledger is before
+        before = reader.stream_history("orders").ledger
+        assert reader.stream_history("orders").ledger is before
         lake.send(made, 0, "x", number)
         lake.run(made)
-        assert reader.stream("orders").ledger is not before
+        assert reader.stream_history("orders").ledger is not before
         path = lake.streams / "orders.toml"
         os.utime(path, ns=(path.stat().st_mtime_ns + 10**9,) * 2)
     assert (len(reader._ledgers), len(reader._files)) == (1, 1)
@@ -159,8 +159,8 @@ def test_the_tab_on_a_run_has_what_was_committed_meanwhile(lake: Lake, monkeypat
     """By the time of the run; one that folded nothing says so, and one that is not there, too."""
     made = lake.stream("orders", slices=4)
     ends = {one.entry.sequence: one.entry.at_seconds for one in made.ledger.entries("orders", -1)}
-    lake.runs["orders", "manual__1"] = Span(ends[2] - 1, ends[3] + 1, "success")
-    lake.runs["orders", "manual__2"] = Span(NOW + 10, NOW + 20, "success")
+    lake.runs["orders", "manual__1"] = RunSpan(ends[2] - 1, ends[3] + 1, "success")
+    lake.runs["orders", "manual__2"] = RunSpan(NOW + 10, NOW + 20, "success")
     page = lake.get("/dag/orders/run?run_id=manual__1").text
     assert set(re.findall(r"orders/entry/(\d+)", page)) == {"2", "3"}
     assert 'href="/seriatim/stream/orders/reports/3"' in page
@@ -222,10 +222,10 @@ def test_a_bad_verdict_is_on_the_entry_that_it_judged(lake: Lake) -> None:
     made = lake.stream("orders", slices=2)
     lake.ran(made)
     head = made.ledger.head("orders")
-    failed = (Failed(partition="in-a/0", epoch=0, start=0, until=9, judged=2),)
+    failed = (FailedRange(partition="in-a/0", epoch=0, start=0, until=9, judged_until=2),)
     told = Finding(finding="check", topic="in-a", partition=0, cause="v is small", sequence=2)
     verdict = {"in-a/0": "bad", "in-a/1": "good"}
-    entry = Entry(kind="verdict", attempt="v", verdict=verdict, since=0, judged=2, failed=failed, findings=(told,))
+    entry = Entry(kind="verdict", attempt="v", verdict=verdict, judged_after=0, judged_until=2, failed_ranges=failed, findings=(told,))
     commit(made.ledger, made.clock, head, entry)
     judged = lake.get("/stream/orders/entry/2").text
     assert "Verdicts of later checks" in judged
@@ -240,7 +240,7 @@ def test_a_bad_verdict_is_on_the_entry_that_it_judged(lake: Lake) -> None:
 
 def test_what_comes_from_the_future_is_shown_as_such() -> None:
     """A clock is wrong, here or there: not "just now". Clocks may differ a little."""
-    assert ago(NOW + 3_600, NOW) == "the future: a clock is wrong"
-    assert ago(NOW + 30, NOW) == "just now"
-    assert is_ahead(NOW + 3_600, NOW)
-    assert not is_ahead(None, NOW)
+    assert render_age(NOW + 3_600, NOW) == "the future: a clock is wrong"
+    assert render_age(NOW + 30, NOW) == "just now"
+    assert is_in_future(NOW + 3_600, NOW)
+    assert not is_in_future(None, NOW)

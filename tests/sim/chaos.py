@@ -18,8 +18,8 @@ from seriatim.core.errors import ConfigError, FencedError, IntegrityError, Platf
 from seriatim.core.machine import Runner, UserMachine
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Ranges
-from seriatim.steps.compact import compact
-from seriatim.steps.repair import abandon
+from seriatim.steps.compact import compact_stream
+from seriatim.steps.repair import abandon_repair
 from seriatim.testing import MemoryStream
 from tests.sim.producer import Producer, Sent, TallyMachine, draw_stream
 from tests.steps.compacts import DAY, means
@@ -73,7 +73,7 @@ class Chaos:
             self._try()
         arm(None)
         self.calm = True
-        self.world.ledger.answers_lost = self.world.ledger.refusals = 0
+        self.world.ledger.lost_answers = self.world.ledger.refusals = 0
         self.world.reader.failures.clear()
         self._release()
         for _ in range(3):
@@ -92,16 +92,16 @@ class Chaos:
         if any(commit.entry is not None for commit in self.world.ledger.commits):
             if self.depth == 0 and self.random.random() < 0.3:
                 self.world.clock.sleep(40 * DAY)
-            compact(means(self.world, bytes_target=self.random.choice((400, 4_000, 1 << 20))))
+            compact_stream(means(self.world, bytes_target=self.random.choice((400, 4_000, 1 << 20))))
 
     def refold(self) -> None:
         """One process that folds a range again: with the same code nothing changes, unless Kafka lost something."""
         accounts = self.world.accounts()
-        folded = [p for p, account in accounts.items() if account.frontier > account.born and not account.retired]
+        folded = [p for p, account in accounts.items() if account.frontier > account.initial_frontier and not account.retired]
         if not folded:
             return
         chosen = self.random.choice(folded)
-        edges = sorted(self.random.sample(range(accounts[chosen].born, accounts[chosen].frontier + 1), 2))
+        edges = sorted(self.random.sample(range(accounts[chosen].initial_frontier, accounts[chosen].frontier + 1), 2))
         asked: dict[str, Any] = {"ranges": {str(chosen): tuple(edges)}}
         if accounts[chosen].hold is not None:  # one that died, or sleeps: a plain repair goes on with it
             asked = {"partition": str(chosen)}
@@ -118,7 +118,7 @@ class Chaos:
     def _release(self) -> None:
         """Somebody sees the holds that refolds left when they were killed, and gives them up."""
         for hold in {account.hold for account in self.world.accounts().values()} - {None}:
-            abandon(mending(self.world), str(hold))
+            abandon_repair(mending(self.world), str(hold))
 
     def _try(self) -> None:
         """Run under disturbances, as a scheduler would: again after a crash, a few times."""
@@ -176,7 +176,7 @@ class Chaos:
         self.random.choice(deeds)()
 
     def _lose_answer(self) -> None:
-        self.world.ledger.answers_lost += 1
+        self.world.ledger.lost_answers += 1
 
     def _refuse(self) -> None:
         self.world.ledger.refusals += self.random.choice((1, 2, 9))
@@ -212,7 +212,7 @@ class Chaos:
             assert offset == len(history)
             history.append(sent)
             if self.loses and partition not in self.closed and self.random.random() < 0.01:
-                self.world.reader.lost.add((partition, offset))
+                self.world.reader.lost_offsets.add((partition, offset))
 
     def _change_topics(self) -> None:
         """In some seeds: partitions added, messages expired, topics deleted, made again, truncated."""

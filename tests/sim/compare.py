@@ -10,7 +10,7 @@ from typing import Any
 
 from seriatim.core import ledger as ledgers
 from seriatim.core.ledger import Account, Entry, Ledger
-from seriatim.core.message import Stretch
+from seriatim.core.message import MessageBatch
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.session import Session
 from seriatim.testing import MemoryDigests
@@ -37,17 +37,17 @@ def check_chain(chaos: Chaos) -> list[Entry]:
     ledger, named = Ledger(stream="sim"), Counter[str]()
     entries: list[Entry] = []
     for commit in commits:
-        manifest = ledgers.decode(chaos.world.ledger.manifests[commit.manifest])
+        manifest = ledgers.decode_manifest(chaos.world.ledger.manifests[commit.manifest])
         entry = manifest.entry
         assert (entry.sequence, entry.previous) == (ledger.sequence + 1, ledger.sha256), "the chain is broken"
-        ledger = ledgers.apply(entry, ledger)
+        ledger = ledgers.apply_entry(entry, ledger)
         assert manifest.ledger == ledger, "a manifest tells another ledger"
-        ledger = chaos.world.ledger.at("sim", entry.sequence)
+        ledger = chaos.world.ledger.ledger_at("sim", entry.sequence)
         for change in entry.changes:
-            named.update(file.path for file in (*change.records, *change.kept))
+            named.update(file.path for file in (*change.records, *change.quarantine_files))
         entries.append(entry)
     assert not [path for path, times in named.items() if times > 1], "a file is named twice"
-    witness = chaos.world.ledger.seen
+    witness = chaos.world.ledger.stored_witness
     assert witness is None or witness[0] <= ledger.sequence, "the witness is ahead"
     return entries
 
@@ -64,14 +64,14 @@ def check_partition(chaos: Chaos, entries: list[Entry], partition: Partition, ac
     sent = chaos.history.get((account.topic_id, partition), [])
     passed = check_certificates(chaos, entries, partition, account)
     straight = Straight(chaos.stream)
-    present = [o for o in range(account.born, len(sent)) if o not in passed]
+    present = [o for o in range(account.initial_frontier, len(sent)) if o not in passed]
     end = _end(chaos, entries, partition, account)
     straight.fold((o, sent[o]) for o in present if o < end)
     check_frontier(chaos, partition, account, straight)
     check_records(chaos, partition, straight)
     check_sessions(chaos, account, straight)
     check_counts(entries, partition, account, straight)
-    kept = [row for e in entries for c in e.changes if c.partition == partition for row in _rows(chaos, c.kept)]
+    kept = [row for e in entries for c in e.changes if c.partition == partition for row in _rows(chaos, c.quarantine_files)]
     places = sorted({(row["offset"], row["session"]) for row in kept})  # a refold keeps them once more
     assert places == sorted(straight.kept), "other messages are kept"
 
@@ -91,7 +91,7 @@ def _rows(chaos: Chaos, files: Any) -> list[dict[str, Any]]:
 
 def check_certificates(chaos: Chaos, entries: list[Entry], partition: Partition, account: Account) -> set[int]:
     """Certificates tile the way from birth to frontier; the offsets passed over, which must be justified."""
-    at, passed = account.born, set()
+    at, passed = account.initial_frontier, set()
     for change in (c for e in entries for c in e.changes if c.partition == partition and c.certificate):
         certificate = change.certificate
         assert certificate.start == at, "ranges overlap or skip"
@@ -101,7 +101,7 @@ def check_certificates(chaos: Chaos, entries: list[Entry], partition: Partition,
             assert at <= chaos.expired.get(partition, 0), "skipped, but not expired"
             passed |= set(range(offsets.start, offsets.end))
         else:
-            lost = {o for o in range(offsets.start, offsets.end) if (partition, o) in chaos.world.reader.lost}
+            lost = {o for o in range(offsets.start, offsets.end) if (partition, o) in chaos.world.reader.lost_offsets}
             assert certificate.holes == ({"unexplained": len(lost)} if lost else {}), "holes are counted"
             passed |= lost
     assert at == account.frontier, "the frontier is where the last certificate ends"
@@ -128,7 +128,7 @@ def check_frontier(chaos: Chaos, partition: Partition, account: Account, straigh
 def _justified(chaos: Chaos, finding: str, partition: Partition, account: Account) -> bool:
     bounds, frontier = chaos.world.kafka.bounds(".*").get(partition), account.frontier
     if finding == "gap":
-        return chaos.stream.tier in ("strict", "once") and (partition, frontier) in chaos.world.reader.lost
+        return chaos.stream.tier in ("strict", "once") and (partition, frontier) in chaos.world.reader.lost_offsets
     if bounds is None or bounds.topic_id != account.topic_id:
         return chaos.topic_faults
     if finding == "truncated":
@@ -139,8 +139,8 @@ def _justified(chaos: Chaos, finding: str, partition: Partition, account: Accoun
 def check_records(chaos: Chaos, partition: Partition, straight: Straight) -> None:
     """The same records, in the same order."""
     columns = (*OWN, *chaos.machine().columns)
-    files = [file for file in chaos.world.ledger.active() if file.path.startswith(f"records/{partition}/")]
-    files.sort(key=lambda file: file.first)
+    files = [file for file in chaos.world.ledger.files_now() if file.path.startswith(f"records/{partition}/")]
+    files.sort(key=lambda file: file.first_offset)
     rows = [tuple(row[name] for name in columns) for row in _rows(chaos, files)]
     assert rows == straight.records, "records differ"
     places = [row[:2] for row in rows]
@@ -150,7 +150,7 @@ def check_records(chaos: Chaos, partition: Partition, straight: Straight) -> Non
 def check_sessions(chaos: Chaos, account: Account, straight: Straight) -> None:
     """The same state for every session; for the table machine, what its records give."""
     runner = chaos.machine()
-    found = chaos.world.files.everything(account.state)
+    found = chaos.world.files.load_all(account.state)
     meant = {name: session for name, session in straight.sessions.items() if session.touched}
     assert set(found) == set(meant), "other sessions"
     for name, session in meant.items():
@@ -165,9 +165,9 @@ def check_sessions(chaos: Chaos, account: Account, straight: Straight) -> None:
 
 
 def _state(runner: Any, session: Session) -> Any:
-    if session.saved is None:
+    if session.state_bytes is None:
         return None
-    state = runner.load(session.saved, session.version)
+    state = runner.load(session.state_bytes, session.state_version)
     return state if isinstance(state, dict) else {"total": state.total}
 
 
@@ -194,7 +194,7 @@ def check_counts(entries: list[Entry], partition: Partition, account: Account, s
         (f.finding, f.offset, f.session)
         for e in entries
         for f in e.findings
-        if f.place == str(partition) and f.finding not in ("gap", "expired", "re-created", "truncated")
+        if f.partition_name == str(partition) and f.finding not in ("gap", "expired", "re-created", "truncated")
     ]
     assert told == straight.findings, "other findings are told"
 
@@ -213,5 +213,5 @@ def check_digests(chaos: Chaos) -> None:
             if len(log) != certificate.until - certificate.start:
                 continue
             digests = MemoryDigests()
-            digests.update(Stretch(certificate.start, [0] * len(log), [m.key for m in log], [m.value for m in log]))
+            digests.update(MessageBatch(certificate.start, [0] * len(log), [m.key for m in log], [m.value for m in log]))
             assert digests.finish() == certificate.digests, "digests differ"

@@ -17,11 +17,11 @@ from seriatim.adapters.rewrite import ParquetRewriter
 from seriatim.core.crash import arm
 from seriatim.core.errors import ConfigError, IntegrityError
 from seriatim.core.offsets import Partition
-from seriatim.core.repair import Request
-from seriatim.steps.accept import Means, accept
-from seriatim.steps.compact import compact
-from seriatim.steps.publish import publish
-from seriatim.steps.repair import Repairing, plan
+from seriatim.core.repair import RepairRequest
+from seriatim.steps.accept import DecisionContext, accept_topic
+from seriatim.steps.compact import compact_stream
+from seriatim.steps.publish import publish_current
+from seriatim.steps.repair import RepairRun, plan_repair
 from seriatim.testing import MemoryStream
 from tests.sim.rewriting import Rewriter
 from tests.steps.compacts import means
@@ -89,17 +89,17 @@ class Mix:
         start = self.random.randint(0, max(account.frontier - 1, 0))
         tools = mending(self.made)
         if self.rewriter.root is not None:
-            tools = replace(tools, world=replace(tools.world, joiner=ParquetJoiner(self.rewriter.root, "s")))
+            tools = replace(tools, fold_context=replace(tools.fold_context, joiner=ParquetJoiner(self.rewriter.root, "s")))
         try:
-            wanted = plan(tools, Request(partition=str(partition), start=start))
-            Repairing(tools).apply(wanted, self.random.choice((3, 1000)))
+            wanted = plan_repair(tools, RepairRequest(partition=str(partition), start=start))
+            RepairRun(tools).apply(wanted, self.random.choice((3, 1000)))
         except (IntegrityError, ConfigError):
             self.done.append("refused")
 
     def really_compact(self) -> None:
         """By the step itself."""
         rewriter = None if self.rewriter.root is None else ParquetRewriter(self.rewriter.root, "s")
-        compact(means(self.made, rewriter=rewriter), self.random.choice((None, *self._known())))
+        compact_stream(means(self.made, rewriter=rewriter), self.random.choice((None, *self._known())))
 
     def _known(self) -> list[Partition]:
         return list(self.made.accounts())
@@ -111,7 +111,7 @@ class Mix:
         self.made.kafka.delete(topic)
         self.made.kafka.create(topic, partitions)
         self.made.run()
-        told = Means(
+        told = DecisionContext(
             stream=self.made.stream,
             runner=self.made.machine(),
             log=self.made.kafka,
@@ -121,7 +121,7 @@ class Mix:
             clock=self.made.clock,
             new_attempt=lambda: f"accept{self.random.random()}",
         )
-        accept(told, topic, "it was meant")
+        accept_topic(told, topic, "it was meant")
 
     def publish(self) -> None:
         """To the last entry, or to one that may be behind what is published."""
@@ -179,4 +179,4 @@ class Mix:
         return head.ledger.sequence
 
     def _publish(self, **asked: Any) -> None:
-        publish(self.made.stream.name, self.made.ledger, self.current(), **asked)
+        publish_current(self.made.stream.name, self.made.ledger, self.current(), **asked)

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from seriatim.core.machine import Machine
 from seriatim.core.offsets import Partition
-from seriatim.core.stream import Output, Stream, Table
+from seriatim.core.stream import OutputSettings, Stream, TableSettings
 
 COLUMNS = {"id": "string", "v": "int64", "w": "float64"}
 IDS = "abcd"
@@ -206,6 +206,6 @@ def draw_stream(random: Random) -> Stream:
         on_poison=random.choice(poison),
         session=field_name,
         sequence="seq" if tier in ("once", "order") else random.choice((None, "seq")),
-        table=Table(key=("id",), columns=COLUMNS, before=random.random() < 0.7),
-        output=Output(path="memory"),
+        table=TableSettings(key=("id",), columns=COLUMNS, before=random.random() < 0.7),
+        output=OutputSettings(path="memory"),
     )

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from seriatim.core.ledger import Account, Change, Entry, File
 from seriatim.core.offsets import Partition
 from seriatim.disk import ParquetFileWriter
-from seriatim.ports import Head
+from seriatim.ports import LedgerHead
 from seriatim.steps.commit import commit
 from seriatim.testing import MemoryStream
 
@@ -51,19 +51,19 @@ class Rewriter:
         writer.add(pa.RecordBatch.from_pylist(rows, schema=self.made.files.schema))  # type: ignore[attr-defined]
         file = writer.finish()
         assert file is not None
-        return replace(file, first=rows[0]["offset"], last=rows[-1]["offset"])
+        return replace(file, first_offset=rows[0]["offset"], last_offset=rows[-1]["offset"])
 
     def files(self, partition: Partition, life: str) -> list[File]:
         """The record files of one life of a partition, by offset."""
         active = self.made.ledger.active_files(self._head())
         mine = [file for file in active if file.path.startswith(f"records/{partition}/")]
-        return sorted((f for f in mine if self.rows(f)[0]["topic_id"] == life), key=lambda file: file.first)
+        return sorted((f for f in mine if self.rows(f)[0]["topic_id"] == life), key=lambda file: file.first_offset)
 
     def repair(self, partition: Partition) -> None:
         """Make the records from some offset on again, otherwise."""
         account = self._account(partition)
-        rewound = self.random.randint(account.born, account.frontier)
-        touched = [file for file in self.files(partition, account.topic_id) if file.last >= rewound]
+        rewound = self.random.randint(account.initial_frontier, account.frontier)
+        touched = [file for file in self.files(partition, account.topic_id) if file.last_offset >= rewound]
         old = [row for file in touched for row in self.rows(file)]
         new = [one for row in old for one in ([row] if row["offset"] < rewound else self._otherwise(row))]
         cut = self.random.randint(0, len(new))
@@ -72,12 +72,12 @@ class Rewriter:
         halves = [self.write(partition, half) for half in (new[:cut], new[cut:]) if half]
         held = f"hold{self.made_so_far}-{self.random.random()}"
         nothing = self._change(partition, account)
-        self._commit(Entry(kind="hold", attempt=held, held=held, changes=(nothing,)))
+        self._commit(Entry(kind="hold", attempt=held, hold=held, changes=(nothing,)))
         change = replace(
-            nothing, records=tuple(halves), rewound=rewound, removed_rows=len(old), quarantined=account.quarantined
+            nothing, records=tuple(halves), replaced_from=rewound, removed_rows=len(old), quarantined=account.quarantined
         )
         paths = tuple(file.path for file in touched)
-        self._commit(Entry(kind="repair", attempt=held, held=held, changes=(change,), removed=paths))
+        self._commit(Entry(kind="repair", attempt=held, hold=held, changes=(change,), removed_paths=paths))
 
     def _otherwise(self, row: dict[str, Any]) -> Rows:
         """A record as a mended machine makes it: the same, another one, or none."""
@@ -99,10 +99,10 @@ class Rewriter:
         whole = self.write(partition, [row for file in some for row in self.rows(file)])
         change = replace(self._change(partition, account), records=(whole,))
         self._commit(
-            Entry(kind="compact", attempt="compact", changes=(change,), removed=tuple(file.path for file in some))
+            Entry(kind="compact", attempt="compact", changes=(change,), removed_paths=tuple(file.path for file in some))
         )
 
-    def _head(self) -> Head:
+    def _head(self) -> LedgerHead:
         head = self.made.ledger.head(self.made.stream.name)
         assert head is not None
         return head
@@ -119,7 +119,7 @@ class Rewriter:
             frontier=account.frontier,
             until=account.frontier,
             topic_id=account.topic_id,
-            born=account.born,
+            initial_frontier=account.initial_frontier,
             log_end=account.log_end,
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seriatim.core.crash import arm
-from seriatim.steps.check import check
+from seriatim.steps.check import check_stream
 from seriatim.testing import MemoryStream
 from tests.adapters.on_disk import DiskStream
 from tests.sim.chaos import Chaos
@@ -21,10 +21,10 @@ MIXES = 60
 
 def must_be_good(made: MemoryStream, **real: Any) -> None:
     """Check, and expect nothing bad; nothing is left to judge then."""
-    done = check(means(made, **real))
+    done = check_stream(means(made, **real))
     assert [finding for finding in done.findings if finding.finding == "check"] == []
     assert set(done.verdict.values()) <= {"good"}
-    assert (done.ledger.circuit, done.ledger.checked) == ("closed", done.ledger.judged)
+    assert (done.ledger.circuit, done.ledger.checked) == ("closed", done.ledger.judged_until)
     if done.sequence >= 0:
         assert done.ledger.checked == done.ledger.sequence
 
@@ -69,11 +69,11 @@ def test_any_lawful_mix_is_good(full: bool) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_any_lawful_mix_on_disk_is_good(tmp_path: Path, seed: int) -> None:
     """The same with real files, and before-images."""
-    from seriatim.adapters.sight import FileSight
+    from seriatim.adapters.sight import RecordScan
 
     parts = ((), ("topic",), ("topic", "partition"))[seed % 3]
     made = DiskStream(tmp_path, tier="none", sequence=None, output_partitions=parts)
-    sight = FileSight(tmp_path)
+    sight = RecordScan(tmp_path)
     Lawful(seed, made, sight=sight, checker=Silent()).live(12)
 
 

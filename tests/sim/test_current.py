@@ -44,7 +44,7 @@ class SmallParts(DeltaCurrent):
     part_rows_max = 3
 
     def __init__(self, made: DiskStream) -> None:
-        keyed = made.runner.keyed
+        keyed = made.runner.row_key_spec
         assert keyed is not None
         super().__init__(made.root, "s", record_schema(made.runner.columns), keyed)
 
@@ -57,7 +57,7 @@ class SmallParts(DeltaCurrent):
 def check_disk(made: DiskStream) -> None:
     """What any Delta reader sees is the fold of what it sees in `records` at the version of the entry."""
     current = SmallParts(made)
-    at = current.reached().sequence
+    at = current.published_version().sequence
     version = made.ledger.delta_version("s", at)
     lives: list[str] = []
     for manifest in made.ledger.entries("s", -1):
@@ -117,7 +117,7 @@ def test_in_any_world_of_the_simulator(seeds: range) -> None:
     """Runs that crash and overlap, quarantine, halts, windows and expiry: a publish after each round is the fold."""
     for seed in range(len(seeds) // 2):
         chaos = Chaos(seed)
-        if chaos.machine().keyed is None:
+        if chaos.machine().row_key_spec is None:
             continue
         current: MemoryCurrent = current_of(chaos.world)
         run, rounds = chaos._try, [0]

@@ -79,7 +79,7 @@ class OutputMix:
 def check(made: MemoryStream) -> None:
     """All tables are those of a straight fold, as of the ledger."""
     assert tables(made) == straight(made, 2)
-    assert {made.derived.outputs.reached(table).sequence for table in ("trade", "note")} == {head(made).sequence}
+    assert {made.derived.outputs.applied_version(table).sequence for table in ("trade", "note")} == {head(made).sequence}
 
 
 @pytest.mark.long

@@ -13,8 +13,8 @@ from seriatim.core.crash import arm
 from seriatim.core.errors import ConfigError
 from seriatim.core.ledger import Account
 from seriatim.core.offsets import Partition
-from seriatim.core.refold import same
-from seriatim.steps.retrace import Way
+from seriatim.core.refold import same_session
+from seriatim.steps.retrace import SessionReplay
 from seriatim.testing import MemoryStream
 from tests.sim.chaos import Chaos
 from tests.steps.looking import head_of, looking, rows_of
@@ -60,31 +60,31 @@ def look_back(seed: int) -> int:
         grow_old(made, chance)
     tools, head, runner = looking(made), head_of(made), made.machine()
     for partition, account in made.accounts().items():
-        for name, committed in made.files.everything(account.state).items():
+        for name, committed in made.files.load_all(account.state).items():
             kept = what_kafka_has(made, partition, account)
             if kept is None:
                 with pytest.raises(ConfigError):
-                    Way(tools, head, partition, name).begin_early(0)
+                    SessionReplay(tools, head, partition, name).begin_at_or_after(0)
                 continue
-            way = Way(tools, head, partition, name)
-            way.begin_early(0)
-            start = way.at
-            if sum(at >= start for at in kept) < way.end - start:
+            way = SessionReplay(tools, head, partition, name)
+            way.begin_at_or_after(0)
+            start = way.next_offset
+            if sum(at >= start for at in kept) < way.committed_end - start:
                 with pytest.raises(ConfigError):
-                    list(way.steps(way.end))
+                    list(way.steps(way.committed_end))
                 continue
-            steps = list(way.steps(way.end))
-            assert same(way.retrace.saved(), committed, runner), f"{partition} {name} differs"
+            steps = list(way.steps(way.committed_end))
+            assert same_session(way.tracing_fold.session_to_save(), committed, runner), f"{partition} {name} differs"
             made_again = [
                 {"offset": step.offset, **{k: v for k, v in record.items() if k not in ("source_offset", "table")}}
                 for step in steps
                 for record in step.records
             ]
             assert made_again == rows_of(made, name, partition, start), f"{partition} {name}: other records"
-            quick = Way(tools, head, partition, name)
-            quick.begin_early(0)
-            quick.to(quick.end)
-            assert same(quick.retrace.saved(), committed, runner), f"{partition} {name} differs without looking"
+            quick = SessionReplay(tools, head, partition, name)
+            quick.begin_at_or_after(0)
+            quick.fold_to(quick.committed_end)
+            assert same_session(quick.tracing_fold.session_to_save(), committed, runner), f"{partition} {name} differs without looking"
             traced += 1
     return traced
 

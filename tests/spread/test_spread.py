@@ -15,12 +15,12 @@ import pytest
 from msgspec.structs import replace
 
 from seriatim import streams, wiring
-from seriatim.adapters.arrow import stretches
+from seriatim.adapters.arrow import message_batches
 from seriatim.core.errors import PlatformError
 from seriatim.core.ledger import File
 from seriatim.core.offsets import Partition
 from seriatim.spread import fold
-from seriatim.steps.task import Kit, Result, Work, read_result, run_task
+from seriatim.steps.task import PartitionWork, TaskContext, TaskResult, read_result, run_task
 
 PLACE = Partition("t", 0)
 MACHINE = """
@@ -62,7 +62,7 @@ def file(tmp_path: Path) -> streams.StreamFile:
     (tmp_path / "streams").mkdir()
     (tmp_path / "streams" / "sums.py").write_text(MACHINE)
     (tmp_path / "streams" / "s.toml").write_text(STREAM)
-    return streams.load("s", tmp_path / "streams")
+    return streams.load_stream("s", tmp_path / "streams")
 
 
 def produced(seed: int, count: int, known: dict[str, int]) -> list[Sent]:
@@ -92,19 +92,19 @@ def batches(sent: list[Sent], start: int, at_once: int = 97) -> Iterator[pa.Reco
 
 def folded(
     file: streams.StreamFile, given: Any, start: int, end: int, state: tuple[File, ...], parts: int, attempt: str
-) -> Result:
-    work = Work(partition=PLACE, start=start, end=end, epoch=0, topic_id="id", state=state, attempt=attempt)
-    with fold.spread(file, work, wiring.kit(file, {}), parts) as kit:
-        return read_result(run_task(work, stretches(given), kit))
+) -> TaskResult:
+    work = PartitionWork(partition=PLACE, start=start, end=end, epoch=0, topic_id="id", state=state, attempt=attempt)
+    with fold.with_helpers(file, work, wiring.task_context(file, {}), parts) as kit:
+        return read_result(run_task(work, message_batches(given), kit))
 
 
-def content(file: streams.StreamFile, result: Result) -> tuple[Any, ...]:
+def content(file: streams.StreamFile, result: TaskResult) -> tuple[Any, ...]:
     """Everything that a result says, without the names of its files."""
     root = Path(file.stream.output.path)
     records = [pq.read_table(root / one.path, partitioning=None) for one in result.records]
-    edges = [(one.rows, one.first, one.last) for one in result.records]
-    state = sorted(wiring.state(file).everything(result.state or ()))
-    return edges, records, state, result.certificate, result.strangers, result.findings, result.marks
+    edges = [(one.rows, one.first_offset, one.last_offset) for one in result.records]
+    state = sorted(wiring.state(file).iterate_sessions(result.state or ()))
+    return edges, records, state, result.certificate, result.sessions_without_state, result.findings, result.marks
 
 
 @pytest.mark.parametrize("parts", [2, 3])
@@ -147,27 +147,27 @@ def test_a_halt_at_a_hole_is_folded_again_alone(file: streams.StreamFile) -> Non
     sent = produced(1, 600, {})
     given = [*batches(sent[:200], 0), *batches(sent[210:], 210)]
     with gap(file) as kit:
-        work = Work(partition=PLACE, start=0, end=600, epoch=0, topic_id="id", attempt="a")
-        with fold.spread(file, work, kit, 2) as ready:
-            result = read_result(run_task(work, stretches(given), ready))
+        work = PartitionWork(partition=PLACE, start=0, end=600, epoch=0, topic_id="id", attempt="a")
+        with fold.with_helpers(file, work, kit, 2) as ready:
+            result = read_result(run_task(work, message_batches(given), ready))
     assert result.lacks_headers
 
 
 @contextmanager
-def gap(file: streams.StreamFile) -> Iterator[Kit]:
+def gap(file: streams.StreamFile) -> Iterator[TaskContext]:
     """A kit for which no hole has an explanation."""
-    yield replace(wiring.kit(file, {}), explain=lambda _partition, hole: [(hole, "unexplained")])
+    yield replace(wiring.task_context(file, {}), explain=lambda _partition, hole: [(hole, "unexplained")])
 
 
 def test_a_helper_that_dies_is_platform_trouble(file: streams.StreamFile) -> None:
     """The run fails by name, and the next one folds the same again."""
     sent = produced(1, 900, {})
-    work = Work(partition=PLACE, start=0, end=900, epoch=0, topic_id="id", attempt="a")
-    with fold.spread(file, work, wiring.kit(file, {}), 2) as kit:
-        helpers = kit.fold.keywords["helpers"]  # type: ignore[attr-defined]
+    work = PartitionWork(partition=PLACE, start=0, end=900, epoch=0, topic_id="id", attempt="a")
+    with fold.with_helpers(file, work, wiring.task_context(file, {}), 2) as kit:
+        helpers = kit.make_fold.keywords["helpers"]  # type: ignore[attr-defined]
         helpers[1].process.kill()
         with pytest.raises(PlatformError, match="helper process of a hot partition died"):
-            read_result(run_task(work, stretches(batches(sent, 0)), kit))
+            read_result(run_task(work, message_batches(batches(sent, 0)), kit))
     assert all(helper.process.returncode is not None for helper in helpers)
 
 
@@ -187,7 +187,7 @@ def test_only_a_hot_partition_is_spread(
     file: streams.StreamFile, changes: dict[str, Any], share: float, parts: int
 ) -> None:
     """As many processes as its share of the slice is worth, and one where a rule looks beyond a session."""
-    kit, file = wiring.kit(file, {}), replace(file, stream=replace(file.stream, **changes))
-    work = Work(partition=PLACE, start=0, end=50_000, epoch=0, topic_id="id", attempt="a", share=share)
-    assert fold.parts_of(file, work, kit, 4) == parts
-    assert fold.parts_of(file, replace(work, end=1_000), kit, 4) == 1
+    kit, file = wiring.task_context(file, {}), replace(file, stream=replace(file.stream, **changes))
+    work = PartitionWork(partition=PLACE, start=0, end=50_000, epoch=0, topic_id="id", attempt="a", share=share)
+    assert fold.choose_helper_count(file, work, kit, 4) == parts
+    assert fold.choose_helper_count(file, replace(work, end=1_000), kit, 4) == 1

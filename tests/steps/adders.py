@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from seriatim.core.machine import Machine, UserMachine
 from seriatim.core.offsets import Partition
-from seriatim.core.stream import Output, Stream
+from seriatim.core.stream import OutputSettings, Stream
 from seriatim.testing import MemoryStream
 from tests.steps.mending import table
 from tests.steps.worlds import A0
@@ -76,7 +76,7 @@ class Raising(Adder):
 
 def adding(machine: type[Adder], **fields: Any) -> MemoryStream:
     """A world whose machine adds up. Its name is that of the stream file, whatever code is deployed."""
-    stream = Stream(name="s", topics="in-.*", machine="m:Adder", output=Output(path="memory"), **fields)
+    stream = Stream(name="s", topics="in-.*", machine="m:Adder", output=OutputSettings(path="memory"), **fields)
     return MemoryStream(stream, lambda: UserMachine("m:Adder", machine))
 
 
@@ -106,4 +106,4 @@ def fixed(made: MemoryStream, partition: Partition = A0) -> tuple[list[Any], dic
 
 def states(made: MemoryStream, partition: Partition = A0) -> dict[str, Any]:
     """What is known of each session."""
-    return {name: (one.saved, one.finding, one.last_offset) for name, one in made.sessions(partition).items()}
+    return {name: (one.state_bytes, one.finding, one.last_offset) for name, one in made.sessions(partition).items()}

@@ -13,9 +13,9 @@ from seriatim.adapters.memory.check import MemoryChecker, MemorySight
 from seriatim.core.errors import IntegrityError
 from seriatim.core.ledger import File
 from seriatim.core.stream import Stream
-from seriatim.core.suite import Expectation, Suites, parse, suites
-from seriatim.steps.check import Checked, Means, check
-from seriatim.steps.gather import Table
+from seriatim.core.suite import Expectation, Suites, join_suites, parse_suite
+from seriatim.steps.check import CheckContext, CheckResult, check_stream
+from seriatim.steps.gather import CheckTableSpec
 from seriatim.testing import MemoryStream
 
 SHIPPED = Path(__file__).parents[2] / "expectations"
@@ -24,8 +24,8 @@ ATTEMPTS = count()
 
 def stock(stream: Stream, *own: Expectation) -> Suites:
     """The suites that are shipped, and some of one's own."""
-    rooms = {name: parse((SHIPPED / f"{name}.json").read_bytes(), f"expectations/{name}.json") for name in ROOMS}
-    return suites(rooms, own, stream.machine)
+    rooms = {name: parse_suite((SHIPPED / f"{name}.json").read_bytes(), f"expectations/{name}.json") for name in ROOMS}
+    return join_suites(rooms, own, stream.machine)
 
 
 ROOMS = ("records", "ledger", "state")
@@ -37,14 +37,14 @@ def between(column: str, least: Any, most: Any, severity: Any = "critical", **me
     return Expectation("expect_column_values_to_be_between", kwargs, severity, meta, suite="expectations/s.json")
 
 
-def table_of(stream: Stream) -> Table | None:
+def table_of(stream: Stream) -> CheckTableSpec | None:
     """The stock machine as a check needs it."""
     if stream.machine != "table":
         return None
-    return Table(stream.table.key, tuple(stream.table.columns), stream.table.before, stream.table_machine().load)
+    return CheckTableSpec(stream.table.key, tuple(stream.table.columns), stream.table.before, stream.table_machine().load)
 
 
-def means(made: MemoryStream, *own: Expectation, **fields: Any) -> Means:
+def means(made: MemoryStream, *own: Expectation, **fields: Any) -> CheckContext:
     """A check of a world in memory."""
 
     def read(file: File) -> list[dict[str, Any]]:
@@ -65,14 +65,14 @@ def means(made: MemoryStream, *own: Expectation, **fields: Any) -> Means:
         "new_attempt": lambda: f"check{next(ATTEMPTS)}",
         "peak_memory_bytes": lambda: 0,
     }
-    return Means(**(given | fields))
+    return CheckContext(**(given | fields))
 
 
-def checked(made: MemoryStream, *own: Expectation) -> Checked:
+def checked(made: MemoryStream, *own: Expectation) -> CheckResult:
     """Check a world in memory."""
-    return check(means(made, *own))
+    return check_stream(means(made, *own))
 
 
 def rows(made: MemoryStream) -> list[dict[str, Any]]:
     """The committed records themselves, to be hurt."""
-    return [row for file in made.ledger.active() for row in made.files.files[file.path].rows]
+    return [row for file in made.ledger.files_now() for row in made.files.files[file.path].rows]

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 from seriatim.core.offsets import Partition
-from seriatim.steps.accept import Decision, Means, accept
-from seriatim.steps.retire import Retired, retire
-from seriatim.steps.status import status
+from seriatim.steps.accept import DecisionContext, TopicDecision, accept_topic
+from seriatim.steps.retire import RetireDecision, retire_topic
+from seriatim.steps.status import read_status
 from seriatim.testing import MemoryClock, MemoryStream
 from tests.steps.worlds import send
 
 
-def means(made: MemoryStream) -> Means:
+def means(made: MemoryStream) -> DecisionContext:
     """What a decision is made with, in memory."""
     folding = made.folding()
-    return Means(
+    return DecisionContext(
         stream=made.stream,
         runner=made.machine(),
         log=made.kafka,
@@ -27,18 +27,18 @@ def means(made: MemoryStream) -> Means:
         records=made.files,
         state=made.files,
         clock=made.clock,
-        new_attempt=folding.world.new_attempt,
+        new_attempt=folding.context.new_attempt,
     )
 
 
-def accepted(made: MemoryStream, name: str = "in-a", **more: Any) -> Decision:
+def accepted(made: MemoryStream, name: str = "in-a", **more: Any) -> TopicDecision:
     """Accept a topic."""
-    return accept(means(made), name, "meant", **more)
+    return accept_topic(means(made), name, "meant", **more)
 
 
-def retired(made: MemoryStream, name: str = "in-a", **more: Any) -> Retired:
+def retired(made: MemoryStream, name: str = "in-a", **more: Any) -> RetireDecision:
     """Retire a topic or a partition."""
-    return retire(made.ledger, made.kafka, MemoryClock(), "s", made.stream.topics, name, "r1", "over", **more)
+    return retire_topic(made.ledger, made.kafka, MemoryClock(), "s", made.stream.topics, name, "r1", "over", **more)
 
 
 def made_again(made: MemoryStream, partitions: int = 1, topic: str = "in-a") -> str:
@@ -66,8 +66,8 @@ def saved(made: MemoryStream, partition: Partition) -> dict[str, dict[str, Any]]
     """Tables by session, from the state."""
     runner, tables = made.machine(), {}
     for name, session in made.sessions(partition).items():
-        if session.saved is not None:
-            rows = runner.show(runner.load(session.saved, session.version))["rows"]
+        if session.state_bytes is not None:
+            rows = runner.to_plain(runner.load(session.state_bytes, session.state_version))["rows"]
             tables[name] = {row["id"]: row["v"] for row in rows}
     return {session: table for session, table in tables.items() if table}
 
@@ -82,7 +82,7 @@ def is_right(made: MemoryStream) -> None:
 
 def status_of(made: MemoryStream) -> dict[str, Any]:
     """What `seriatim status` shows."""
-    return status(made.stream, made.kafka, made.ledger, made.files)
+    return read_status(made.stream, made.kafka, made.ledger, made.files)
 
 
 def meanwhile(made: MemoryStream, call: str, deed: Callable[[], object]) -> None:

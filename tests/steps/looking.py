@@ -8,56 +8,56 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from seriatim.core.expression import parse
+from seriatim.core.expression import parse_expression
 from seriatim.core.offsets import Partition
 from seriatim.core.session import Session
-from seriatim.core.step import Step
-from seriatim.ports import Head
-from seriatim.steps.bisect import ROOTS, Bisected, Bisecting
-from seriatim.steps.explain import Explained, Explaining, key_of, sessions_of
-from seriatim.steps.retrace import Looking, Way
+from seriatim.core.step import TraceStep
+from seriatim.ports import LedgerHead
+from seriatim.steps.bisect import INVARIANT_NAMES, Bisection, BisectResult
+from seriatim.steps.explain import RowExplainer, RowExplanation, parse_row_key, records_by_session
+from seriatim.steps.retrace import ReplayContext, SessionReplay
 from seriatim.testing import MemoryStream
 from tests.steps.mending import MemoryReread
 from tests.steps.worlds import A0
 
 
-def looking(made: MemoryStream) -> Looking:
+def looking(made: MemoryStream) -> ReplayContext:
     """What a look back at a world is made with."""
-    return Looking(
+    return ReplayContext(
         stream=made.stream,
         runner=made.machine(),
         ledger=made.ledger,
         state=made.files,
         log=made.kafka,
-        reread=MemoryReread(made),
+        past_reader=MemoryReread(made),
     )
 
 
-def head_of(made: MemoryStream) -> Head:
+def head_of(made: MemoryStream) -> LedgerHead:
     """The world's ledger."""
     head = made.ledger.head(made.stream.name)
     assert head is not None
     return head
 
 
-def way(made: MemoryStream, name: str = "s", partition: Partition = A0) -> Way:
+def way(made: MemoryStream, name: str = "s", partition: Partition = A0) -> SessionReplay:
     """A session's way."""
-    return Way(looking(made), head_of(made), partition, name)
+    return SessionReplay(looking(made), head_of(made), partition, name)
 
 
-def traced(made: MemoryStream, name: str = "s", partition: Partition = A0, start: int = 0) -> list[Step]:
+def traced(made: MemoryStream, name: str = "s", partition: Partition = A0, start: int = 0) -> list[TraceStep]:
     """All steps of a session."""
     gone = way(made, name, partition)
-    gone.begin_early(start)
-    return list(gone.steps(gone.end))
+    gone.begin_at_or_after(start)
+    return list(gone.steps(gone.committed_end))
 
 
 def at(made: MemoryStream, offset: int, name: str = "s", partition: Partition = A0) -> Session:
     """The session after the message at an offset, as it would be saved."""
     gone = way(made, name, partition)
-    gone.begin(offset + 1)
-    gone.to(offset + 1)
-    return gone.retrace.saved()
+    gone.begin_at(offset + 1)
+    gone.fold_to(offset + 1)
+    return gone.tracing_fold.session_to_save()
 
 
 def rows_of(made: MemoryStream, name: str, partition: Partition, start: int) -> list[dict[str, Any]]:
@@ -76,24 +76,24 @@ class MemoryLookup:
     def __init__(self, made: MemoryStream) -> None:
         self.made = made
 
-    def where(self, match: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def find_records(self, column_values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Records with these values."""
         for row in self.made.rows():
-            if all(row[name] == value for name, value in match.items()):
+            if all(row[name] == value for name, value in column_values.items()):
                 yield row
 
 
-def explained(made: MemoryStream, row: str, session: str | None = None) -> list[Explained]:
+def explained(made: MemoryStream, row: str, session: str | None = None) -> list[RowExplanation]:
     """What touched a row, in each session that has it."""
     tools = looking(made)
-    key = key_of(tools.runner, row)
-    found = sessions_of(MemoryLookup(made), key, session, None)
-    return [Explaining(tools, head_of(made), key).run(place, rows) for place, rows in found.items()]
+    key = parse_row_key(tools.runner, row)
+    found = records_by_session(MemoryLookup(made), key, session, None)
+    return [RowExplainer(tools, head_of(made), key).run(place, rows) for place, rows in found.items()]
 
 
-def hunted(made: MemoryStream, name: str, invariant: str, partition: Partition = A0, **more: Any) -> Bisected:
+def hunted(made: MemoryStream, name: str, invariant: str, partition: Partition = A0, **more: Any) -> BisectResult:
     """Where an invariant breaks."""
     gone = way(made, name, partition)
-    gone.begin_early(0)
-    expression = parse(invariant, ROOTS)
-    return Bisecting(gone, expression.holds, of_state="state" in expression.names).run(gone.at, gone.end, **more)
+    gone.begin_at_or_after(0)
+    expression = parse_expression(invariant, INVARIANT_NAMES)
+    return Bisection(gone, expression.is_true, uses_state="state" in expression.names).run(gone.next_offset, gone.committed_end, **more)

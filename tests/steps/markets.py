@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from seriatim.core.machine import Machine, UserMachine
 from seriatim.core.offsets import Partition
-from seriatim.core.stream import Output, Stream
+from seriatim.core.stream import OutputSettings, Stream
 from seriatim.testing import MemoryStream
 
 
@@ -96,7 +96,7 @@ def machine() -> UserMachine:
 
 def stream_of(path: str = "memory", **fields: Any) -> Stream:
     """A stream of markets over topics in-…."""
-    return Stream(name="s", topics="in-.*", machine="markets:Market", output=Output(path=path), **fields)
+    return Stream(name="s", topics="in-.*", machine="markets:Market", output=OutputSettings(path=path), **fields)
 
 
 def market(partitions: int = 1, **fields: Any) -> MemoryStream:

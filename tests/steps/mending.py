@@ -11,8 +11,8 @@ from typing import Any
 
 from seriatim.core.gaps import Gap
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.repair import Request
-from seriatim.steps.repair import Mending, Refolded, Repairing, plan
+from seriatim.core.repair import RepairRequest
+from seriatim.steps.repair import RefoldResult, RepairContext, RepairRun, plan_repair
 from seriatim.testing import MemoryStream
 from tests.steps.worlds import A0, send, world
 
@@ -23,25 +23,25 @@ class MemoryReread:
     def __init__(self, made: MemoryStream) -> None:
         self.made = made
 
-    def read(self, partition: Partition, whole: OffsetRange) -> Iterator[Any]:
+    def read(self, partition: Partition, offset_range: OffsetRange) -> Iterator[Any]:
         """Those of a range that are there."""
-        yield from self.made.reader.stretches(partition, whole, headers=False)
+        yield from self.made.reader.batches(partition, offset_range, with_headers=False)
 
-    def compacts(self, topic: str) -> bool:
+    def is_compacted(self, topic: str) -> bool:
         """As the topic says."""
         return self.made.kafka.topics[topic].compacted
 
 
-def mending(made: MemoryStream) -> Mending:
+def mending(made: MemoryStream) -> RepairContext:
     """What a repair of a world is made with."""
     folding = made.folding()
-    return Mending(stream=made.stream, runner=folding.runner, world=folding.world, reread=MemoryReread(made))
+    return RepairContext(stream=made.stream, runner=folding.runner, fold_context=folding.context, past_reader=MemoryReread(made))
 
 
-def repair(made: MemoryStream, messages_max: int = 1_000_000, **request: Any) -> Refolded:
+def repair(made: MemoryStream, messages_max: int = 1_000_000, **request: Any) -> RefoldResult:
     """Plan and apply, as one command does."""
     tools = mending(made)
-    return Repairing(tools).apply(plan(tools, Request(**request)), messages_max)
+    return RepairRun(tools).apply(plan_repair(tools, RepairRequest(**request)), messages_max)
 
 
 def table(made: MemoryStream, partition: Partition) -> list[dict[str, Any]]:
@@ -62,8 +62,8 @@ def assert_straight(made: MemoryStream, partition: Partition = A0, **fields: Any
     """Records and state are those of a straight fold."""
     other = straight(made, **fields)
     assert table(made, partition) == table(other, partition)
-    mine = {name: (one.saved, one.finding) for name, one in made.sessions(partition).items() if one.saved}
-    assert mine == {name: (one.saved, one.finding) for name, one in other.sessions(partition).items() if one.saved}
+    mine = {name: (one.state_bytes, one.finding) for name, one in made.sessions(partition).items() if one.state_bytes}
+    assert mine == {name: (one.state_bytes, one.finding) for name, one in other.sessions(partition).items() if one.state_bytes}
 
 
 def updates(made: MemoryStream, count: int, partition: Partition = A0, sessions: int = 3, seed: int = 1) -> None:
@@ -96,4 +96,4 @@ def lose(made: MemoryStream, path: str) -> None:
 
 def gaps_of(made: MemoryStream) -> list[Gap]:
     """The gaps as the table has them."""
-    return made.derived.gaps(made.derived.reached("gaps"))
+    return made.derived.gaps(made.derived.applied_version("gaps"))

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from seriatim.core.errors import ConfigError
 from seriatim.core.machine import Machine, UserMachine
-from seriatim.core.stream import Output, Stream
+from seriatim.core.stream import OutputSettings, Stream
 from seriatim.testing import MemoryStream
 from tests.steps.deciding import accepted, folded, is_right, made_again, saved, status_of
 from tests.steps.worlds import A0, A1, A2, begun, frontiers, kinds, send
@@ -26,10 +26,10 @@ def test_a_topic_made_again_begins_a_new_life() -> None:
     done = accepted(made)
 
     (one,) = done.partitions
-    assert (one.old_id, one.new_id, one.frontier, one.starts) == (old.topic_id, new, old.frontier, 0)
-    assert (one.sessions, one.records) == (2, 3)
+    assert (one.old_topic_id, one.new_topic_id, one.frontier, one.resumes_at) == (old.topic_id, new, old.frontier, 0)
+    assert (one.ended_sessions, one.end_records) == (2, 3)
     account = made.accounts()[A0]
-    assert (account.topic_id, account.frontier, account.born, account.epoch) == (new, 0, 0, 1)
+    assert (account.topic_id, account.frontier, account.initial_frontier, account.epoch) == (new, 0, 0, 1)
     assert (account.state, account.halt, account.log_end, account.messages) == ((), None, 0, 5)
     deletes = [row for row in made.rows() if row["offset"] == old.frontier]
     assert {row["op"] for row in deletes} == {"delete"}
@@ -45,7 +45,7 @@ def test_a_topic_made_again_begins_a_new_life() -> None:
     assert {row["topic_id"] for row in made.rows()} == {old.topic_id, new}
     assert saved(made, A0) == {"s": {"x": 7, "y": 0}}
     is_right(made)
-    entry = made.ledger.manifest("s", done.sequence).entry
+    entry = made.ledger.manifest_at("s", done.sequence).entry
     assert (entry.kind, entry.reason) == ("accept", "meant")
     assert made.run().findings == []
 
@@ -123,11 +123,11 @@ def test_sessions_in_quarantine_end_too() -> None:
 def test_whatever_halted_the_old_life_ends_with_it() -> None:
     """A partition that waited at a gap is told to be made again as well, and accepted as the others are."""
     made = begun(2)
-    made.reader.lost = {(A0, 1)}
+    made.reader.lost_offsets = {(A0, 1)}
     made.run()
-    made.reader.lost = set()
+    made.reader.lost_offsets = set()
     made_again(made, 2)
-    assert {(f.finding, f.place) for f in made.run().findings} == {("re-created", "in-a/0"), ("re-created", "in-a/1")}
+    assert {(f.finding, f.partition_name) for f in made.run().findings} == {("re-created", "in-a/0"), ("re-created", "in-a/1")}
     assert made.run().findings == []
     accepted(made)
     assert made.run().findings == []
@@ -144,8 +144,8 @@ def test_what_was_never_read_of_the_old_life_is_a_gap() -> None:
     made.run(until={A0: 4})
     made_again(made)
     done = accepted(made)
-    assert done.partitions[0].unread == 1
-    (change,) = made.ledger.manifest("s", done.sequence).entry.changes
+    assert done.partitions[0].unread_messages == 1
+    (change,) = made.ledger.manifest_at("s", done.sequence).entry.changes
     assert [(m.finding, m.offset, m.until, m.topic_id) for m in change.marks] == [("re-created", 4, 5, old)]
 
 
@@ -157,8 +157,8 @@ def test_a_new_life_that_has_lost_its_beginning_starts_where_it_can() -> None:
     send(made, A0, ["a"])
     made.kafka.delete_records(A0, 2)
     done = accepted(made)
-    assert done.partitions[0].starts == 2
-    (change,) = made.ledger.manifest("s", done.sequence).entry.changes
+    assert done.partitions[0].resumes_at == 2
+    (change,) = made.ledger.manifest_at("s", done.sequence).entry.changes
     assert ("expired", 0, 2) in [(mark.finding, mark.offset, mark.until) for mark in change.marks]
     outcome = made.run()
     assert (outcome.findings, outcome.messages) == ([], 1)
@@ -199,7 +199,7 @@ def test_nothing_to_accept_is_refused_by_name() -> None:
 def test_other_findings_are_not_accepts_business() -> None:
     """It says at what the partition waits and what to do."""
     made = begun()
-    made.reader.lost = {(A0, 1)}
+    made.reader.lost_offsets = {(A0, 1)}
     made.run()
     with pytest.raises(ConfigError, match="not made again") as refused:
         accepted(made)
@@ -233,7 +233,7 @@ def test_the_topic_that_the_ledger_knows_is_back() -> None:
     send(made, A0, 3)
     assert made.run().messages == 0
     done = accepted(made)
-    assert (done.new_life, done.partitions[0].starts, done.partitions[0].records) == (False, 3, 0)
+    assert (done.is_new_life, done.partitions[0].resumes_at, done.partitions[0].end_records) == (False, 3, 0)
     assert made.run().messages == 1
     is_right(made)
 
@@ -274,7 +274,7 @@ class Counting(Machine[Count, Tick, Total]):
 
 def counting() -> MemoryStream:
     """A stream with a machine of one's own."""
-    stream = Stream(name="s", topics="in-.*", machine="own:Counting", output=Output(path="memory"))
+    stream = Stream(name="s", topics="in-.*", machine="own:Counting", output=OutputSettings(path="memory"))
     made = MemoryStream(stream, lambda: UserMachine("own:Counting", Counting))
     made.kafka.create("in-a", 2)
     return made

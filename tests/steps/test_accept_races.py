@@ -127,7 +127,7 @@ def test_an_accept_overtaken_by_a_slice_ends_what_is_there_then() -> None:
 
     made.kafka.bounds = bounds  # type: ignore[method-assign]
     done = accepted(made)
-    assert done.partitions[0].records == 3
+    assert done.partitions[0].end_records == 3
     made.run()
     is_right(made)
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from seriatim.adapters.memory import MemoryRequests
 from seriatim.core.errors import ConfigError
-from seriatim.steps.plan import plan
-from seriatim.steps.release import release
+from seriatim.steps.plan import plan_run
+from seriatim.steps.release import release_session
 from seriatim.testing import MemoryStream
 from tests.steps.deciding import means
 from tests.steps.test_forward import expired, move_on
@@ -28,7 +28,7 @@ def asking() -> MemoryStream:
 
 def sent(one: MemoryStream) -> list[tuple[str, str, int]]:
     """What was asked so far."""
-    return [(request.session, request.reason, request.offset) for request in one.requests.sent]
+    return [(request.session, request.reason, request.offset) for request in one.requests.sent_requests]
 
 
 def test_a_session_is_asked_for_once() -> None:
@@ -49,7 +49,7 @@ def test_a_stream_that_does_not_ask_does_not() -> None:
     """The default."""
     one = made("strict")
     tell(one, 9, 9)
-    assert one.run().unasked == ""
+    assert one.run().snapshot_request_error == ""
     assert sent(one) == []
 
 
@@ -61,7 +61,7 @@ def test_requests_to_a_topic_that_the_stream_reads_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"snapshot_requests: .* reads itself"):
         one.run()
     with pytest.raises(ConfigError, match="snapshot_requests"):
-        plan(one.stream, one.kafka, one.ledger)
+        plan_run(one.stream, one.kafka, one.ledger)
     assert not one.accounts()
 
 
@@ -83,19 +83,19 @@ def test_trouble_is_told_and_fails_nothing() -> None:
     """The run is as good as any; the next one asks."""
     one = made("strict", snapshot_requests="asks")
     tell(one, 9, 9)
-    one.requests.down = True
+    one.requests.is_down = True
     outcome = one.run()
-    assert "broker is down" in outcome.unasked
+    assert "broker is down" in outcome.snapshot_request_error
     assert one.accounts()[A0].frontier == 2
-    one.requests.down = False
-    assert one.run().unasked == ""
+    one.requests.is_down = False
+    assert one.run().snapshot_request_error == ""
     assert sent(one) == [("s", "sequence gap", 1)]
 
 
 class Forgetful(MemoryRequests):
     """Dies before it remembers what was asked."""
 
-    def put_asked(self, *_: Any) -> None:
+    def put_last_requested_entry(self, *_: Any) -> None:
         """The disk is full."""
         raise OSError("no space left")
 
@@ -105,8 +105,8 @@ def test_a_crash_loses_no_request() -> None:
     one = made("strict", snapshot_requests="asks")
     tell(one, 9, 9)
     one.requests = Forgetful()
-    assert "no space left" in one.run().unasked
-    assert "no space left" in one.run().unasked
+    assert "no space left" in one.run().snapshot_request_error
+    assert "no space left" in one.run().snapshot_request_error
     assert sent(one) == [("s", "sequence gap", 1)] * 2
 
 
@@ -114,10 +114,10 @@ def test_who_was_right_again_before_anybody_asked_is_not_asked_for() -> None:
     """A person released it while the broker was down."""
     one = made("strict", snapshot_requests="asks")
     tell(one, 9, 9)
-    one.requests.down = True
+    one.requests.is_down = True
     one.run()
-    release(means(one), "s", "looked at")
-    one.requests.down = False
+    release_session(means(one), "s", "looked at")
+    one.requests.is_down = False
     one.run()
     assert sent(one) == []
 
@@ -126,6 +126,6 @@ def test_who_was_right_again_before_anybody_asked_is_not_asked_for() -> None:
 def test_a_note_of_another_ledger_means_nothing(note: tuple[int, str]) -> None:
     """Put back, or lost: what is still open is asked for again, never left out."""
     one = asking()
-    one.requests.put_asked(*note)
+    one.requests.put_last_requested_entry(*note)
     one.run()
     assert len(sent(one)) == 2

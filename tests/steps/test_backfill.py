@@ -13,11 +13,11 @@ from msgspec import Struct
 from seriatim.core.errors import ConfigError, IntegrityError
 from seriatim.core.machine import Machine
 from seriatim.core.offsets import OffsetRange
-from seriatim.core.refold import Rewind, stages
-from seriatim.core.repair import Request
-from seriatim.core.request import parse
-from seriatim.steps.backfill import ranges
-from seriatim.steps.repair import Repairing, plan
+from seriatim.core.refold import Rewind, plan_stages
+from seriatim.core.repair import RepairRequest
+from seriatim.core.request import parse_run_request
+from seriatim.steps.backfill import backfill_ranges
+from seriatim.steps.repair import RepairRun, plan_repair
 from seriatim.testing import MemoryStream
 from tests.steps.adders import Add, Adder, Buggy, Sum, Total, add, adding, deploy, states
 from tests.steps.mending import lose, mending, repair, table
@@ -38,26 +38,26 @@ def test_a_backfill_changes_the_widened_range_and_nothing_else(seed: int) -> Non
     last, stage = chance.randint(first + 1, 150), chance.randint(5, 200)
     deploy(made, Adder)
     tools = mending(made)
-    planned = plan(tools, Request(ranges={str(A0): (first, last)}))
-    done = Repairing(tools).apply(planned, stage)
-    rows, sums = by_hand(made, planned.parts[0].rewind, stage)  # type: ignore[union-attr]
+    planned = plan_repair(tools, RepairRequest(ranges={str(A0): (first, last)}))
+    done = RepairRun(tools).apply(planned, stage)
+    rows, sums = by_hand(made, planned.actions[0].rewind, stage)  # type: ignore[union-attr]
     after = table(made, A0)
     assert [(row["offset"], row["session"], row["value"], row["was"]) for row in after] == rows, (first, last)
     whole = done.ranges[A0]
     assert all(old == new or old["offset"] in whole for old, new in zip(before, after, strict=True))
     runner = made.machine()
-    assert {n: runner.load(s.saved or b"", s.version).value for n, s in made.sessions(A0).items()} == sums
+    assert {n: runner.load(s.state_bytes or b"", s.state_version).value for n, s in made.sessions(A0).items()} == sums
 
 
 def by_hand(made: MemoryStream, rewind: Rewind, stage: int) -> tuple[list[Any], dict[str, int]]:
     """Two folds side by side: a session is of the new code from the base on, until it is as the old one has it."""
-    borders = {piece.whole.end for piece in stages(rewind, stage) if piece.border}
+    borders = {piece.offset_range.end for piece in plan_stages(rewind, stage) if piece.ends_at_commit}
     codes = {"old": Buggy(), "new": Adder()}
     state: dict[str, dict[str, Total]] = {"old": {}, "new": {}}
     over: set[str] = set()
     rows = []
-    stretch = made.reader.stretches(A0, OffsetRange(0, 150), headers=False)[0]
-    for offset, name in enumerate(map(str, stretch.names())):
+    stretch = made.reader.batches(A0, OffsetRange(0, 150), with_headers=False)[0]
+    for offset, name in enumerate(map(str, stretch.session_names())):
         if offset in borders:
             over |= {n for n in state["old"] if state["old"][n] == state["new"].get(n)}
         message = msgspec.json.decode(stretch.values[offset] or b"", type=Add)
@@ -99,7 +99,7 @@ def test_ranges_by_offset_and_by_time() -> None:
         ({"partitions": ["in-a/0"], "until": moment}, {"in-a/0": (0, 20)}),
         ({"topics": ["in-a"]}, {"in-a/0": (0, 40), "in-a/1": (0, 40)}),
     ):
-        assert ranges(parse({"action": "backfill", **given}), ledger, made.kafka) == expected
+        assert backfill_ranges(parse_run_request({"action": "backfill", **given}), ledger, made.kafka) == expected
 
 
 def test_ranges_that_were_never_folded_are_refused_by_name() -> None:
@@ -113,20 +113,20 @@ def test_ranges_that_were_never_folded_are_refused_by_name() -> None:
         ({"partitions": ["in-a/0"], "from": "40", "until": "41"}, "nothing of this was folded"),
     ):
         with pytest.raises(ConfigError, match=says):
-            ranges(parse({"action": "backfill", **given}), ledger, made.kafka)
+            backfill_ranges(parse_run_request({"action": "backfill", **given}), ledger, made.kafka)
 
 
 def test_unchanged_code_changes_nothing_but_the_files_of_its_range() -> None:
     """Records and state stay as they are, value for value; files outside the range stay under their names."""
     made = timed()
     before, sessions = table(made, A0), states(made)
-    files = {file.path: file for file in made.ledger.active()}
+    files = {file.path: file for file in made.ledger.files_now()}
     done = repair(made, ranges={str(A0): (15, 20)})
     assert (table(made, A0), states(made)) == (before, sessions)
     whole = done.ranges[A0]
-    gone = [files[path] for path in files if path not in {file.path for file in made.ledger.active()}]
+    gone = [files[path] for path in files if path not in {file.path for file in made.ledger.files_now()}]
     assert gone
-    assert all(whole.start <= file.first <= file.last < whole.end for file in gone)
+    assert all(whole.start <= file.first_offset <= file.last_offset < whole.end for file in gone)
     assert whole.end - whole.start < 25
 
 
@@ -213,6 +213,6 @@ def test_a_new_state_version_rewrites_history_if_asked(seed: int) -> None:
     runner = made.machine()
 
     def known(world: MemoryStream) -> dict[str, Any]:
-        return {n: (runner.load(s.saved or b"", s.version), s.last_offset) for n, s in world.sessions(A0).items()}
+        return {n: (runner.load(s.state_bytes or b"", s.state_version), s.last_offset) for n, s in world.sessions(A0).items()}
 
     assert known(made) == known(other)

@@ -12,11 +12,11 @@ import pytest
 
 from seriatim.core import trace
 from seriatim.core.errors import ConfigError
-from seriatim.core.expression import parse
-from seriatim.core.looks import copied
-from seriatim.core.stream import Output, Stream, Table
-from seriatim.steps.bisect import ROOTS, Bisecting
-from seriatim.steps.explain import Explaining, key_of
+from seriatim.core.expression import parse_expression
+from seriatim.core.looks import copy_state
+from seriatim.core.stream import OutputSettings, Stream, TableSettings
+from seriatim.steps.bisect import INVARIANT_NAMES, Bisection
+from seriatim.steps.explain import RowExplainer, parse_row_key
 from seriatim.testing import MemoryStream
 from tests.steps.adders import Adder, Buggy, adding, deploy
 from tests.steps.looking import explained, head_of, hunted, looking, traced, way
@@ -33,8 +33,8 @@ def market(count: int, seed: int, slices: int) -> tuple[MemoryStream, str, int]:
     world, the row that is left over, and the offset of the first of the two.
     """
     chance = Random(seed)
-    table = Table(key=("id",), columns={"id": "string", "n": "int64"}, before=False)
-    stream = Stream(name="s", topics="in-.*", machine="table", tier="none", table=table, output=Output(path="memory"))
+    table = TableSettings(key=("id",), columns={"id": "string", "n": "int64"}, before=False)
+    stream = Stream(name="s", topics="in-.*", machine="table", tier="none", table=table, output=OutputSettings(path="memory"))
     made = MemoryStream(stream, stream.table_machine)
     made.kafka.create("in-a", 1)
     names = [f"session-{number}" for number in range(12)]
@@ -60,13 +60,13 @@ def hunt(made: MemoryStream, row: str) -> tuple[list[int], int]:
     broken = hunted(made, found.session, f"not any(row.id == '{row}' for row in state.rows)")
     gone = way(made, found.session)
     touched = [touch.offset for touch in found.touches]
-    gone.begin(min(touched))
-    gone.to(min(touched))
-    steps = [step for step in gone.steps(broken.broken + 1) if step.offset in touched]
+    gone.begin_at(min(touched))
+    gone.fold_to(min(touched))
+    steps = [step for step in gone.steps(broken.first_broken_offset + 1) if step.offset in touched]
     assert [step.findings[0].finding for step in steps if step.findings] == ["precondition"]
     numbers = [step.message.c1 if hasattr(step.message, "c1") else None for step in steps]
     assert numbers == sorted(numbers, reverse=True), "the producer's own numbers are the other way round"
-    return [step.offset for step in steps], broken.folds + gone.folds + 1
+    return [step.offset for step in steps], broken.folds + gone.folds_begun + 1
 
 
 @pytest.mark.long
@@ -97,8 +97,8 @@ def test_the_first_broken_offset_for_every_place() -> None:
     made.run(7)
     for bound in range(1, 40):
         done = hunted(made, "s", f"state.value <= {bound}")
-        assert (done.broken, done.good) == (bound, bound - 1)
-    assert hunted(made, "s", "state.value <= 40").broken == -1
+        assert (done.first_broken_offset, done.last_good_offset) == (bound, bound - 1)
+    assert hunted(made, "s", "state.value <= 40").first_broken_offset == -1
 
 
 def test_saved_states_cost_no_fold() -> None:
@@ -109,8 +109,8 @@ def test_saved_states_cost_no_fold() -> None:
         made.kafka.produce("in-a", "s", json.dumps({"v": 1, "start": number == 0}).encode())
     made.run(7)
     done = hunted(made, "s", "state.value <= 333")
-    assert done.broken == 333
-    assert (done.folds <= 5, done.messages <= 20, done.looked <= 8) == (True, True, True)
+    assert done.first_broken_offset == 333
+    assert (done.folds <= 5, done.messages <= 20, done.saved_states_checked <= 8) == (True, True, True)
 
 
 def test_what_heals_by_itself_is_found_by_looking_after_each() -> None:
@@ -118,9 +118,9 @@ def test_what_heals_by_itself_is_found_by_looking_after_each() -> None:
     made = begun(1)
     send(made, A0, 3, 99, 4, 5)
     made.run()
-    assert hunted(made, "s", "all(row.v < 50 for row in state.rows)").broken == -1
+    assert hunted(made, "s", "all(row.v < 50 for row in state.rows)").first_broken_offset == -1
     done = hunted(made, "s", "all(row.v < 50 for row in state.rows)", every=True)
-    assert (done.broken, done.good, done.folds) == (4, 3, 1)
+    assert (done.first_broken_offset, done.last_good_offset, done.folds) == (4, 3, 1)
 
 
 def test_an_invariant_must_hold_at_the_beginning() -> None:
@@ -129,9 +129,9 @@ def test_an_invariant_must_hold_at_the_beginning() -> None:
     send(made, A0, 3, 4)
     made.run(2)
     gone = way(made)
-    gone.begin(2)
+    gone.begin_at(2)
     with pytest.raises(ConfigError, match="does not hold before offset 2"):
-        Bisecting(gone, parse("len(state.rows) == 7", ROOTS).holds).run(2, 5)
+        Bisection(gone, parse_expression("len(state.rows) == 7", INVARIANT_NAMES).is_true).run(2, 5)
 
 
 def test_damage_is_an_invariant_like_any_other() -> None:
@@ -140,7 +140,7 @@ def test_damage_is_an_invariant_like_any_other() -> None:
     made.kafka.create("in-a", 1)
     send(made, A0, ["a"], 1, b'{"type": "delete", "id": "zz"}', 2, 3)
     made.run()
-    assert hunted(made, "s", "not damaged").broken == 2
+    assert hunted(made, "s", "not damaged").first_broken_offset == 2
 
 
 def test_a_row_is_explained_from_its_first_message_to_what_it_is() -> None:
@@ -208,8 +208,8 @@ def test_saved_states_that_part_from_todays_fold_are_said() -> None:
     deploy(made, Adder)
     for every in (False, True):
         done = hunted(made, "s", "state.value < 30", every=every)
-        assert (done.broken, done.parted) == (-1, True)
-    assert not hunted(made, "s", "state.value < 300").parted
+        assert (done.first_broken_offset, done.saved_state_differs) == (-1, True)
+    assert not hunted(made, "s", "state.value < 300").saved_state_differs
 
 
 def test_a_session_without_state_is_judged_by_what_it_has() -> None:
@@ -219,8 +219,8 @@ def test_a_session_without_state_is_judged_by_what_it_has() -> None:
     send(made, A0, b"{", 1, 2)
     made.run()
     for every in (False, True):
-        assert hunted(made, "s", "not quarantined", every=every).broken == 0
-        assert hunted(made, "s", "len(state.rows) > 5", every=every).broken == -1
+        assert hunted(made, "s", "not quarantined", every=every).first_broken_offset == 0
+        assert hunted(made, "s", "len(state.rows) > 5", every=every).first_broken_offset == -1
 
 
 @pytest.mark.long
@@ -231,9 +231,9 @@ def test_many_halts_are_gone_over() -> None:
     send(made, A0, ["a"], *[b"{"] * 1_500, 5)
     made.run()
     gone = way(made)
-    gone.begin(0)
-    gone.to(1_502)
-    assert gone.retrace.session.last_offset == 1_501
+    gone.begin_at(0)
+    gone.fold_to(1_502)
+    assert gone.tracing_fold.session.last_offset == 1_501
 
 
 def test_a_state_is_copied_when_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,24 +245,24 @@ def test_a_state_is_copied_when_somebody_looks(monkeypatch: pytest.MonkeyPatch) 
             made.kafka.produce("in-a", name, json.dumps({"v": 1, "start": number == 0}).encode())
     made.run()
     copies: list[int] = []
-    monkeypatch.setattr(trace, "copied", lambda *given: (copies.append(1), copied(*given))[1])
+    monkeypatch.setattr(trace, "copied", lambda *given: (copies.append(1), copy_state(*given))[1])
     gone = way(made, "s")
-    gone.begin(0)
-    gone.to(1_200)
+    gone.begin_at(0)
+    gone.fold_to(1_200)
     assert len(copies) < 10
-    assert gone.retrace.state().value == 600
+    assert gone.tracing_fold.copy_of_state().value == 600
 
 
 def test_a_row_of_several_columns_is_named_in_json_too() -> None:
     """Where a comma is in a value; otherwise commas do."""
-    table = Table(key=("id", "n"), columns={"id": "string", "n": "int64"}, before=False)
-    stream = Stream(name="s", topics="in-.*", machine="table", table=table, output=Output(path="memory"))
+    table = TableSettings(key=("id", "n"), columns={"id": "string", "n": "int64"}, before=False)
+    stream = Stream(name="s", topics="in-.*", machine="table", table=table, output=OutputSettings(path="memory"))
     runner = stream.table_machine()
-    assert key_of(runner, "a,2") == {"id": "a", "n": 2}
-    assert key_of(runner, '["a,b", 2]') == key_of(runner, '["a,b", "2"]') == {"id": "a,b", "n": 2}
+    assert parse_row_key(runner, "a,2") == {"id": "a", "n": 2}
+    assert parse_row_key(runner, '["a,b", 2]') == parse_row_key(runner, '["a,b", "2"]') == {"id": "a,b", "n": 2}
     for wrong in ("a,b,2", '["a", 2, 3]', "a"):
         with pytest.raises(ConfigError, match="a row is named by id, n"):
-            key_of(runner, wrong)
+            parse_row_key(runner, wrong)
 
 
 @pytest.mark.parametrize(
@@ -284,8 +284,8 @@ def test_a_row_of_several_columns_is_named_in_json_too() -> None:
 )
 def test_every_type_of_column_can_be_asked_for(kind: str, first: Any, second: Any, invariant: str) -> None:
     """Row 2 has the value from offset 3 on: that is what is found, whatever type its column has."""
-    table = Table(key=("id",), columns={"id": "string", "x": kind}, before=False)
-    stream = Stream(name="s", topics="in-.*", machine="table", table=table, output=Output(path="memory"))
+    table = TableSettings(key=("id",), columns={"id": "string", "x": kind}, before=False)
+    stream = Stream(name="s", topics="in-.*", machine="table", table=table, output=OutputSettings(path="memory"))
     made = MemoryStream(stream, stream.table_machine)
     made.kafka.create("in-a", 1)
     bodies: list[dict[str, Any]] = [{"type": "snapshot", "rows": [{"id": one, "x": first} for one in "ab"]}]
@@ -294,7 +294,7 @@ def test_every_type_of_column_can_be_asked_for(kind: str, first: Any, second: An
     for body in bodies:
         made.kafka.produce("in-a", "s", json.dumps(body).encode())
     made.run(5)
-    assert hunted(made, "s", f"not any({invariant} for row in state.rows)").broken == 3
+    assert hunted(made, "s", f"not any({invariant} for row in state.rows)").first_broken_offset == 3
 
 
 @pytest.mark.parametrize(("start", "end"), [(50, 20), (30, 30), (100, 60)])
@@ -302,9 +302,9 @@ def test_every_type_of_column_can_be_asked_for(kind: str, first: Any, second: An
 def test_a_range_without_an_offset_is_refused(start: int, end: int, every: bool) -> None:
     """Empty, or the wrong way round: said as what it is, with what is committed."""
     gone = way(sliced(60, 7), "s1")
-    gone.begin(start)
+    gone.begin_at(start)
     with pytest.raises(ConfigError, match=f"there is no offset from {start} up to {end}") as told:
-        Bisecting(gone, parse("offset < 9999", ROOTS).holds, of_state=False).run(start, end, every=every)
+        Bisection(gone, parse_expression("offset < 9999", INVARIANT_NAMES).is_true, uses_state=False).run(start, end, check_every_message=every)
     assert "committed up to offset 59" in told.value.next
 
 
@@ -323,8 +323,8 @@ def test_headless_messages_of_earlier_slices_are_explained() -> None:
     told = [(touch.offset, touch.outcome) for touch in done.touches]
     assert told == [(2, "headless"), (3, "headless"), (4, "headless"), (5, "applied"), (6, "applied")]
     gone = way(made)
-    assert (gone.since(5), gone.since(-1)) == (2, 0)
-    assert way(begun_and_run()).since(1) == 1
+    assert (gone.first_message_offset(5), gone.first_message_offset(-1)) == (2, 0)
+    assert way(begun_and_run()).first_message_offset(1) == 1
 
 
 def begun_and_run() -> MemoryStream:
@@ -343,7 +343,7 @@ def test_a_row_that_only_headless_messages_named() -> None:
     made.run()
     tools, key = looking(made), {"id": "a"}
     topic_id = made.accounts()[A0].topic_id
-    done = Explaining(tools, head_of(made), key).run((A0.topic, A0.number, topic_id, "s"), [])
+    done = RowExplainer(tools, head_of(made), key).run((A0.topic, A0.number, topic_id, "s"), [])
     assert [(touch.offset, touch.outcome) for touch in done.touches] == [(0, "headless"), (1, "headless")]
 
 
@@ -365,7 +365,7 @@ def test_a_row_that_only_headless_messages_named() -> None:
 def test_a_row_is_named_by_any_type(kind: str, text: str, meant: Any) -> None:
     """As people write it: a time without a zone is in UTC, a decimal has the digits it is typed with."""
     stream = keyed_by(kind)
-    assert key_of(stream.table_machine(), text) == {"k": meant}
+    assert parse_row_key(stream.table_machine(), text) == {"k": meant}
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_a_row_is_named_by_any_type(kind: str, text: str, meant: Any) -> None:
 def test_what_no_row_can_be_named_by(kind: str, text: str) -> None:
     """Said before anything is read, with the column and its type."""
     with pytest.raises(ConfigError) as told:
-        key_of(keyed_by(kind).table_machine(), text)
+        parse_row_key(keyed_by(kind).table_machine(), text)
     assert told.value.message.startswith(f"--row: k is {kind}, ")
     assert told.value.next == f"give k as {kind}"
     told.value.message.encode()
@@ -397,5 +397,5 @@ def test_what_no_row_can_be_named_by(kind: str, text: str) -> None:
 
 def keyed_by(kind: str) -> Stream:
     """A stream whose rows have one column."""
-    table = Table(key=("k",), columns={"k": kind}, before=False)
-    return Stream(name="s", topics="in-.*", machine="table", table=table, output=Output(path="memory"))
+    table = TableSettings(key=("k",), columns={"k": kind}, before=False)
+    return Stream(name="s", topics="in-.*", machine="table", table=table, output=OutputSettings(path="memory"))

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from seriatim.core.errors import ConfigError, IntegrityError
 from seriatim.core.ledger import Change, Entry
 from seriatim.core.offsets import Partition
-from seriatim.core.repair import Request
-from seriatim.core.stream import Output, Stream, Table
+from seriatim.core.repair import RepairRequest
+from seriatim.core.stream import OutputSettings, Stream, TableSettings
 from seriatim.core.suite import Expectation
-from seriatim.steps.check import Judging, accept_check, check
+from seriatim.steps.check import CheckAttempt, accept_failed_check, check_stream
 from seriatim.steps.commit import commit, read_head
-from seriatim.steps.repair import Repairing, plan
-from seriatim.steps.tell import untold
+from seriatim.steps.repair import RepairRun, plan_repair
+from seriatim.steps.tell import unreported_findings
 from seriatim.testing import MemoryStream
 from tests.steps.checks import between, checked, means, rows
 from tests.steps.mending import mending
@@ -27,8 +27,8 @@ NO_PRICE = Expectation("expect_column_values_to_not_be_null", {"column": "price"
 
 def with_before(partitions: int = 1, **fields: Any) -> MemoryStream:
     """A world whose records have before-images."""
-    table = Table(key=("id",), columns={"id": "string", "v": "int64"}, before=True)
-    stream = Stream(name="s", topics="in-.*", machine="table", table=table, output=Output(path="memory"), **fields)
+    table = TableSettings(key=("id",), columns={"id": "string", "v": "int64"}, before=True)
+    stream = Stream(name="s", topics="in-.*", machine="table", table=table, output=OutputSettings(path="memory"), **fields)
     made = MemoryStream(stream, stream.table_machine)
     made.kafka.create("in-a", partitions)
     for number in range(partitions):
@@ -120,7 +120,7 @@ def test_every_hurt_record_makes_its_partition_bad(values: dict[str, Any], promi
     done = checked(made)
     assert done.verdict == {"in-a/0": "good", "in-a/1": "bad"}
     assert promises <= {finding.cause.partition(" (")[0] for finding in done.findings}
-    assert {finding.place for finding in done.findings} == {"in-a/1"}
+    assert {finding.partition_name for finding in done.findings} == {"in-a/1"}
     assert (done.ledger.circuit, done.ledger.checked) == ("open", 0)
 
 
@@ -129,7 +129,7 @@ def test_lost_and_doubled_records_are_found() -> None:
     for change in ("lost", "doubled"):
         made = with_before()
         made.run()
-        stored = made.files.files[made.ledger.active()[-1].path].rows
+        stored = made.files.files[made.ledger.files_now()[-1].path].rows
         stored.pop() if change == "lost" else stored.append(dict(stored[-1]))
         assert "counted" in {finding.cause.partition(" (")[0] for finding in checked(made).findings}
 
@@ -143,16 +143,16 @@ def test_state_that_changed_without_a_record_is_found() -> None:
     send(made, A0, 5)
     made.run()
     account = made.accounts()[A0]
-    sessions = made.files.everything(account.state)
+    sessions = made.files.load_all(account.state)
     runner = made.machine()
-    sessions["t"].saved = runner.dump({"a": ("a", 77)})
+    sessions["t"].state_bytes = runner.dump({"a": ("a", 77)})
     other = made.files.save(A0, "stranger", sessions, ())
     head = read_head(made.ledger, "s")
     assert head is not None
     change = Change(
-        partition=A0, epoch=0, frontier=account.frontier, until=account.frontier, topic_id=account.topic_id, born=0
+        partition=A0, epoch=0, frontier=account.frontier, until=account.frontier, topic_id=account.topic_id, initial_frontier=0
     )
-    entry = Entry(kind="compact", attempt="x", changes=(replace(change, state=(other,), merged=paths(account.state)),))
+    entry = Entry(kind="compact", attempt="x", changes=(replace(change, state=(other,), merged_state_paths=paths(account.state)),))
     commit(made.ledger, made.clock, head, entry)
     done = checked(made)
     assert [finding.cause for finding in done.findings] == ["folded (expectations/state.json)"]
@@ -172,10 +172,10 @@ def test_a_certificate_that_does_not_join_is_found() -> None:
     assert head is not None
     head.ledger.partitions["in-a/0"] = replace(head.ledger.partitions["in-a/0"], frontier=5)
     made.ledger.head = lambda _stream: head  # type: ignore[method-assign]
-    judging = Judging(means(made), head)
-    judging._judge(judging.places[0])
-    dense = next(one for one in judging.done.evidence if one.promise == "dense")
-    assert (dense.broken, dense.offset, dense.found) == (1, 3, "up to 3")
+    judging = CheckAttempt(means(made), head)
+    judging._judge_range(judging.evidence_ranges[0])
+    dense = next(one for one in judging.result.evidence if one.promise == "dense")
+    assert (dense.broken_count, dense.offset, dense.found) == (1, 3, "up to 3")
 
 
 def test_a_warning_is_told_and_holds_nothing() -> None:
@@ -185,7 +185,7 @@ def test_a_warning_is_told_and_holds_nothing() -> None:
     done = checked(made, between("v", 0, 1, "warning"), between("offset", 0, 1, "info"))
     assert (done.verdict, done.ledger.circuit) == ({"in-a/0": "good"}, "closed")
     assert [(finding.level, finding.finding) for finding in done.findings] == [("warning", "check")]
-    assert "a warning holds nothing back" in done.findings[0].next("s")
+    assert "a warning holds nothing back" in done.findings[0].advice("s")
 
 
 def test_a_bad_verdict_says_all_that_a_person_needs() -> None:
@@ -194,13 +194,13 @@ def test_a_bad_verdict_says_all_that_a_person_needs() -> None:
     made.run()
     done = checked(made, between("v", 0, 1, name="v is small"))
     finding = done.findings[0]
-    assert (finding.place, finding.offset) == ("in-a/0", 2)
+    assert (finding.partition_name, finding.offset) == ("in-a/0", 2)
     told = finding.render("s")
     assert "1 of 4 records: 2" in told
     assert "v is small (expectations/s.json)" in told
-    assert f"seriatim accept s --sequence {done.to} --because" in told
+    assert f"seriatim accept s --sequence {done.judged_until} --because" in told
     assert "seriatim repair s --partition in-a/0" in told
-    assert untold(made.ledger, "s") == [finding]
+    assert unreported_findings(made.ledger, "s") == [finding]
     assert checked(made, between("v", 0, 1)).findings == []
 
 
@@ -232,7 +232,7 @@ def test_an_expectation_that_raises_is_no_pass() -> None:
         evidence = records
 
     with pytest.raises(ZeroDivisionError):
-        check(means(made, checker=Angry()))
+        check_stream(means(made, checker=Angry()))
     assert "verdict" not in kinds(made)
 
 
@@ -240,7 +240,7 @@ def test_a_missing_file_is_an_integrity_error() -> None:
     """It is no verdict about the data that is there."""
     made = begun()
     made.run()
-    del made.files.files[made.ledger.active()[0].path]
+    del made.files.files[made.ledger.files_now()[0].path]
     with pytest.raises(IntegrityError, match="cannot be read"):
         checked(made)
 
@@ -272,16 +272,16 @@ def test_accept_closes_the_circuit_with_its_reason() -> None:
     made = begun(2)
     made.run()
     with pytest.raises(ConfigError, match="the circuit is closed"):
-        accept_check(made.ledger, made.clock, "s", "x", 1, "why")
+        accept_failed_check(made.ledger, made.clock, "s", "x", 1, "why")
     done = checked(made, between("v", 0, 1))
     with pytest.raises(ConfigError, match="judged up to entry 0") as told:
-        accept_check(made.ledger, made.clock, "s", "x", 0, "why")
-    assert f"--sequence {done.to}" in told.value.next
-    looked = accept_check(made.ledger, made.clock, "s", "x", done.to, "", dry_run=True)
-    assert (len(looked.accepted), looked.ledger.circuit) == (2, "open")
-    after = accept_check(made.ledger, made.clock, "s", "x", done.to, "known since May").ledger
+        accept_failed_check(made.ledger, made.clock, "s", "x", 0, "why")
+    assert f"--sequence {done.judged_until}" in told.value.next
+    looked = accept_failed_check(made.ledger, made.clock, "s", "x", done.judged_until, "", dry_run=True)
+    assert (len(looked.failures), looked.ledger.circuit) == (2, "open")
+    after = accept_failed_check(made.ledger, made.clock, "s", "x", done.judged_until, "known since May").ledger
     assert (after.circuit, after.checked) == ("closed", after.sequence)
-    assert made.ledger.manifest("s", after.sequence).entry.reason == "known since May"
+    assert made.ledger.manifest_at("s", after.sequence).entry.reason == "known since May"
 
 
 def test_with_stop_a_run_is_refused_until_the_circuit_closes() -> None:
@@ -294,7 +294,7 @@ def test_with_stop_a_run_is_refused_until_the_circuit_closes() -> None:
         if refused:
             with pytest.raises(IntegrityError, match="on_check_failure"):
                 made.run()
-            accept_check(made.ledger, made.clock, "s", "x", done.to, "known")
+            accept_failed_check(made.ledger, made.clock, "s", "x", done.judged_until, "known")
         assert made.run().messages == 1
 
 
@@ -302,7 +302,7 @@ def test_a_machine_of_ones_own_is_judged_by_what_can_be() -> None:
     """Its records do not say how they fold: dense, counted, unique and the records suite."""
     made = begun()
     made.run()
-    done = check(means(made, table=None))
+    done = check_stream(means(made, table=None))
     assert {one.promise for one in done.evidence} == {"dense", "counted", "unique"}
     assert done.verdict == {"in-a/0": "good"}
 
@@ -328,10 +328,10 @@ def test_a_repair_of_what_failed_closes_the_circuit_after_a_good_check() -> None
     hurt(made, v=99)
     assert checked(made).verdict == {"in-a/0": "good", "in-a/1": "bad"}
     tools = mending(made)
-    Repairing(tools).apply(plan(tools, Request()), 1000)
+    RepairRun(tools).apply(plan_repair(tools, RepairRequest()), 1000)
     head = read_head(made.ledger, "s")
     assert head is not None
-    assert (head.ledger.circuit, [one.replaced >= 0 for one in head.ledger.failed]) == ("open", [True])
+    assert (head.ledger.circuit, [one.replaced_by_sequence >= 0 for one in head.ledger.failed_ranges]) == ("open", [True])
     done = checked(made)
     assert done.verdict == {"in-a/1": "good"}
     assert (done.ledger.circuit, done.ledger.checked) == ("closed", done.sequence)
@@ -344,8 +344,8 @@ def test_what_a_repair_made_wrong_again_stays_bad() -> None:
     hurt(made, v=99)
     checked(made)
     tools = mending(made)
-    Repairing(tools).apply(plan(tools, Request()), 1000)
+    RepairRun(tools).apply(plan_repair(tools, RepairRequest()), 1000)
     hurt(made, before_v=98)
     done = checked(made)
     assert (done.verdict, done.ledger.circuit) == ({"in-a/0": "bad"}, "open")
-    assert [one.replaced for one in done.ledger.failed] == [-1]
+    assert [one.replaced_by_sequence for one in done.ledger.failed_ranges] == [-1]

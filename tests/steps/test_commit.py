@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from seriatim.core.errors import FencedError, IntegrityError, PlatformError
 from seriatim.core.ledger import Change, Entry, Ledger
 from seriatim.core.offsets import Partition
-from seriatim.ports import Conflict, Head
-from seriatim.steps.commit import TRIES_MAX, commit, read_head, start
+from seriatim.ports import CommitConflictError, LedgerHead
+from seriatim.steps.commit import TRIES_MAX, commit, read_head, start_ledger
 from seriatim.testing import MemoryClock, MemoryLedger
 
 P, Q = Partition("in-a", 0), Partition("in-a", 1)
@@ -19,13 +19,13 @@ P, Q = Partition("in-a", 0), Partition("in-a", 1)
 
 def change(partition: Partition = P, frontier: int = 0, until: int = 0) -> Change:
     """A change that moves a frontier without a certificate: enough for the rule."""
-    return Change(partition=partition, epoch=0, frontier=frontier, until=until, topic_id="id", born=0)
+    return Change(partition=partition, epoch=0, frontier=frontier, until=until, topic_id="id", initial_frontier=0)
 
 
-def begun() -> tuple[MemoryLedger, Head]:
+def begun() -> tuple[MemoryLedger, LedgerHead]:
     """A ledger that knows two partitions at offset 0."""
     store = MemoryLedger()
-    return store, start(store, MemoryClock(), "s", "a0", (change(), change(Q)))
+    return store, start_ledger(store, MemoryClock(), "s", "a0", (change(), change(Q)))
 
 
 def slice_of(partition: Partition = P, frontier: int = 0, until: int = 5) -> Entry:
@@ -52,24 +52,24 @@ def test_an_entry_lands_with_sequence_previous_and_witness() -> None:
     store, head = begun()
     after, done = commit(store, MemoryClock(), head, slice_of())
     assert (after.ledger.sequence, done.sequence, done.previous) == (1, 1, head.ledger.sha256)
-    assert store.seen == (1, after.ledger.sha256)
+    assert store.stored_witness == (1, after.ledger.sha256)
     assert after.ledger.partitions["in-a/0"].frontier == 5
 
 
 def test_a_lost_answer_is_recognised_as_our_own() -> None:
     """The commit is there under our manifest's hash: success, and no second one."""
     store, head = begun()
-    store.answers_lost = 1
+    store.lost_answers = 1
     after, _ = commit(store, MemoryClock(), head, slice_of())
     assert after.ledger.sequence == 1
     assert len(store.commits) == 2
-    assert store.seen == (1, after.ledger.sha256)
+    assert store.stored_witness == (1, after.ledger.sha256)
 
 
 def test_a_lost_answer_with_others_on_top_is_still_our_own() -> None:
     """Somebody may have gone on from our entry before we looked."""
     store, head = begun()
-    store.answers_lost = 1
+    store.lost_answers = 1
 
     def after_ours(call: str) -> None:
         if call == "head" and len(store.commits) == 2:
@@ -112,7 +112,7 @@ def test_a_partition_newly_held_is_dropped_and_the_rest_commits() -> None:
     """A repair may begin while a slice is being folded."""
     store, head = begun()
     both = Entry(kind="slice", attempt="a1", changes=(change(P, 0, 5), change(Q, 0, 5)))
-    store.on_call = others(store, Entry(kind="hold", attempt="h", held="h1", changes=(change(),)))
+    store.on_call = others(store, Entry(kind="hold", attempt="h", hold="h1", changes=(change(),)))
     after, done = commit(store, MemoryClock(), head, both)
     assert [str(made.partition) for made in done.changes] == ["in-a/1"]
     assert after.ledger.partitions["in-a/0"].frontier == 0
@@ -121,7 +121,7 @@ def test_a_partition_newly_held_is_dropped_and_the_rest_commits() -> None:
 def test_a_slice_all_of_whose_partitions_are_held_is_fenced() -> None:
     """Nothing is left to commit."""
     store, head = begun()
-    store.on_call = others(store, Entry(kind="hold", attempt="h", held="h1", changes=(change(),)))
+    store.on_call = others(store, Entry(kind="hold", attempt="h", hold="h1", changes=(change(),)))
     with pytest.raises(FencedError) as fenced:
         commit(store, MemoryClock(), head, slice_of())
     assert "held" in fenced.value.fields["found"]
@@ -161,7 +161,7 @@ def test_foreign_commits_are_told_by_the_entry_that_meets_them() -> None:
     store.on_call = foreign
     after, done = commit(store, MemoryClock(), head, slice_of())
     assert [(finding.finding, finding.cause) for finding in done.findings] == [("foreign", "a row was added")]
-    assert after.foreign == []
+    assert after.foreign_findings == []
     _, later = commit(store, MemoryClock(), after, slice_of(Q))
     assert later.findings == ()
 
@@ -173,10 +173,10 @@ def test_of_two_starts_the_second_takes_the_firsts() -> None:
     def first(call: str) -> None:
         if call == "compare_and_set":
             store.on_call = lambda _: None
-            start(store, MemoryClock(), "s", "other", (change(),))
+            start_ledger(store, MemoryClock(), "s", "other", (change(),))
 
     store.on_call = first
-    head = start(store, MemoryClock(), "s", "mine", (change(Q),))
+    head = start_ledger(store, MemoryClock(), "s", "mine", (change(Q),))
     assert len(store.commits) == 1
     assert list(head.ledger.partitions) == ["in-a/0"]
 
@@ -184,8 +184,8 @@ def test_of_two_starts_the_second_takes_the_firsts() -> None:
 def test_a_start_whose_answer_is_lost_is_a_start() -> None:
     """Our manifest is there."""
     store = MemoryLedger()
-    store.answers_lost = 1
-    assert start(store, MemoryClock(), "s", "a", (change(),)).ledger.sequence == 0
+    store.lost_answers = 1
+    assert start_ledger(store, MemoryClock(), "s", "a", (change(),)).ledger.sequence == 0
     assert len(store.commits) == 1
 
 
@@ -213,7 +213,7 @@ def test_another_entry_under_the_same_number_is_refused() -> None:
     commit(store, MemoryClock(), head, slice_of())
     store.commits.pop()
     commit(store, MemoryClock(), head, slice_of(P, 0, 4))
-    store.seen = (1, "another")
+    store.stored_witness = (1, "another")
     with pytest.raises(IntegrityError, match="entry 1 is another one"):
         read_head(store, "s")
 
@@ -221,9 +221,9 @@ def test_another_entry_under_the_same_number_is_refused() -> None:
 def test_a_ledger_ahead_of_its_witness_is_fine() -> None:
     """A crash between the two steps leaves it so."""
     store, head = begun()
-    before = store.seen
+    before = store.stored_witness
     commit(store, MemoryClock(), head, slice_of())
-    store.seen = before
+    store.stored_witness = before
     found = read_head(store, "s")
     assert found is not None
     assert found.ledger.sequence == 1
@@ -233,11 +233,11 @@ def test_a_ledger_that_went_on_from_another_entry_is_refused() -> None:
     """It is ahead of head.json, but what head.json has seen is not in it: it was rolled back and written to."""
     store, head = begun()
     commit(store, MemoryClock(), head, slice_of())
-    seen = store.seen
+    seen = store.stored_witness
     store.commits.pop()
     other, _ = commit(store, MemoryClock(), head, slice_of(P, 0, 4))
     commit(store, MemoryClock(), other, slice_of(P, 4, 9))
-    store.seen = seen
+    store.stored_witness = seen
     with pytest.raises(IntegrityError, match="entry 1 is another one"):
         read_head(store, "s")
 
@@ -273,9 +273,9 @@ def test_a_zombie_cannot_set_on_an_old_head() -> None:
     """The store itself compares, whatever the caller believes."""
     store, head = begun()
     commit(store, MemoryClock(), head, slice_of(Q))
-    with pytest.raises(Conflict):
+    with pytest.raises(CommitConflictError):
         store.compare_and_set(head, slice_of(), "manifests/x", "x")
-    with pytest.raises(Conflict):
+    with pytest.raises(CommitConflictError):
         store.compare_and_set(None, slice_of(), "manifests/x", "x")
     assert read_head(store, "s") is not None
     assert isinstance(head.ledger, Ledger)

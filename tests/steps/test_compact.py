@@ -12,9 +12,9 @@ from seriatim.core.crash import COMPACT_POINTS, arm
 from seriatim.core.errors import ConfigError, FencedError, IntegrityError
 from seriatim.core.ledger import Account, Change, Entry
 from seriatim.core.offsets import Partition
-from seriatim.ports import Head
+from seriatim.ports import LedgerHead
 from seriatim.steps.commit import commit
-from seriatim.steps.compact import compact
+from seriatim.steps.compact import compact_stream
 from seriatim.steps.sweep import refuse_swept, sweep_dead, sweep_replaced
 from seriatim.testing import MemoryStream
 from tests.steps.compacts import DAY, compacted, means
@@ -56,10 +56,10 @@ def straight() -> object:
 
 def active(made: MemoryStream, partition: Partition = A0) -> list[str]:
     """A partition's record files."""
-    return [file.path for file in made.ledger.active() if file.path.startswith(f"records/{partition}/")]
+    return [file.path for file in made.ledger.files_now() if file.path.startswith(f"records/{partition}/")]
 
 
-def head_of(made: MemoryStream) -> Head:
+def head_of(made: MemoryStream) -> LedgerHead:
     """The ledger as it is."""
     return made.ledger.head("s") or pytest.fail("there is no ledger")
 
@@ -128,8 +128,8 @@ def test_small_files_become_one() -> None:
     assert [len(account.state) for account in made.accounts().values()] == [1, 1]
     entries = [commit.entry for commit in made.ledger.commits if commit.entry and commit.entry.kind == "compact"]
     assert [piece.sequence for piece in done.pieces] == [entry.sequence for entry in entries]
-    assert (done.sequence, done.behind) == (entries[-1].sequence, "")
-    assert [(piece.into, piece.dropped, piece.refused) for piece in done.pieces] == [(1, "", {})] * len(entries)
+    assert (done.sequence, done.derived_error) == (entries[-1].sequence, "")
+    assert [(piece.files_after, piece.drop_reason, piece.damaged_inputs) for piece in done.pieces] == [(1, "", {})] * len(entries)
     assert compacted(made).pieces == []
 
 
@@ -137,10 +137,10 @@ def test_a_dry_run_changes_nothing() -> None:
     """It says what would be done, and for one partition alone if asked."""
     made = sliced()
     before, commits = there(made), len(made.ledger.commits)
-    done = compact(means(made), A0, dry_run=True)
+    done = compact_stream(means(made), A0, dry_run=True)
     assert {piece.partition for piece in done.pieces} == {A0}
     assert sum(len(piece.inputs) for piece in done.pieces if piece.groups) == len(active(made))
-    assert (there(made), len(made.ledger.commits), made.files.noted) == (before, commits, {})
+    assert (there(made), len(made.ledger.commits), made.files.stored_intents) == (before, commits, {})
     assert {piece.partition for piece in compacted(made, A0).pieces} == {A0}
     assert len(active(made, A1)) > 1
 
@@ -189,7 +189,7 @@ def test_a_sweep_by_an_old_ledger_harms_nothing(full: bool) -> None:
     assert number >= 30
 
 
-def by_hand(made: MemoryStream, entry: Entry) -> Head:
+def by_hand(made: MemoryStream, entry: Entry) -> LedgerHead:
     """Commit an entry."""
     return commit(made.ledger, made.clock, head_of(made), entry)[0]
 
@@ -202,7 +202,7 @@ def change_of(account: Account, **fields: Any) -> Change:
         frontier=account.frontier,
         until=account.frontier,
         topic_id=account.topic_id,
-        born=account.born,
+        initial_frontier=account.initial_frontier,
         quarantined=account.quarantined,
         **fields,
     )
@@ -212,27 +212,27 @@ def hold(made: MemoryStream) -> None:
     """A repair reserves the first partition."""
     account = made.accounts()[A0]
     if account.hold is None:
-        by_hand(made, Entry(kind="hold", attempt="h", held="h", changes=(change_of(account),)))
+        by_hand(made, Entry(kind="hold", attempt="h", hold="h", changes=(change_of(account),)))
 
 
 def repair(made: MemoryStream) -> None:
     """A repair that makes all records and all state of the first partition again, as they were."""
     hold(made)
-    account, olds = made.accounts()[A0], [file for file in made.ledger.active() if file.path in active(made)]
-    olds.sort(key=lambda file: file.first)
+    account, olds = made.accounts()[A0], [file for file in made.ledger.files_now() if file.path in active(made)]
+    olds.sort(key=lambda file: file.first_offset)
     stem = f"{account.epoch}-{account.frontier}-h{len(made.ledger.commits)}"
     new = made.files.concatenate(A0, account.topic_id, stem, olds)
     state = made.files.save(A0, stem, {}, account.state)
     change = change_of(account, records=(new,), state=(state,), removed_rows=new.rows)
     removed = tuple(sorted(file.path for file in olds))
-    by_hand(made, Entry(kind="repair", attempt="h", held="h", changes=(change,), removed=removed))
+    by_hand(made, Entry(kind="repair", attempt="h", hold="h", changes=(change,), removed_paths=removed))
 
 
 def release(made: MemoryStream) -> None:
     """Give back what a repair held, then go on."""
     account = made.accounts()[A0]
     if account.hold is not None:
-        by_hand(made, Entry(kind="release", attempt="r", held=account.hold, changes=(change_of(account),)))
+        by_hand(made, Entry(kind="release", attempt="r", hold=account.hold, changes=(change_of(account),)))
     finish(made)
 
 
@@ -260,7 +260,7 @@ def test_held_partitions_are_left_out_and_told() -> None:
     made = sliced()
     hold(made)
     done = compacted(made)
-    assert done.held == [A0]
+    assert done.held_partitions == [A0]
     assert {piece.partition for piece in done.pieces} == {A1}
 
 
@@ -268,7 +268,7 @@ def test_what_is_fenced_is_dropped_and_told() -> None:
     """It is no error, and leaves nothing behind."""
     made = sliced()
     dropped: list[str] = []
-    at_point(made, 4, hold, lambda: dropped.extend(piece.dropped for piece in compacted(made).pieces))
+    at_point(made, 4, hold, lambda: dropped.extend(piece.drop_reason for piece in compacted(made).pieces))
     assert any("in-a/0 is held by h" in why for why in dropped)
     assert not all(dropped)
     assert there(made) == named(made)
@@ -307,7 +307,7 @@ def test_a_crash_leaves_nothing_that_matters(point: str, times: int) -> None:
     assert there(made) - named(made) == set()
     made.clock.sleep(100 * DAY)
     compacted(made)
-    assert made.files.noted == {}
+    assert made.files.stored_intents == {}
 
 
 def test_a_run_sweeps_what_a_dead_compaction_left() -> None:
@@ -336,7 +336,7 @@ def test_a_damaged_file_is_refused_and_never_copied() -> None:
     made.files.files[hurt].content += b"!"
     before = active(made)
     done = compacted(made)
-    refused = {path: why for piece in done.pieces for path, why in piece.refused.items()}
+    refused = {path: why for piece in done.pieces for path, why in piece.damaged_inputs.items()}
     assert list(refused) == [hurt]
     assert "corrupt" in refused[hurt]
     assert (active(made), len(active(made, A1))) == (before, 1)
@@ -348,7 +348,7 @@ def test_a_damaged_state_file_is_refused_too() -> None:
     made = sliced()
     hurt = made.accounts()[A0].state[0].path
     made.files.files[hurt].content += b"!"
-    refused = {path for piece in compacted(made).pieces for path in piece.refused}
+    refused = {path for piece in compacted(made).pieces for path in piece.damaged_inputs}
     assert refused == {hurt}
     assert len(active(made)) == 1
     assert made.accounts()[A0].state[0].path == hurt
@@ -360,17 +360,17 @@ def test_looking_back_works_as_long_as_versions_are_kept() -> None:
     made.clock.sleep(50 * DAY)
     then = made.ledger.head("s")
     assert then is not None
-    old, files = made.files.everything(then.ledger.partitions[str(A0)].state), set(active(made))
+    old, files = made.files.load_all(then.ledger.partitions[str(A0)].state), set(active(made))
     compacted(made)
     made.clock.sleep(29 * DAY)
-    assert compacted(made).replaced == 0
-    assert made.files.everything(made.ledger.at("s", then.ledger.sequence).partitions[str(A0)].state) == old
+    assert compacted(made).swept_replaced_files == 0
+    assert made.files.load_all(made.ledger.ledger_at("s", then.ledger.sequence).partitions[str(A0)].state) == old
     assert files <= there(made)
     refuse_swept(made.ledger, made.files, head_of(made).ledger, then.ledger.sequence, "state")
 
     made.clock.sleep(2 * DAY)
     before = truth(made)
-    assert compacted(made).replaced > len(files)
+    assert compacted(made).swept_replaced_files > len(files)
     assert files & there(made) == set()
     assert truth(made) == before
     for room in ("state", "records"):
@@ -378,7 +378,7 @@ def test_looking_back_works_as_long_as_versions_are_kept() -> None:
             refuse_swept(made.ledger, made.files, head_of(made).ledger, then.ledger.sequence, room)
         assert f"the oldest entry that is kept whole is {head_of(made).ledger.sequence}" in refused.value.render()
         refuse_swept(made.ledger, made.files, head_of(made).ledger, head_of(made).ledger.sequence, room)
-    assert (compacted(made).replaced, made.files.noted) == (0, {})
+    assert (compacted(made).swept_replaced_files, made.files.stored_intents) == (0, {})
 
 
 def test_what_the_last_entry_names_never_goes() -> None:
@@ -392,7 +392,7 @@ def test_what_the_last_entry_names_never_goes() -> None:
         made.clock.sleep(1_000 * DAY)
     assert made.sessions(A1)
     assert len(made.rows(A0)) > 5
-    kept = [file for c in made.ledger.commits if c.entry for change in c.entry.changes for file in change.kept]
+    kept = [file for c in made.ledger.commits if c.entry for change in c.entry.changes for file in change.quarantine_files]
     assert kept
     assert {file.path for file in kept} <= there(made)
     assert {commit.manifest for commit in made.ledger.commits} <= there(made)
@@ -405,7 +405,7 @@ def test_a_slice_that_was_folded_on_files_merged_meanwhile_goes_on_top_of_them(f
     while at_point(made, number + 1, compacted, lambda made=made: made.run(messages_max=2)):  # type: ignore[misc]
         merged: set[str] = set()
         for manifest in made.ledger.entries("s", -1):
-            merged |= {path for change in manifest.entry.changes for path in change.merged}
+            merged |= {path for change in manifest.entry.changes for path in change.merged_state_paths}
             state = {file.path for account in manifest.ledger.partitions.values() for file in account.state}
             assert not merged & state, number
         assert merged or number > 50
@@ -419,10 +419,10 @@ def test_a_slice_that_was_folded_on_files_merged_meanwhile_goes_on_top_of_them(f
 def test_a_file_that_came_back_into_the_table_stays() -> None:
     """However long ago an entry had replaced it: what is in the table now is never swept."""
     made = sliced(more=False)
-    old = [file for file in made.ledger.active() if file.path in active(made)]
+    old = [file for file in made.ledger.files_now() if file.path in active(made)]
     compacted(made)
     change = change_of(made.accounts()[A0], records=tuple(old))
-    by_hand(made, Entry(kind="compact", attempt="back", changes=(change,), removed=tuple(active(made))))
+    by_hand(made, Entry(kind="compact", attempt="back", changes=(change,), removed_paths=tuple(active(made))))
     made.clock.sleep(100 * DAY)
     before = truth(made)
     sweep_replaced(made.ledger, made.files, head_of(made), made.clock.now)
@@ -436,10 +436,10 @@ def test_a_lost_note_of_what_was_swept_costs_time_alone() -> None:
     made.clock.sleep(100 * DAY)
     compacted(made)
     before = truth(made)
-    made.files.swept_up_to = (-1, "")
+    made.files.oldest_complete = (-1, "")
     compacted(made)
     assert truth(made) == before
-    made.files.swept_up_to = (3, "of another ledger")
+    made.files.oldest_complete = (3, "of another ledger")
     compacted(made)
     assert truth(made) == before
 
@@ -458,7 +458,7 @@ def test_who_would_remove_a_file_that_is_gone_is_fenced_at_once() -> None:
     removed = tuple(active(made)[:1])
     compacted(made)
     before = made.clock.now
-    entry = Entry(kind="compact", attempt="late", changes=(change_of(made.accounts()[A0]),), removed=removed)
+    entry = Entry(kind="compact", attempt="late", changes=(change_of(made.accounts()[A0]),), removed_paths=removed)
     with pytest.raises(FencedError) as fenced:
         by_hand(made, entry)
     assert "was replaced by another run" in fenced.value.render()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from seriatim.core.errors import IntegrityError
-from seriatim.steps.accept import accept
-from seriatim.steps.release import release
+from seriatim.steps.accept import accept_topic
+from seriatim.steps.release import release_session
 from seriatim.testing import MemoryStream
 from tests.steps.adders import Adder, Raising, add, adding, deploy, fixed, states
 from tests.steps.deciding import means
@@ -80,7 +80,7 @@ def test_whom_a_person_released_behind_a_cut_is_not_released_again() -> None:
     send(made, A0, POISON, session="k0")
     send(made, A0, 1, 1, 1, 1, session="k1")
     made.run()
-    release(means(made), "k0", "fine")
+    release_session(means(made), "k0", "fine")
     send(made, A0, 7, session="k0")
     made.run()
     cut(made, 5)
@@ -109,13 +109,13 @@ def test_a_finding_at_an_offset_that_is_used_again_is_told(how: str) -> None:
         made.kafka.delete("in-a")
         made.kafka.create("in-a")
         made.run()
-        accept(means(made), "in-a", "its new life")
+        accept_topic(means(made), "in-a", "its new life")
         say(made, (1, True), (5, False), (99, False))
     deploy(made, Adder)
     assert made.run().findings == []
     deploy(made, Raising)
     done = repair(made, partition=str(A0), start=0)
-    assert ([one.offset for one in done.findings], done.still) == ([2], [])
+    assert ([one.offset for one in done.new_findings], done.repeated_findings) == ([2], [])
 
 
 def say(made: MemoryStream, *values: tuple[int, bool]) -> None:
@@ -143,7 +143,7 @@ def test_cuts_among_repairs(seed: int) -> None:
         elif kind == "state":
             lose(made, account.state[0].path)
         elif kind == "record":
-            lose(made, chance.choice(made.ledger.active()).path)
+            lose(made, chance.choice(made.ledger.files_now()).path)
         start = chance.randrange(account.frontier)
         repair(made, chance.randint(3, 50), **({"partition": str(A0), "start": start} if kind == "from" else {}))
         assert (table(made, A0), states(made)) == fixed(made), (number, kind)

@@ -6,9 +6,9 @@ import pytest
 
 from seriatim.core.errors import IntegrityError, PlatformError
 from seriatim.core.ledger import Entry
-from seriatim.core.repair import Refold, Request
-from seriatim.ports import Head
-from seriatim.steps.repair import plan
+from seriatim.core.repair import RefoldAction, RepairRequest
+from seriatim.ports import LedgerHead
+from seriatim.steps.repair import plan_repair
 from seriatim.testing import MemoryStream
 from tests.steps.compacts import compacted
 from tests.steps.deciding import accepted
@@ -28,7 +28,7 @@ def flip(made: MemoryStream, path: str) -> None:
 
 def records(made: MemoryStream) -> list[str]:
     """The record files of the table, by offset."""
-    return [file.path for file in sorted(made.ledger.active(), key=lambda file: file.first)]
+    return [file.path for file in sorted(made.ledger.files_now(), key=lambda file: file.first_offset)]
 
 
 def set_aside() -> MemoryStream:
@@ -51,7 +51,7 @@ def test_a_flipped_bit_where_a_repair_reads_is_mended_with_it(hurt: list[int]) -
     assert made.accounts()[A0].hold is None
     assert kinds(made)[-1] == "repair"
     assert done.ranges[A0].start <= 40
-    assert not made.files.damaged(made.ledger.active())
+    assert not made.files.find_damaged_files(made.ledger.files_now())
     assert_straight(made)
 
 
@@ -61,7 +61,7 @@ def test_a_second_hold_that_fails_leaves_none() -> None:
     flip(made, records(made)[-1])
     commit, tried = made.ledger.compare_and_set, list[str]()
 
-    def broken(head: Head | None, entry: Entry, manifest: str, sha256: str) -> None:
+    def broken(head: LedgerHead | None, entry: Entry, manifest: str, sha256: str) -> None:
         tried.append(entry.kind)
         if entry.kind == "hold" and tried.count("hold") == 2:
             raise PlatformError("the disk is away")
@@ -105,11 +105,11 @@ def test_a_partition_that_is_named_is_looked_at_thoroughly() -> None:
     hurt = records(made)[1:7:2]
     for path in hurt:
         flip(made, path)
-    assert set(compacted(made).pieces[0].refused) <= set(hurt)
-    assert plan(mending(made), Request()).parts == ()
+    assert set(compacted(made).pieces[0].damaged_inputs) <= set(hurt)
+    assert plan_repair(mending(made), RepairRequest()).actions == ()
     repair(made, partition=str(A0))
     assert not set(hurt) & set(records(made))
-    assert not made.files.damaged(made.ledger.active())
+    assert not made.files.find_damaged_files(made.ledger.files_now())
     assert_straight(made)
 
 
@@ -138,13 +138,13 @@ def test_a_topic_that_was_made_again_stops_no_other() -> None:
     lose(made, made.accounts()[B0].state[-1].path)
     for halted in (False, True):
         made.run() if halted else None
-        planned = plan(mending(made), Request())
-        assert [part.partition for part in planned.parts] == [B0]
+        planned = plan_repair(mending(made), RepairRequest())
+        assert [part.partition for part in planned.actions] == [B0]
         assert len(planned.notes) == 1
         assert "seriatim accept s in-a" in planned.notes[0]
     repair(made)
     accepted(made)
-    assert plan(mending(made), Request()).notes == ()
+    assert plan_repair(mending(made), RepairRequest()).notes == ()
 
 
 def test_what_is_gone_hides_nothing_that_can_be_mended() -> None:
@@ -155,10 +155,10 @@ def test_what_is_gone_hides_nothing_that_can_be_mended() -> None:
     made.kafka.delete_records(A0, 20)
     lost = records(made)[0]
     lose(made, lost)
-    planned = plan(mending(made), Request())
-    (part,) = planned.parts
-    assert isinstance(part, Refold)
-    assert part.rewind.wanted.sessions == ("s1",)
+    planned = plan_repair(mending(made), RepairRequest())
+    (part,) = planned.actions
+    assert isinstance(part, RefoldAction)
+    assert part.rewind.request.sessions == ("s1",)
     (note,) = planned.notes
     assert lost in note
     assert "[0, 20) is gone" in note
@@ -171,9 +171,9 @@ def test_a_damaged_file_that_nothing_needs_is_planned_to_be_deleted_until_it_is_
     compacted(made)
     assert replaced not in records(made)
     flip(made, replaced)
-    made.ledger.differing = [replaced]
-    planned = plan(mending(made), Request())
-    assert (planned.parts, planned.notes, planned.drops) == ((), (), (replaced,))
+    made.ledger.stored_differing_files = [replaced]
+    planned = plan_repair(mending(made), RepairRequest())
+    assert (planned.actions, planned.notes, planned.deleted_files) == ((), (), (replaced,))
     repair(made)
     assert replaced not in made.files.files
-    assert plan(mending(made), Request()).drops == ()
+    assert plan_repair(mending(made), RepairRequest()).deleted_files == ()

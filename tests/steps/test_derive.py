@@ -9,7 +9,7 @@ import pytest
 from seriatim.core.crash import arm
 from seriatim.core.gaps import Gap
 from seriatim.core.ledger import Ledger
-from seriatim.steps.derive import catch_up, gaps_now
+from seriatim.steps.derive import catch_up_derived, read_gaps
 from seriatim.testing import MemoryDerived, MemoryStream
 from tests.sim.chaos import Chaos
 from tests.steps.test_crashes import Killed, killer
@@ -34,7 +34,7 @@ def head(made: MemoryStream) -> Ledger:
 def anew(made: MemoryStream) -> MemoryDerived:
     """The tables, made from the ledger's first entry on."""
     fresh = MemoryDerived(made.derived.read)
-    catch_up(made.ledger, fresh, head(made))
+    catch_up_derived(made.ledger, fresh, head(made))
     return fresh
 
 
@@ -45,13 +45,13 @@ def tables(derived: MemoryDerived) -> dict[str, Any]:
 
 def where(made: MemoryStream) -> list[int]:
     """How far the tables are."""
-    return [made.derived.reached("gaps").sequence, made.derived.reached("quarantine").sequence]
+    return [made.derived.applied_version("gaps").sequence, made.derived.applied_version("quarantine").sequence]
 
 
 def test_a_first_run_makes_both_tables_empty() -> None:
     """People query them before anything was ever wrong."""
     made = begun()
-    assert made.run().behind == ""
+    assert made.run().derived_error == ""
     assert set(made.derived.tables) == {"gaps", "quarantine"}
     assert tables(made.derived) == {"gaps": [], "quarantine": []}
     assert where(made) == [head(made).sequence] * 2
@@ -139,10 +139,10 @@ def test_trouble_fails_no_run_and_is_told() -> None:
     made.derived.refusals = 100
     outcome = made.run()
     assert outcome.slices == 1
-    assert "could not be written" in outcome.behind
-    assert "next run catches up" in outcome.behind
+    assert "could not be written" in outcome.derived_error
+    assert "next run catches up" in outcome.derived_error
     made.derived.refusals = 0
-    assert made.run().behind == ""
+    assert made.run().derived_error == ""
     assert tables(made.derived) == tables(anew(made))
 
 
@@ -150,7 +150,7 @@ def test_a_moment_of_trouble_is_tried_again() -> None:
     """As is another run's commit in between."""
     made = hurt()
     made.derived.refusals = 2
-    assert made.run().behind == ""
+    assert made.run().derived_error == ""
     assert tables(made.derived) == tables(anew(made))
 
 
@@ -162,7 +162,7 @@ def test_a_lost_file_of_messages_is_told_with_its_name() -> None:
     made.derived.refusals = 0
     (path,) = [path for path in made.files.files if path.startswith("kept/")]
     del made.files.files[path]
-    assert path in made.run().behind
+    assert path in made.run().derived_error
 
 
 def test_a_table_that_was_deleted_is_made_again() -> None:
@@ -185,7 +185,7 @@ def test_a_rebuild_makes_both_anew() -> None:
         table.rows.clear()
     made.run()
     assert tables(made.derived) == {"gaps": [], "quarantine": []}
-    catch_up(made.ledger, made.derived, head(made), whole=True)
+    catch_up_derived(made.ledger, made.derived, head(made), rebuild=True)
     assert tables(made.derived) == before
 
 
@@ -197,7 +197,7 @@ def test_tables_of_another_ledger_are_made_again() -> None:
     send(made, A0, b"?", 8)
     made.run()
     assert made.derived.rows("gaps")
-    made.ledger.commits, made.ledger.seen = kept, None
+    made.ledger.commits, made.ledger.stored_witness = kept, None
     made.kafka.truncate(A0, 3)
     send(made, A0, 1)
     send(made, A1, 1)
@@ -210,21 +210,21 @@ def test_gaps_are_known_as_of_the_ledger_however_far_the_table_is() -> None:
     made = hurt()
     made.derived.refusals = 1000
     made.run()
-    asked = gaps_now(made.ledger, made.derived, head(made))
+    asked = read_gaps(made.ledger, made.derived, head(made))
     assert [(gap.session, gap.start) for gap in asked] == [("s", 3)]
     made.derived.refusals = 0
     made.run()
-    assert gaps_now(made.ledger, made.derived, head(made)) == asked
+    assert read_gaps(made.ledger, made.derived, head(made)) == asked
 
 
 def test_a_halt_is_open_for_all_sessions_until_it_is_passed_over() -> None:
     """A hole under strict: the partition waits there, and the other goes on."""
     made = begun(2)
     send(made, A0, 5, 6)
-    made.reader.lost.add((A0, 3))
+    made.reader.lost_offsets.add((A0, 3))
     made.run()
-    halts = [gap for gap in gaps_now(made.ledger, made.derived, head(made)) if gap.session is None]
-    assert [(gap.place, gap.start, gap.until, gap.finding) for gap in halts] == [(A0, 3, None, "gap")]
+    halts = [gap for gap in read_gaps(made.ledger, made.derived, head(made)) if gap.session is None]
+    assert [(gap.topic_partition, gap.start, gap.until, gap.finding) for gap in halts] == [(A0, 3, None, "gap")]
 
 
 def test_in_any_world_the_tables_are_those_of_the_ledger(seeds: range) -> None:

@@ -9,14 +9,14 @@ from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Halt
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.core.slice import Ranges
-from seriatim.steps.plan import plan
+from seriatim.steps.plan import plan_run
 from seriatim.testing import MemoryStream
 from tests.steps.worlds import A0, A1, B0, begun, frontiers, kinds, offsets, send, world
 
 
 def short(findings: list[Finding]) -> list[tuple[str, str, int]]:
     """Findings as kind, place, offset."""
-    return [(finding.finding, finding.place, finding.offset) for finding in findings]
+    return [(finding.finding, finding.partition_name, finding.offset) for finding in findings]
 
 
 def halt(made: MemoryStream, partition: Partition) -> Halt | None:
@@ -90,14 +90,14 @@ def test_a_new_topic_and_new_partitions_are_picked_up() -> None:
     send(made, A1, ["a"])
     outcome = made.run()
     assert frontiers(made) == {"in-a/0": 3, "in-a/1": 1, "in-b/0": 2}
-    assert made.accounts()[B0].born == 1
+    assert made.accounts()[B0].initial_frontier == 1
     assert (outcome.headless, outcome.findings) == (1, [])
 
 
 def test_a_hole_halts_its_partition_and_no_other() -> None:
     """The good prefix is committed, the finding names the offsets, the next run is green and waits."""
     made = begun(2)
-    made.reader.lost = {(A0, 1)}
+    made.reader.lost_offsets = {(A0, 1)}
     outcome = made.run()
     assert short(outcome.findings) == [("gap", "in-a/0", 1)]
     assert "[1, 2)" in outcome.findings[0].cause
@@ -105,14 +105,14 @@ def test_a_hole_halts_its_partition_and_no_other() -> None:
     assert offsets(made, A0) == [0, 0]
     again = made.run()
     assert again.findings == []
-    assert [(partition, waits.finding) for partition, waits in again.waiting] == [(A0, "gap")]
+    assert [(partition, waits.finding) for partition, waits in again.earlier_halts] == [(A0, "gap")]
 
 
 @pytest.mark.parametrize("lost", [(0,), (2,), (1, 2), (0, 1, 2)])
 def test_holes_anywhere_in_the_range(lost: tuple[int, ...]) -> None:
     """At the beginning, at the end, or all of it: a range that yields nothing is one whole hole."""
     made = begun()
-    made.reader.lost = {(A0, offset) for offset in lost}
+    made.reader.lost_offsets = {(A0, offset) for offset in lost}
     outcome = made.run()
     assert short(outcome.findings) == [("gap", "in-a/0", lost[0])]
     assert frontiers(made) == {"in-a/0": lost[0]}
@@ -121,7 +121,7 @@ def test_holes_anywhere_in_the_range(lost: tuple[int, ...]) -> None:
 def test_holes_are_counted_without_a_tier() -> None:
     """They are passed over, by name, in the certificate and the account."""
     made = begun(2, tier="none")
-    made.reader.lost = {(A0, 1), (A1, 0), (A1, 1), (A1, 2)}
+    made.reader.lost_offsets = {(A0, 1), (A1, 0), (A1, 1), (A1, 2)}
     outcome = made.run()
     assert not outcome.findings
     assert frontiers(made) == {"in-a/0": 3, "in-a/1": 3}
@@ -230,20 +230,20 @@ def test_messages_of_a_quarantined_session_are_kept_whole() -> None:
     send(made, A0, 9)
     made.run()
     (change,) = [
-        change for commit in made.ledger.commits if commit.entry for change in commit.entry.changes if change.kept
+        change for commit in made.ledger.commits if commit.entry for change in commit.entry.changes if change.quarantine_files
     ]
-    rows = [row for file in change.kept for row in made.files.read(file).rows]
+    rows = [row for file in change.quarantine_files for row in made.files.read(file).rows]
     assert [(row["offset"], row["key"], row["finding"]) for row in rows] == [
         (3, b"s", "poison"),
         (4, b"s", "poison"),
     ]
     assert (rows[0]["value"], rows[0]["headers"]) == (b"?", (("h", b"x"),))
-    assert list(made.files.quarantined(made.accounts()[A0].state)) == ["s"]
+    assert list(made.files.quarantined_sessions(made.accounts()[A0].state)) == ["s"]
     assert made.accounts()[A0].quarantined == 1
     send(made, A0, ["a"])
     made.run()
     assert made.accounts()[A0].quarantined == 0
-    assert not made.files.quarantined(made.accounts()[A0].state)
+    assert not made.files.quarantined_sessions(made.accounts()[A0].state)
 
 
 def test_until_offsets_are_reached_exactly() -> None:
@@ -268,7 +268,7 @@ def test_until_offsets_that_cannot_be_reached(partition: Partition, end: int, sa
 def test_until_offsets_of_a_halted_partition_wait() -> None:
     """The others are read."""
     made = begun(2)
-    made.reader.lost = {(A0, 1)}
+    made.reader.lost_offsets = {(A0, 1)}
     made.run(until={A0: 3, A1: 2})
     assert frontiers(made) == {"in-a/0": 1, "in-a/1": 2}
 
@@ -407,10 +407,10 @@ def test_state_files_stay_few() -> None:
 def test_plan_says_what_a_run_would_do_and_commits_nothing() -> None:
     """Before the first run, after it, and with more to do."""
     made = begun()
-    ledger, first = plan(made.stream, made.kafka, made.ledger)
-    assert (ledger.sequence, list(first.born), first.backlog) == (-1, [A0], 3)
+    ledger, first = plan_run(made.stream, made.kafka, made.ledger)
+    assert (ledger.sequence, list(first.new_accounts), first.backlog) == (-1, [A0], 3)
     assert not made.ledger.commits
     made.run()
     send(made, A0, 7)
-    _, second = plan(made.stream, made.kafka, made.ledger)
+    _, second = plan_run(made.stream, made.kafka, made.ledger)
     assert second.ranges == {A0: OffsetRange(3, 4)}

@@ -12,12 +12,12 @@ from seriatim.core.errors import ConfigError
 from seriatim.core.gaps import Gap
 from seriatim.core.ledger import Change, Entry
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.repair_forward import forward
+from seriatim.core.repair_forward import plan_forward
 from seriatim.steps.commit import commit, read_head
-from seriatim.steps.derive import catch_up
-from seriatim.steps.plan import discover
-from seriatim.steps.release import release
-from seriatim.steps.status import status
+from seriatim.steps.derive import catch_up_derived
+from seriatim.steps.plan import discover_topics
+from seriatim.steps.release import release_session
+from seriatim.steps.status import read_status
 from seriatim.testing import MemoryStream
 from tests.adapters.on_disk import DiskStream
 from tests.steps.deciding import means
@@ -34,17 +34,17 @@ def move_on(one: MemoryStream, partition: Partition = A0, there: int | None = No
     head = read_head(one.ledger, "s")
     assert head is not None
     account = head.ledger.partitions[str(partition)]
-    change = forward("s", partition, account, one.kafka.bounds("in-.*").get(partition), there)
+    change = plan_forward("s", partition, account, one.kafka.bounds("in-.*").get(partition), there)
     held = replace(change, until=change.frontier, marks=(), headless_since=-1)
-    head, _ = commit(one.ledger, one.clock, head, Entry(kind="hold", attempt="h", held="h", changes=(held,)))
-    head, done = commit(one.ledger, one.clock, head, Entry(kind="repair", attempt="h", held="h", changes=(change,)))
-    catch_up(one.ledger, one.derived, head.ledger)
+    head, _ = commit(one.ledger, one.clock, head, Entry(kind="hold", attempt="h", hold="h", changes=(held,)))
+    head, done = commit(one.ledger, one.clock, head, Entry(kind="repair", attempt="h", hold="h", changes=(change,)))
+    catch_up_derived(one.ledger, one.derived, head.ledger)
     return done.changes[0]
 
 
 def gaps(one: MemoryStream) -> list[tuple[Any, ...]]:
     """The table in short."""
-    rows: list[Gap] = one.derived.gaps(one.derived.reached("gaps"))
+    rows: list[Gap] = one.derived.gaps(one.derived.applied_version("gaps"))
     return [(gap.session, gap.start, gap.until, gap.finding, gap.closed_how) for gap in rows]
 
 
@@ -71,7 +71,7 @@ def test_expired_then_forward() -> None:
     for session in "stu":
         tell(one, 3 + (session != "u"), 9, session=session)
     outcome = one.run()
-    assert (outcome.findings, outcome.headless, outcome.waiting) == ([], 2, [])
+    assert (outcome.findings, outcome.headless, outcome.earlier_halts) == ([], 2, [])
     assert (state(one, "u"), state(one, "s"), state(one, "t")) == ({"a": 9}, {"a": 2, "b": 0}, {"a": 2})
     tell(one, 5, rows=["a"], session="t")
     tell(one, 6, 7, session="t")
@@ -103,15 +103,15 @@ def test_slices_change_nothing(messages_max: int) -> None:
 def test_plan_and_status_after_a_forward() -> None:
     """Nothing waits, nothing is lost: the next run reads from the new frontier."""
     one = expired()
-    before = status(one.stream, one.kafka, one.ledger, one.files)["partitions"][0]
+    before = read_status(one.stream, one.kafka, one.ledger, one.files)["partitions"][0]
     assert (before["halted"]["finding"], before["frontier"], before["epoch"]) == ("expired", 6, 0)
     move_on(one)
     tell(one, 3, 9, session="u")
     head = read_head(one.ledger, "s")
     assert head is not None
-    plan = discover(one.stream, one.kafka, head.ledger)
-    assert (plan.ranges, plan.waiting, plan.findings) == ({A0: OffsetRange(8, 9)}, [], [])
-    shown = status(one.stream, one.kafka, one.ledger, one.files)
+    plan = discover_topics(one.stream, one.kafka, head.ledger)
+    assert (plan.ranges, plan.waiting_partitions, plan.findings) == ({A0: OffsetRange(8, 9)}, [], [])
+    shown = read_status(one.stream, one.kafka, one.ledger, one.files)
     part = shown["partitions"][0]
     assert (part["frontier"], part["epoch"], part["halted"], part["held"], part["lag"]) == (8, 1, None, None, 1)
     assert shown["verdict"] == "good"
@@ -121,7 +121,7 @@ def test_a_run_beside_the_hold_leaves_the_partition_alone() -> None:
     """A slice that was read before the forward is fenced by the epoch."""
     one = expired()
     folding = one.folding()
-    folding._open()
+    folding._open_ledger()
     move_on(one)
     stale = folding.head.ledger.partitions[str(A0)]
     assert stale.epoch + 1 == one.accounts()[A0].epoch
@@ -134,7 +134,7 @@ def test_a_gap_is_passed_over_to_the_first_message_that_is_there() -> None:
     one = sequenced("strict")
     for seq in (2, 3, 4):
         tell(one, seq, seq)
-    one.reader.lost.add((A0, 2))
+    one.reader.lost_offsets.add((A0, 2))
     assert [finding.finding for finding in one.run().findings] == ["gap"]
     move_on(one, there=3)
     outcome = one.run()
@@ -183,8 +183,8 @@ def test_a_person_releases_a_session_that_lost_nothing(poisoned: bool) -> None:
         tell(one, 4, 4)
     one.run()
     with pytest.raises(ConfigError, match="'t' is not in quarantine"):
-        release(means(one), "t", "never met since")
-    made = release(means(one), "s", "asked the producer")
+        release_session(means(one), "t", "never met since")
+    made = release_session(means(one), "s", "asked the producer")
     assert (made.finding, made.offset) == (("poison" if poisoned else "gap"), 8)
     tell(one, 7, 9)
     outcome = one.run()
@@ -201,7 +201,7 @@ def test_one_in_quarantine_before_the_loss_is_released_after_it() -> None:
     one.kafka.delete_records(A0, 3)
     one.run()
     move_on(one)
-    release(means(one), "s", "asked the producer")
+    release_session(means(one), "s", "asked the producer")
     tell(one, 12, 12)
     outcome = one.run()
     assert (outcome.findings, outcome.headless, state(one)) == ([], 0, {"a": 12, "b": 0})
@@ -249,7 +249,7 @@ def test_headless_messages_are_no_parting(tmp_path: Path) -> None:
     one.send("in-a/0", "y", ["a"], 4)
     one.run()
     done = judged(one, "kafka", "output")
-    assert (done.partings, one.accounts()[A0].headless) == ([], 2)
+    assert (done.first_differences, one.accounts()[A0].headless) == ([], 2)
 
 
 @pytest.mark.long
@@ -265,7 +265,7 @@ def test_a_refold_passes_over_what_a_forward_passed_over(finding: str, stage: in
         tell(one, seq, seq, session="t")
     if finding == "gap":
         tell(one, 4, 4)
-        one.reader.lost.add((A0, 6))
+        one.reader.lost_offsets.add((A0, 6))
     else:
         one.kafka.produce("in-a", "s", b"?", partition=0)
     one.run(2)
@@ -296,7 +296,7 @@ def test_a_release_right_behind_a_forward_is_made_again() -> None:
     repair(one, forward=True, partition="in-a/0")
     repair(one, ranges={"in-a/0": (0, 4)})
     assert one.sessions(A0)["s"].finding == "sequence gap"
-    release(means(one), "s", "it is right as it is")
+    release_session(means(one), "s", "it is right as it is")
     repair(one, ranges={"in-a/0": (0, 2)})
     assert one.sessions(A0)["s"].finding is None
 
@@ -309,7 +309,7 @@ def test_so_it_is_where_a_refold_begins_with_the_loss() -> None:
     one.kafka.produce("in-a", None, b"?")
     one.run()
     repair(one, forward=True, partition="in-a/0")
-    release(means(one), "s", "it is right as it is")
+    release_session(means(one), "s", "it is right as it is")
     tell(one, 12, 12)
     one.run()
     before = table(one, A0)

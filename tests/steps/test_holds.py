@@ -9,8 +9,8 @@ import pytest
 
 from seriatim.core.crash import CRASH_POINTS, REPAIR_POINTS, arm
 from seriatim.core.errors import ConfigError, FencedError, IntegrityError
-from seriatim.core.repair import Request
-from seriatim.steps.repair import Repairing, abandon, held_request, plan
+from seriatim.core.repair import RepairRequest
+from seriatim.steps.repair import RepairRun, abandon_repair, plan_repair, request_of_hold
 from tests.steps.adders import Adder, Buggy, add, adding, deploy, fixed, states
 from tests.steps.mending import assert_straight, lose, mending, repair, sliced, table, updates
 from tests.steps.worlds import A0, A1, kinds
@@ -21,11 +21,11 @@ def test_a_hold_that_was_left_is_resumed_by_the_same_command() -> None:
     made = sliced(partitions=2)
     lose(made, made.accounts()[A0].state[-1].path)
     tools = mending(made)
-    made_plan = plan(tools, Request())
-    Repairing(tools).refolding.hold(made.ledger.head("s"), made_plan.partitions, made_plan.request.encoded())
+    made_plan = plan_repair(tools, RepairRequest())
+    RepairRun(tools).refold_run.place_hold(made.ledger.head("s"), made_plan.partitions, made_plan.request.to_json())
     first = made.accounts()[A0].hold
     assert first is not None
-    assert held_request(tools, first) == Request()
+    assert request_of_hold(tools, first) == RepairRequest()
     updates(made, 5, A0, seed=2)
     updates(made, 5, A1, seed=2)
     outcome = made.run()
@@ -43,13 +43,13 @@ def test_two_resumes_at_once_have_one_winner() -> None:
     made = sliced()
     lose(made, made.accounts()[A0].state[-1].path)
     tools = mending(made)
-    before = plan(tools, Request())
-    Repairing(tools).refolding.hold(made.ledger.head("s"), before.partitions, before.request.encoded())
-    one, other = plan(mending(made), Request()), plan(mending(made), Request())
-    assert one.resumes == other.resumes is not None
-    Repairing(mending(made)).apply(one, 100)
+    before = plan_repair(tools, RepairRequest())
+    RepairRun(tools).refold_run.place_hold(made.ledger.head("s"), before.partitions, before.request.to_json())
+    one, other = plan_repair(mending(made), RepairRequest()), plan_repair(mending(made), RepairRequest())
+    assert one.resumed_hold == other.resumed_hold is not None
+    RepairRun(mending(made)).apply(one, 100)
     with pytest.raises(FencedError, match="another repair was faster"):
-        Repairing(mending(made)).apply(other, 100)
+        RepairRun(mending(made)).apply(other, 100)
     assert_straight(made)
 
 
@@ -57,7 +57,7 @@ def test_a_zombie_repair_is_refused_at_its_commit() -> None:
     """Its hold was taken over while it slept: nothing of its work counts."""
     made = sliced()
     lose(made, made.accounts()[A0].state[-1].path)
-    zombie = Repairing(mending(made))
+    zombie = RepairRun(mending(made))
 
     def meanwhile(name: str) -> None:
         if name == "refolded":
@@ -67,7 +67,7 @@ def test_a_zombie_repair_is_refused_at_its_commit() -> None:
     arm(meanwhile)
     try:
         with pytest.raises(FencedError):
-            zombie.apply(plan(mending(made), Request()), 100)
+            zombie.apply(plan_repair(mending(made), RepairRequest()), 100)
     finally:
         arm(None)
     assert kinds(made).count("repair") == 1
@@ -79,11 +79,11 @@ def test_an_abandoned_repair_gives_its_partitions_back() -> None:
     made = sliced()
     before = table(made, A0)
     tools = mending(made)
-    Repairing(tools).refolding.hold(made.ledger.head("s"), [A0], Request(partition=str(A0), start=3).encoded())
+    RepairRun(tools).refold_run.place_hold(made.ledger.head("s"), [A0], RepairRequest(partition=str(A0), start=3).to_json())
     hold = made.accounts()[A0].hold or ""
     with pytest.raises(ConfigError, match="no partition is held by 'x'"):
-        abandon(tools, "x")
-    assert abandon(tools, hold) == [A0]
+        abandon_repair(tools, "x")
+    assert abandon_repair(tools, hold) == [A0]
     assert (made.accounts()[A0].hold, table(made, A0)) == (None, before)
     updates(made, 5, seed=4)
     made.run()
@@ -96,15 +96,15 @@ def test_an_approval_is_void_after_an_epoch_moved_and_not_after_slices() -> None
     made.kafka.create("in-a")
     add(made, 60, 1)
     made.run(10)
-    request = Request(partition=str(A0), start=0)
-    approved = plan(mending(made), request).approval
+    request = RepairRequest(partition=str(A0), start=0)
+    approved = plan_repair(mending(made), request).approval
     add(made, 60, 2)
     made.run(6)
     deploy(made, Adder)
-    Repairing(mending(made)).apply(plan(mending(made), request), 1000, approved)
+    RepairRun(mending(made)).apply(plan_repair(mending(made), request), 1000, approved)
     assert (table(made, A0), states(made)) == fixed(made)
     with pytest.raises(IntegrityError, match="not the one of now"):
-        Repairing(mending(made)).apply(plan(mending(made), request), 1000, approved)
+        RepairRun(mending(made)).apply(plan_repair(mending(made), request), 1000, approved)
 
 
 NOT_OF_A_REPAIR = ("plan-made", "table-created", "slice-folded", "ledger-read")
@@ -171,8 +171,8 @@ def test_a_run_goes_on_when_a_repair_comes_between(finished: bool) -> None:
                 repair(made, partition=str(A0), start=3)
             else:
                 tools = mending(made)
-                Repairing(tools).refolding.hold(
-                    made.ledger.head("s"), [A0], Request(partition=str(A0), start=3).encoded()
+                RepairRun(tools).refold_run.place_hold(
+                    made.ledger.head("s"), [A0], RepairRequest(partition=str(A0), start=3).to_json()
                 )
 
     arm(meanwhile)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from seriatim.core.errors import PlatformError
-from seriatim.core.holes import Piece
-from seriatim.core.integrity import Mark
+from seriatim.core.holes import ExplainedRange
+from seriatim.core.integrity import GapMark
 from seriatim.core.ledger import Certificate
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.testing import MemoryStream
@@ -41,7 +41,7 @@ def certificates(made: MemoryStream) -> list[Certificate]:
 def marks(made: MemoryStream) -> list[tuple[str, int, int]]:
     """What the ledger says not to trust: finding, from, until."""
     entries = [commit.entry for commit in made.ledger.commits if commit.entry is not None]
-    found: list[Mark] = [mark for entry in entries for change in entry.changes for mark in change.marks]
+    found: list[GapMark] = [mark for entry in entries for change in entry.changes for mark in change.marks]
     return [(mark.finding, mark.offset, mark.until) for mark in found]
 
 
@@ -82,7 +82,7 @@ def test_a_compacted_topic_is_read_without_alarm() -> None:
 def test_a_loss_beside_markers_halts_at_its_own_offset(messages_max: int) -> None:
     """What is explained before it is committed; the finding names the lost offsets and no others."""
     made = transactional()
-    made.reader.lost = {(A0, 5)}
+    made.reader.lost_offsets = {(A0, 5)}
     outcome = made.run(messages_max)
     (finding,) = outcome.findings
     assert (finding.finding, finding.offset) == ("gap", 5)
@@ -95,7 +95,7 @@ def test_a_loss_beside_markers_halts_at_its_own_offset(messages_max: int) -> Non
 def test_a_loss_that_is_only_counted_is_marked(messages_max: int) -> None:
     """Each lost stretch, by its own bounds, is for the gaps table; what is explained is not."""
     made = transactional(tier="none")
-    made.reader.lost = {(A0, 1), (A0, 5)}
+    made.reader.lost_offsets = {(A0, 1), (A0, 5)}
     assert made.run(messages_max).findings == []
     assert made.accounts()[A0].counts == {"hole: aborted": 1, "hole: marker": 3, "hole: unexplained": 2}
     assert marks(made) == [("gap", 1, 2), ("gap", 5, 6)]
@@ -128,7 +128,7 @@ def test_without_holes_nobody_is_asked(tier: str) -> None:
     made.kafka.create("in-a")
     send(made, A0, ["a"], 1, 2)
 
-    def refuse(partition: Partition, hole: OffsetRange) -> list[Piece]:
+    def refuse(partition: Partition, hole: OffsetRange) -> list[ExplainedRange]:
         raise AssertionError(f"asked about {partition} {hole}")
 
     made.explain = refuse  # type: ignore[assignment]
@@ -141,7 +141,7 @@ def test_a_hole_that_cannot_be_explained_now_is_platform_trouble(messages_max: i
     made = transactional()
     explain = made.explain
 
-    def fail(partition: Partition, hole: OffsetRange) -> list[Piece]:
+    def fail(partition: Partition, hole: OffsetRange) -> list[ExplainedRange]:
         raise PlatformError(f"{partition} {hole}: cannot be asked", next="ask again")
 
     made.explain = fail  # type: ignore[assignment]

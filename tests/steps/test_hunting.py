@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from seriatim.core.stream import Output, Stream, Table
+from seriatim.core.stream import OutputSettings, Stream, TableSettings
 from seriatim.testing import MemoryStream
 from tests.steps.looking import explained, hunted, way
 
@@ -24,9 +24,9 @@ def market(count: int, seed: int, slices: int, *, heals: bool) -> tuple[MemorySt
     what was swapped before.
     """
     chance = Random(seed)
-    table = Table(key=("id",), columns={"id": "string", "v": "int64"}, before=False)
+    table = TableSettings(key=("id",), columns={"id": "string", "v": "int64"}, before=False)
     fields: dict[str, Any] = {"machine": "table", "tier": "none", "sequence": "n", "table": table}
-    stream = Stream(name="s", topics="in-.*", output=Output(path="memory"), **fields)
+    stream = Stream(name="s", topics="in-.*", output=OutputSettings(path="memory"), **fields)
     made = MemoryStream(stream, stream.table_machine)
     made.kafka.create("in-a", 1)
     counters = {f"session-{number}": 0 for number in range(12)}
@@ -52,16 +52,16 @@ def hunt(made: MemoryStream, *, every: bool) -> tuple[list[int], int]:
     """The script: since when is the session damaged, what came there, and who else touched that row just then."""
     found = hunted(made, HUNTED, "not damaged", every=every)
     gone = way(made, HUNTED)
-    gone.begin(found.broken)
-    gone.to(found.broken)
-    first, *after = [step for step, _ in zip(gone.steps(gone.end), range(4), strict=False)]
+    gone.begin_at(found.first_broken_offset)
+    gone.fold_to(found.first_broken_offset)
+    first, *after = [step for step, _ in zip(gone.steps(gone.committed_end), range(4), strict=False)]
     late = [step for step in after if step.sequence is not None and step.sequence < first.sequence]
     (row,) = explained(made, first.message.c0, HUNTED)
     told = {touch.offset: touch.sequence for touch in row.touches}
     offsets = [first.offset, *(step.offset for step in late)]
     assert [told[at] for at in offsets] == [step.sequence for step in (first, *late)]
     assert [step.findings[0].finding for step in (first, *late)] == ["sequence gap", "disorder"]
-    return offsets, found.folds + gone.folds + 1
+    return offsets, found.folds + gone.folds_begun + 1
 
 
 @pytest.mark.long

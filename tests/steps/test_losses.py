@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from seriatim.core.errors import ConfigError
-from seriatim.core.history import Proof
-from seriatim.core.looks import shown
+from seriatim.core.history import SliceProof
+from seriatim.core.looks import state_to_plain
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.steps import losses
-from seriatim.steps.losses import Loss, Losses
-from seriatim.steps.retrace import Way
+from seriatim.steps.losses import LossDetector, MessageLoss
+from seriatim.steps.retrace import SessionReplay
 from seriatim.testing import MemoryStream
 from tests.steps.looking import head_of, hunted, looking
 from tests.steps.mending import MemoryReread
@@ -29,11 +29,11 @@ class OneWay(MemoryReread):
 
     reads = 0
 
-    def read(self, partition: Partition, whole: OffsetRange) -> Iterator[Any]:
+    def read(self, partition: Partition, offset_range: OffsetRange) -> Iterator[Any]:
         """Those of a range that are there, each in a stretch of its own."""
         self.reads += 1
         turn = self.reads
-        for stretch in super().read(partition, whole):
+        for stretch in super().read(partition, offset_range):
             for i in range(len(stretch)):
                 assert turn == self.reads, "another read began"
                 yield stretch.__class__(
@@ -41,27 +41,27 @@ class OneWay(MemoryReread):
                 )
 
 
-def way(made: MemoryStream, name: str = "s") -> Way:
+def way(made: MemoryStream, name: str = "s") -> SessionReplay:
     """A session's way, read by a reader that goes one way."""
-    return Way(replace(looking(made), reread=OneWay(made)), head_of(made), A0, name)
+    return SessionReplay(replace(looking(made), past_reader=OneWay(made)), head_of(made), A0, name)
 
 
 def state_at(made: MemoryStream, offset: int, name: str) -> Any:
     """What is shown after an offset."""
     gone = way(made, name)
-    gone.begin(offset + 1)
-    gone.to(offset + 1)
-    return shown(made.machine(), gone.retrace.state())
+    gone.begin_at(offset + 1)
+    gone.fold_to(offset + 1)
+    return state_to_plain(made.machine(), gone.tracing_fold.copy_of_state())
 
 
 def told(made: MemoryStream, start: int, end: int, name: str) -> tuple[list[Any], bool]:
     """The steps of a trace as they come, and whether it was refused at last."""
     gone, steps = way(made, name), []
     try:
-        gone.begin(start)
-        gone.to(start)
+        gone.begin_at(start)
+        gone.fold_to(start)
         for step in gone.steps(end):
-            values = step.offset, step.outcome, shown(made.machine(), step.after)
+            values = step.offset, step.outcome, state_to_plain(made.machine(), step.after)
             steps.append(values)
     except ConfigError as error:
         return steps, GONE in error.message
@@ -135,9 +135,9 @@ def test_a_break_and_a_bisection_are_refused_too() -> None:
     made.kafka.topics["in-a"].compacted = True
     made.kafka.compact(A0, 8)
     gone = way(made)
-    gone.begin(0)
+    gone.begin_at(0)
     with pytest.raises(ConfigError, match=GONE) as refused:
-        list(gone.stops(6, lambda one: one.offset == 4))
+        list(gone.chosen_messages(6, lambda one: one.offset == 4))
     assert "--version" in refused.value.next
     with pytest.raises(ConfigError, match=GONE):
         hunted(made, "s", "not any(row.v >= 4 for row in state.rows)")
@@ -150,11 +150,11 @@ def test_slices_are_counted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
     for number in range(40):
         send(made, A0, ["a"])
         made.kafka.end_transaction(A0, [2 * number])
-    proofs, reread, heard = [Proof(at, at + 2, 1) for at in range(0, 80, 2)], OneWay(made), list[Loss]()
+    proofs, reread, heard = [SliceProof(at, at + 2, 1) for at in range(0, 80, 2)], OneWay(made), list[MessageLoss]()
     monkeypatch.setattr(losses, "AT_ONCE", 20)
-    assert len(list(Losses(A0, proofs, reread).read(OffsetRange(1, 79), heard.append))) == 39
+    assert len(list(LossDetector(A0, proofs, reread).read_and_detect(OffsetRange(1, 79), heard.append))) == 39
     assert (reread.reads, heard) == (9, [])
-    proofs[7] = Proof(14, 16, 2)
-    proofs[8:10] = [Proof(16, 20, 4)]
-    list(Losses(A0, proofs, reread).read(OffsetRange(1, 79), heard.append))
-    assert heard == [Loss(OffsetRange(15, 16), 1), Loss(OffsetRange(17, 18), 1), Loss(OffsetRange(19, 20), 1)]
+    proofs[7] = SliceProof(14, 16, 2)
+    proofs[8:10] = [SliceProof(16, 20, 4)]
+    list(LossDetector(A0, proofs, reread).read_and_detect(OffsetRange(1, 79), heard.append))
+    assert heard == [MessageLoss(OffsetRange(15, 16), 1), MessageLoss(OffsetRange(17, 18), 1), MessageLoss(OffsetRange(19, 20), 1)]

@@ -10,8 +10,8 @@ from seriatim.core.crash import CRASH_POINTS, arm
 from seriatim.core.errors import ConfigError
 from seriatim.core.ledger import Ledger
 from seriatim.core.machine import Machine, UserMachine
-from seriatim.steps.accept import Means, accept
-from seriatim.steps.derive import catch_up
+from seriatim.steps.accept import DecisionContext, accept_topic
+from seriatim.steps.derive import catch_up_derived
 from seriatim.testing import CRASH, MemoryStream, fold
 from tests.steps.markets import Book, Level, Market, Note, Order, Trade, busy, market, order
 from tests.steps.mending import repair
@@ -55,13 +55,13 @@ def test_each_kind_goes_to_its_table() -> None:
     assert [(row["offset"], row["index"], row["number"]) for row in made.other_rows("trade")] == [(1, 0, 1)]
     assert [(row["index"], row["text"], row["session"]) for row in made.other_rows("note")] == [(1, "1 is gone", "s")]
     (change,) = [change for commit in made.ledger.commits for change in commit.entry.changes if change.records]  # type: ignore[union-attr]
-    assert [file.path.partition("/")[0] for files in change.others.values() for file in files] == [
+    assert [file.path.partition("/")[0] for files in change.other_records.values() for file in files] == [
         "records-trade",
         "records-note",
     ]
     assert change.certificate is not None
     counts = change.certificate.counts
-    assert (counts.records, counts.others) == (2, {"trade": 1, "note": 1})
+    assert (counts.records, counts.other_records) == (2, {"trade": 1, "note": 1})
     assert made.accounts()[A0].records == 2
 
 
@@ -81,9 +81,9 @@ def test_every_table_says_how_far_it_is() -> None:
     made.run(messages_max=2)
     order(made, A0, "quote")
     made.run()
-    assert [made.derived.outputs.reached(table).sequence for table in ("trade", "note")] == [head(made).sequence] * 2
+    assert [made.derived.outputs.applied_version(table).sequence for table in ("trade", "note")] == [head(made).sequence] * 2
     entries = [commit.entry for commit in made.ledger.commits if commit.entry is not None]
-    trades = [entry.sequence for entry in entries if any(change.others.get("trade") for change in entry.changes)]
+    trades = [entry.sequence for entry in entries if any(change.other_records.get("trade") for change in entry.changes)]
     assert len(trades) > 2
     assert {one.sequence for one in made.derived.outputs.versions["trade"]} >= {first, *trades, head(made).sequence}
 
@@ -107,7 +107,7 @@ def test_a_crash_is_caught_up_with(point: str, times: int) -> None:
         arm(None)
     made.run()
     assert tables(made) == straight(made, 2)
-    assert {made.derived.outputs.reached(table).sequence for table in ("trade", "note")} == {head(made).sequence}
+    assert {made.derived.outputs.applied_version(table).sequence for table in ("trade", "note")} == {head(made).sequence}
     named = {file.path for commit in made.ledger.commits for c in commit.entry.changes for file in c.files()}  # type: ignore[union-attr]
     assert {path for path in made.files.files if path.startswith("records")} <= named, "orphans are swept"
 
@@ -125,7 +125,7 @@ def test_a_table_that_was_lost_or_is_of_another_ledger_is_made_again() -> None:
     kept = list(made.ledger.commits)
     order(made, A0, "trade", "0", 1)
     made.run()
-    made.ledger.commits, made.ledger.seen = kept, None
+    made.ledger.commits, made.ledger.stored_witness = kept, None
     made.kafka.truncate(A0, made.accounts()[A0].frontier)
     order(made, A0, "trade", "0", 2)
     made.run()
@@ -139,9 +139,9 @@ def test_trouble_with_a_table_fails_no_run() -> None:
     made.derived.outputs.refusals = 100
     outcome = made.run()
     assert outcome.slices
-    assert "records-trade" in outcome.behind
+    assert "records-trade" in outcome.derived_error
     made.derived.outputs.refusals = 2
-    assert made.run().behind == ""
+    assert made.run().derived_error == ""
     assert tables(made) == straight(made)
 
 
@@ -175,7 +175,7 @@ def test_a_repair_from_some_offset(start: int, messages_max: int) -> None:
     assert tables(made) == straight(made, 2)
     for table, files in before.items():
         now = made.derived.outputs.files(table)
-        stay = [file for file in files if file.last < start or "in-a/1" in file.path]
+        stay = [file for file in files if file.last_offset < start or "in-a/1" in file.path]
         assert [file for file in now if file in files] == stay
 
 
@@ -202,7 +202,7 @@ def test_a_new_life_ends_all_tables_of_the_old_one() -> None:
     made.kafka.create("in-a")
     busy(made, A0, 1)
     made.run()
-    means = Means(
+    means = DecisionContext(
         stream=made.stream,
         runner=made.machine(),
         log=made.kafka,
@@ -212,8 +212,8 @@ def test_a_new_life_ends_all_tables_of_the_old_one() -> None:
         clock=made.clock,
         new_attempt=lambda: "accepting",
     )
-    accept(means, "in-a", "it was meant")
-    catch_up(made.ledger, made.derived, head(made))
+    accept_topic(means, "in-a", "it was meant")
+    catch_up_derived(made.ledger, made.derived, head(made))
     assert [row["text"] for row in made.other_rows("note")][-1] == "the end"
     made.run()
     current = current_of(made)

@@ -6,8 +6,8 @@ import pytest
 
 from seriatim.core.crash import PUBLISH_POINTS, arm
 from seriatim.core.errors import ConfigError, PlatformError
-from seriatim.steps.accept import Means
-from seriatim.steps.accept import accept as decide
+from seriatim.steps.accept import DecisionContext
+from seriatim.steps.accept import accept_topic as decide
 from seriatim.testing import MemoryCurrent, MemoryStream
 from tests.steps.published import check, current_of, publish_to
 from tests.steps.test_crashes import Killed, killer
@@ -16,7 +16,7 @@ from tests.steps.worlds import A0, A1, begun, send, world
 
 def accepted(made: MemoryStream) -> None:
     """A person accepts that in-a was made again."""
-    means = Means(
+    means = DecisionContext(
         stream=made.stream,
         runner=made.machine(),
         log=made.kafka,
@@ -42,7 +42,7 @@ def test_the_table_as_of_the_last_entry() -> None:
     done = publish_to(made, current)
     assert values(current) == {("in-a", n, "s", row): v for n in (0, 1) for row, v in (("a", 2), ("b", 0))}
     assert [(row["id"], row["offset"]) for row in current.rows() if row["partition"] == 0] == [("a", 2), ("b", 0)]
-    assert (done.sequence, done.before, done.changed) == (made.ledger.commits[-1].entry.sequence, -1, True)  # type: ignore[union-attr]
+    assert (done.sequence, done.previous_sequence, done.has_changed) == (made.ledger.commits[-1].entry.sequence, -1, True)  # type: ignore[union-attr]
     check(made, current)
 
 
@@ -69,9 +69,9 @@ def test_only_what_is_new_is_read() -> None:
     publish_to(made, current)
     send(made, A1, 7)
     made.run()
-    (catch,) = publish_to(made, current, dry_run=True).catches
-    assert (catch.partition, catch.since, catch.until, catch.whole) == (A1, 3, 4, False)
-    assert [file.first for file in catch.files] == [3]
+    (catch,) = publish_to(made, current, dry_run=True).catch_ups
+    assert (catch.partition, catch.first_new_offset, catch.until, catch.is_full_rebuild) == (A1, 3, 4, False)
+    assert [file.first_offset for file in catch.files] == [3]
     assert values(current)["in-a", 1, "s", "a"] == 2, "a dry run changes nothing"
     publish_to(made, current)
     assert values(current)["in-a", 1, "s", "a"] == 7
@@ -90,9 +90,9 @@ def test_an_entry_may_be_named_and_the_table_never_goes_back() -> None:
     assert values(current)["in-a", 0, "s", "a"] == 2
     publish_to(made, current)
     again = publish_to(made, current, early)
-    assert (again.changed, again.sequence, current.reached().sequence) == (False, late, late)
+    assert (again.has_changed, again.sequence, current.published_version().sequence) == (False, late, late)
     publish_to(made, current, early, rebuild=True)
-    assert current.reached().sequence == early
+    assert current.published_version().sequence == early
     assert values(current)["in-a", 0, "s", "a"] == 2
     with pytest.raises(ConfigError, match="there is no entry 99"):
         publish_to(made, current, 99)
@@ -113,7 +113,7 @@ def test_publishing_twice_is_publishing_once() -> None:
     publish_to(made, current)
     assert current.table is not None
     version = current.table.version
-    assert not publish_to(made, current).changed
+    assert not publish_to(made, current).has_changed
     assert current.table.version == version
 
 
@@ -139,7 +139,7 @@ def test_a_crash_is_caught_up_with(point: str, first: bool) -> None:
     assert (current.rows() == before) == (point != "current-published")
     publish_to(made, current)
     check(made, current)
-    assert current.reached().sequence == made.ledger.head("s").ledger.sequence  # type: ignore[union-attr]
+    assert current.published_version().sequence == made.ledger.head("s").ledger.sequence  # type: ignore[union-attr]
 
 
 def test_somebody_else_who_publishes_is_no_trouble() -> None:
@@ -148,7 +148,7 @@ def test_somebody_else_who_publishes_is_no_trouble() -> None:
     made.run()
     current = current_of(made)
     current.refusals = 2
-    assert publish_to(made, current).changed
+    assert publish_to(made, current).has_changed
     check(made, current)
     send(made, A0, 5)
     made.run()
@@ -192,10 +192,10 @@ def test_a_ledger_that_was_restored_and_went_on_otherwise() -> None:
     send(made, A0, 5)
     made.run()
     publish_to(made, current)
-    made.ledger.commits, made.ledger.seen = kept, None
+    made.ledger.commits, made.ledger.stored_witness = kept, None
     made.kafka.truncate(A0, 3)
     send(made, A0, 9)
     made.run()
-    assert publish_to(made, current).before == -1
+    assert publish_to(made, current).previous_sequence == -1
     assert values(current)["in-a", 0, "s", "a"] == 9
     check(made, current)

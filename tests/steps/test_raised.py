@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from seriatim.core.machine import Machine, UserMachine
 from seriatim.core.offsets import Partition
-from seriatim.core.stream import Output, Stream
+from seriatim.core.stream import OutputSettings, Stream
 from seriatim.testing import MemoryStream
 
 FATAL = 1_000
@@ -95,14 +95,14 @@ def folded(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 def things(world: MemoryStream) -> dict[str, dict[str, int]]:
     """What lies where by the saved state."""
-    saved = {name: session.saved or b"" for name, session in world.sessions(P).items()}
+    saved = {name: session.state_bytes or b"" for name, session in world.sessions(P).items()}
     return {name: msgspec.msgpack.decode(content, type=Shelf).things for name, content in saved.items()}
 
 
 @pytest.mark.parametrize("slice_size", [97, FATAL, 1_000_000])
 def test_records_fold_to_the_state_after_the_next_snapshot(slice_size: int) -> None:
     """Deletes included: what the fatal message had taken away is there again, until the snapshot says otherwise."""
-    stream = Stream(name="s", topics="in", machine="m:Clumsy", tier="strict", output=Output(path="memory"))
+    stream = Stream(name="s", topics="in", machine="m:Clumsy", tier="strict", output=OutputSettings(path="memory"))
     world = MemoryStream(stream, lambda: UserMachine("m:Clumsy", Clumsy))
     world.kafka.create("in")
     sent = [Whole({f"p{i}": -i for i in range(12)}), *(put(number) for number in range(2, FATAL + AFTER))]

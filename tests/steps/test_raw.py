@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from msgspec import Raw, Struct
 
-from seriatim.cli.looking import show_step, step_values
+from seriatim.cli.looking import print_step, step_values
 from seriatim.core.machine import Machine, UserMachine
 from seriatim.core.message import plain_values
-from seriatim.core.stream import Output, Stream
+from seriatim.core.stream import OutputSettings, Stream
 from seriatim.testing import MemoryStream
 from tests.steps.looking import explained, traced
 from tests.steps.worlds import A0
@@ -57,7 +57,7 @@ class Measuring(Machine[Sizes, Envelope, Size]):
 @pytest.fixture
 def made() -> MemoryStream:
     """A stream of two messages."""
-    stream = Stream(name="s", topics="in-.*", machine="m:Measuring", output=Output(path="memory"))
+    stream = Stream(name="s", topics="in-.*", machine="m:Measuring", output=OutputSettings(path="memory"))
     made = MemoryStream(stream, lambda: UserMachine("m:Measuring", Measuring))
     made.kafka.create("in-a", 1)
     for value in (b'{"id": "a", "body": {"price": [1, 2.5]}}', b'{"id": "b", "body": "text"}'):
@@ -75,7 +75,7 @@ def test_a_step_shows_a_raw_value_as_what_it_holds(made: MemoryStream, capsys: p
         {"id": "b", "body": "text"},
     ]
     assert {"what": "newest", "before": {"price": [1, 2.5]}, "after": "text"} in values[1]["changes"]
-    show_step(made.machine(), steps[0], 2)
+    print_step(made.machine(), steps[0], 2)
     assert '"body":{"price":[1,2.5]}' in capsys.readouterr().out
 
 

@@ -10,9 +10,9 @@ import pytest
 from seriatim.core.crash import arm
 from seriatim.core.errors import ConfigError
 from seriatim.core.session import Session
-from seriatim.core.stream import Output, Stream, Table
-from seriatim.steps.derive import catch_up
-from seriatim.steps.release import release
+from seriatim.core.stream import OutputSettings, Stream, TableSettings
+from seriatim.steps.derive import catch_up_derived
+from seriatim.steps.release import release_session
 from seriatim.testing import MemoryStream
 from tests.steps.deciding import means
 from tests.steps.test_crashes import Killed, killer
@@ -41,10 +41,10 @@ def values(made: MemoryStream) -> list[int]:
 def test_a_released_session_goes_on_from_its_last_good_state() -> None:
     """What was set aside stays so; what comes next applies."""
     made = hurt()
-    before = session(made).saved
-    done = release(means(made), "s", "the producer was mended")
+    before = session(made).state_bytes
+    done = release_session(means(made), "s", "the producer was mended")
     assert (done.partition, done.finding, done.offset, done.frontier) == (A0, "poison", 3, 5)
-    assert (session(made).finding, session(made).saved) == (None, before)
+    assert (session(made).finding, session(made).state_bytes) == (None, before)
     send(made, A0, 9)
     outcome = made.run()
     assert not outcome.findings
@@ -57,8 +57,8 @@ def test_the_ledger_says_who_was_released_and_why() -> None:
     """One entry, which moves nothing but the epoch; the tables say by hand."""
     made = hurt()
     before = made.accounts()[A0]
-    done = release(means(made), "s", "why not")
-    entry = made.ledger.manifest("s", done.sequence).entry
+    done = release_session(means(made), "s", "why not")
+    entry = made.ledger.manifest_at("s", done.sequence).entry
     assert (entry.kind, entry.reason) == ("accept", "why not")
     after = made.accounts()[A0]
     assert (after.frontier, after.epoch, after.messages) == (before.frontier, before.epoch + 1, before.messages)
@@ -72,9 +72,9 @@ def test_the_ledger_says_who_was_released_and_why() -> None:
 @pytest.mark.parametrize("tier", ["once", "strict"])
 def test_its_sequence_begins_anew(tier: str) -> None:
     """The next message follows those that were set aside: it is no gap, and the one after it is counted from it."""
-    table = Table(key=("id",), columns={"id": "string", "v": "int64"}, before=False)
+    table = TableSettings(key=("id",), columns={"id": "string", "v": "int64"}, before=False)
     fields: Any = {"machine": "table", "table": table, "tier": tier, "sequence": "seq"}
-    stream = Stream(name="s", topics="in-.*", output=Output(path="memory"), **fields)
+    stream = Stream(name="s", topics="in-.*", output=OutputSettings(path="memory"), **fields)
     made = MemoryStream(stream, stream.table_machine)
     made.kafka.create("in-a", 1)
 
@@ -85,7 +85,7 @@ def test_its_sequence_begins_anew(tier: str) -> None:
     put(2, type="update", id="missing", v=1)
     put(3, type="update", id="a", v=3)
     made.run()
-    release(means(made), "s", "why not")
+    release_session(means(made), "s", "why not")
     put(4, type="update", id="a", v=4)
     put(5, type="update", id="a", v=5)
     assert not made.run().findings
@@ -98,7 +98,7 @@ def test_a_dry_run_changes_nothing() -> None:
     """It says who it would be."""
     made = hurt()
     commits, files = len(made.ledger.commits), set(made.files.files)
-    assert release(means(made), "s", "", dry_run=True).sequence == -1
+    assert release_session(means(made), "s", "", dry_run=True).sequence == -1
     assert (len(made.ledger.commits), set(made.files.files)) == (commits, files)
 
 
@@ -108,7 +108,7 @@ def test_who_is_not_in_quarantine_is_not_released(name: str) -> None:
     made = begun()
     made.run()
     with pytest.raises(ConfigError, match="is not in quarantine") as caught:
-        release(means(made), name, "why not")
+        release_session(means(made), name, "why not")
     assert "seriatim status s" in caught.value.next
 
 
@@ -119,8 +119,8 @@ def test_a_session_that_waits_in_two_topics_is_chosen_by_topic() -> None:
     send(made, B0, ["a"], b"?")
     made.run()
     with pytest.raises(ConfigError, match="waits in in-a/0, in-b/0"):
-        release(means(made), "s", "why not")
-    assert release(means(made), "s", "why not", "in-b").partition == B0
+        release_session(means(made), "s", "why not")
+    assert release_session(means(made), "s", "why not", "in-b").partition == B0
     assert session(made).finding == "poison"
 
 
@@ -131,7 +131,7 @@ def test_nobody_is_released_where_the_topic_waits_for_a_decision() -> None:
     made.kafka.create("in-a", 2)
     made.run()
     with pytest.raises(ConfigError, match="waits: re-created") as caught:
-        release(means(made), "s", "why not")
+        release_session(means(made), "s", "why not")
     assert "seriatim accept s in-a" in caught.value.next
 
 
@@ -147,7 +147,7 @@ def test_a_release_on_a_ledger_that_moves_is_made_on_top_of_it() -> None:
             made.run()
 
     made.ledger.on_call = faster
-    assert release(means(made), "s", "why not").frontier == 6
+    assert release_session(means(made), "s", "why not").frontier == 6
     made.ledger.on_call = lambda _: None
     assert session(made).finding is None
 
@@ -159,7 +159,7 @@ def test_a_slice_that_was_folded_meanwhile_is_refused_and_folded_again() -> None
     send(made, A1, 8)
     done: list[Any] = []
 
-    real = made.reader.follow
+    real = made.reader.read_slices
 
     def follow(starts: Any, messages_max: int, on_slice: Any, wish: Any) -> None:
         def between(ranges: Any, source: Any) -> bool:
@@ -168,7 +168,7 @@ def test_a_slice_that_was_folded_meanwhile_is_refused_and_folded_again() -> None
             def mapped(task: Any, **more: Any) -> Any:
                 found = answers(task, **more)
                 if not done:
-                    done.append(release(means(made), "s", "why not"))
+                    done.append(release_session(means(made), "s", "why not"))
                 return found
 
             source.map = mapped
@@ -176,7 +176,7 @@ def test_a_slice_that_was_folded_meanwhile_is_refused_and_folded_again() -> None
 
         real(starts, messages_max, between, wish)
 
-    made.reader.follow = follow  # type: ignore[method-assign]
+    made.reader.read_slices = follow  # type: ignore[method-assign]
     made.run()
     assert session(made).finding is None
     made.run()
@@ -190,11 +190,11 @@ def test_a_crash_leaves_it_done_or_not(point: str) -> None:
     arm(killer(point, 1))
     try:
         with pytest.raises(Killed):
-            release(means(made), "s", "why not")
+            release_session(means(made), "s", "why not")
     finally:
         arm(None)
     if session(made).finding is not None:
-        release(means(made), "s", "why not")
+        release_session(means(made), "s", "why not")
     send(made, A0, 9)
     made.run()
     assert values(made)[-1] == 9
@@ -202,5 +202,5 @@ def test_a_crash_leaves_it_done_or_not(point: str) -> None:
     fresh = type(made.derived)(made.derived.read)
     head = made.ledger.head("s")
     assert head is not None
-    catch_up(made.ledger, fresh, head.ledger)
+    catch_up_derived(made.ledger, fresh, head.ledger)
     assert fresh.rows("gaps") == made.derived.rows("gaps")

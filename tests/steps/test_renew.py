@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from seriatim.adapters.join import ParquetJoiner
 from seriatim.core.errors import IntegrityError
 from seriatim.core.machine import UserMachine
-from seriatim.core.repair import Renew, Request
-from seriatim.steps.repair import Repairing, plan
+from seriatim.core.repair import RebuildStateAction, RepairRequest
+from seriatim.steps.repair import RepairRun, plan_repair
 from seriatim.testing import MemoryStream
 from tests.adapters.on_disk import DiskStream
 from tests.steps.adders import Adder, add, adding, states
@@ -46,12 +46,12 @@ def lost(tier: Any = "strict", **more: Any) -> MemoryStream:
 def test_what_is_lost_is_named_and_the_way_on() -> None:
     """The range from the last whole state on; forward is offered, and is another plan."""
     made = lost()
-    planned = plan(mending(made), Request())
-    assert planned.parts == ()
+    planned = plan_repair(mending(made), RepairRequest())
+    assert planned.actions == ()
     assert "[0, 9) is gone" in planned.notes[0]
     assert "repair s --partition in-a/0 --forward" in planned.notes[0]
-    (part,) = plan(mending(made), Request(forward=True)).parts
-    assert isinstance(part, Renew)
+    (part,) = plan_repair(mending(made), RepairRequest(forward=True)).actions
+    assert isinstance(part, RebuildStateAction)
 
 
 def test_sessions_go_on_by_proof_or_snapshot_and_those_of_whole_files_at_once() -> None:
@@ -73,7 +73,7 @@ def test_sessions_go_on_by_proof_or_snapshot_and_those_of_whole_files_at_once() 
     assert [row["op"] for row in table(made, A0) if row["session"] == "t"][-2:] == ["snapshot", "delete"]
     is_right(made)
     assert [(gap.session, gap.start, gap.until) for gap in gaps_of(made)] == [(None, 9, 9), ("t", 10, 12)]
-    assert plan(mending(made), Request()).notes == ()
+    assert plan_repair(mending(made), RepairRequest()).notes == ()
 
 
 def test_without_a_sequence_sessions_wait_for_a_snapshot_and_whole_ones_do_not() -> None:
@@ -201,7 +201,7 @@ def test_a_machine_of_ones_own_goes_on_by_what_older_files_have() -> None:
 def test_nothing_is_made_of_damaged_records() -> None:
     """They would be taken for the truth: refused by name, and nothing is changed."""
     made = lost()
-    path = made.ledger.active()[0].path
+    path = made.ledger.files_now()[0].path
     content = made.files.files[path].content
     made.files.files[path].content = bytes([content[0] ^ 1]) + content[1:]
     with pytest.raises(IntegrityError, match=path):
@@ -238,8 +238,8 @@ def test_on_real_files_verify_agrees(tmp_path: Path) -> None:
     made.kafka.delete_records(A0, 11)
     (tmp_path / made.accounts()[A0].state[0].path).unlink()
     given = mending(made)
-    tools = replace(given, world=replace(given.world, joiner=ParquetJoiner(tmp_path, "s")))
-    Repairing(tools).apply(plan(tools, Request(forward=True)), 100)
+    tools = replace(given, fold_context=replace(given.fold_context, joiner=ParquetJoiner(tmp_path, "s")))
+    RepairRun(tools).apply(plan_repair(tools, RepairRequest(forward=True)), 100)
     assert_good(made)
     made.send("in-a/0", "x", 4)
     made.send("in-a/0", "y", ["a", "d"], 5)
@@ -260,15 +260,15 @@ def test_a_state_whose_messages_were_compacted_away_is_not_planned_to_be_folded_
     before = table(made, A0)
     made.kafka.compact(A0, 5)
     lose(made, made.accounts()[A0].state[0].path)
-    planned = plan(mending(made), Request())
-    assert planned.parts == ()
+    planned = plan_repair(mending(made), RepairRequest())
+    assert planned.actions == ()
     assert "are not in Kafka any more" in planned.notes[0]
     assert "repair s --partition in-a/0 --forward" in planned.notes[0]
-    (part,) = plan(mending(made), Request(forward=True)).parts
-    assert isinstance(part, Renew)
+    (part,) = plan_repair(mending(made), RepairRequest(forward=True)).actions
+    assert isinstance(part, RebuildStateAction)
     repair(made, forward=True)
     assert table(made, A0) == before
-    assert plan(mending(made), Request()).parts == ()
+    assert plan_repair(mending(made), RepairRequest()).actions == ()
 
 
 def test_a_state_of_a_compacted_topic_that_lost_nothing_yet_is_folded_again() -> None:

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from seriatim.core.errors import ConfigError, IntegrityError
-from seriatim.core.repair import Request
-from seriatim.steps.repair import plan
+from seriatim.core.repair import RepairRequest
+from seriatim.steps.repair import plan_repair
 from seriatim.testing import MemoryStream
 from tests.steps.adders import Adder, Buggy, Raising, add, adding, deploy, fixed, states
 from tests.steps.mending import assert_straight, gaps_of, lose, mending, repair, sliced, table, updates
@@ -19,10 +19,10 @@ from tests.steps.worlds import A0, A1, kinds, world
 def test_a_lost_record_file_is_made_again() -> None:
     """Only its range is folded again; all other files stay in the table under their names."""
     made = sliced()
-    before, files = table(made, A0), [file.path for file in made.ledger.active()]
+    before, files = table(made, A0), [file.path for file in made.ledger.files_now()]
     lose(made, files[3])
     done = repair(made)
-    after = [file.path for file in made.ledger.active()]
+    after = [file.path for file in made.ledger.files_now()]
     assert table(made, A0) == before
     assert set(files) - set(after) == {files[3]}
     assert len(set(after) - set(files)) == 1
@@ -34,12 +34,12 @@ def test_a_lost_record_file_is_made_again() -> None:
 def test_a_lost_state_file_is_made_again() -> None:
     """From the nearest state before it that is as committed, with the records since: whatever code makes them."""
     made = sliced()
-    files = [file.path for file in made.ledger.active()]
+    files = [file.path for file in made.ledger.files_now()]
     lose(made, made.accounts()[A0].state[-1].path)
     with pytest.raises(IntegrityError):
         made.sessions(A0)
     repair(made)
-    assert [file.path for file in made.ledger.active()][:-1] == files[:-1]
+    assert [file.path for file in made.ledger.files_now()][:-1] == files[:-1]
     assert_straight(made)
     updates(made, 20, seed=5)
     made.run(7)
@@ -50,7 +50,7 @@ def test_nothing_hurt_nothing_done() -> None:
     """A repair of what is well changes nothing, the ledger included."""
     made = sliced()
     before = kinds(made)
-    assert plan(mending(made), Request()).parts == ()
+    assert plan_repair(mending(made), RepairRequest()).actions == ()
     assert repair(made).sequence == -1
     assert kinds(made) == before
 
@@ -65,11 +65,11 @@ def test_a_bug_fixed_later(seed: int) -> None:
     for partition in (A0, A1):
         add(made, 120, seed, partition)
     made.run(chance.randint(5, 60))
-    others = [file.path for file in made.ledger.active() if "/1/" in file.path]
+    others = [file.path for file in made.ledger.files_now() if "/1/" in file.path]
     deploy(made, Adder)
     done = repair(made, chance.randint(5, 200), partition=str(A0), start=0)
     assert (table(made, A0), states(made)) == fixed(made)
-    assert [file.path for file in made.ledger.active() if "/1/" in file.path] == others
+    assert [file.path for file in made.ledger.files_now() if "/1/" in file.path] == others
     assert done.ranges[A0].start == 0
     add(made, 40, seed + 1)
     made.run(13)
@@ -140,7 +140,7 @@ def test_what_is_not_known_is_asked_for() -> None:
         ({"partition": "in-a/0", "start": 60}, "0 to 59"),
     ):
         with pytest.raises(ConfigError) as refused:
-            plan(mending(made), Request(**request))  # type: ignore[arg-type]
+            plan_repair(mending(made), RepairRequest(**request))  # type: ignore[arg-type]
         assert says in refused.value.render()
 
 
@@ -149,8 +149,8 @@ def test_what_kafka_no_longer_has_is_said() -> None:
     made = sliced()
     made.kafka.delete_records(A0, 30)
     with pytest.raises(IntegrityError, match=r"\[14, 30\) is gone"):
-        plan(mending(made), Request(partition=str(A0), start=20))
-    assert not repair(made, partition=str(A0), start=40).findings
+        plan_repair(mending(made), RepairRequest(partition=str(A0), start=20))
+    assert not repair(made, partition=str(A0), start=40).new_findings
     assert_equal_to_itself(made)
 
 
@@ -197,7 +197,7 @@ def test_repairs_upon_repairs(seed: int) -> None:
     for number in range(chance.randint(3, 8)):
         add(made, chance.randint(5, 40), seed * 100 + number)
         made.run(chance.randint(3, 30))
-        active, account = [file.path for file in made.ledger.active()], made.accounts()[A0]
+        active, account = [file.path for file in made.ledger.files_now()], made.accounts()[A0]
         kind = chance.choice(("record", "state", "from", "none"))
         if kind == "record" and active:
             lose(made, chance.choice(active))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from seriatim.core.errors import ConfigError
-from seriatim.core.page import html
-from seriatim.steps.report import report
+from seriatim.core.page import render_page
+from seriatim.steps.report import build_report
 from tests.steps.checks import between, checked
 from tests.steps.worlds import A0, begun, send, world
 
@@ -18,9 +18,9 @@ def test_a_report_says_what_a_run_did() -> None:
     send(made, A0, b"poison", 3)
     made.run()
     checked(made, between("v", 0, 1, name="v is small"))
-    last, page = report(made.ledger, "s")
+    last, page = build_report(made.ledger, "s")
     assert last == 3
-    drawn = html(page)
+    drawn = render_page(page)
     for word in ("Certificates", "PoisonError: s in-a/0", "CheckError: s in-a/0", "v is small", "Verdicts", "bad"):
         assert word in drawn
     assert "seriatim accept s --sequence 2" in drawn
@@ -35,12 +35,12 @@ def test_a_report_of_the_past_can_be_made_again() -> None:
     made.run()
     send(made, A0, 3)
     made.run()
-    assert html(report(made.ledger, "s", 1, 0)[1]) == html(report(made.ledger, "s", 1, 0)[1])
-    assert {card.value for card in report(made.ledger, "s", 2, 1)[1].cards if card.label == "messages"} == {"1"}
+    assert render_page(build_report(made.ledger, "s", 1, 0)[1]) == render_page(build_report(made.ledger, "s", 1, 0)[1])
+    assert {card.value for card in build_report(made.ledger, "s", 2, 1)[1].cards if card.label == "messages"} == {"1"}
     with pytest.raises(ConfigError, match="there is no entry 9"):
-        report(made.ledger, "s", 9)
+        build_report(made.ledger, "s", 9)
     with pytest.raises(ConfigError, match="never run"):
-        report(world().ledger, "s")
+        build_report(world().ledger, "s")
 
 
 def test_hostile_sessions_do_nothing_on_the_page() -> None:
@@ -48,6 +48,6 @@ def test_hostile_sessions_do_nothing_on_the_page() -> None:
     made = begun()
     send(made, A0, b"<img src=x>", session='<script>alert("x")</script>')
     made.run()
-    drawn = html(report(made.ledger, "s")[1])
+    drawn = render_page(build_report(made.ledger, "s")[1])
     assert "<script" not in drawn
     assert "<img" not in drawn

@@ -6,17 +6,17 @@ import pytest
 
 from seriatim.core.crash import arm
 from seriatim.core.errors import ConfigError, IntegrityError
-from seriatim.steps.restored import Restored, restored
-from seriatim.steps.tell import mark_told, untold
+from seriatim.steps.restored import RestoreDecision, accept_restored_ledger
+from seriatim.steps.tell import mark_reported, unreported_findings
 from seriatim.testing import MemoryStream
 from tests.steps.deciding import is_right
 from tests.steps.test_crashes import Killed, killer
 from tests.steps.worlds import A0, begun, frontiers, kinds, send
 
 
-def decide(made: MemoryStream, *, dry_run: bool = False) -> Restored:
+def decide(made: MemoryStream, *, dry_run: bool = False) -> RestoreDecision:
     """Accept the ledger that is there."""
-    return restored(made.ledger, made.clock, "s", "a-restore", "from the backup of Monday", dry_run=dry_run)
+    return accept_restored_ledger(made.ledger, made.clock, "s", "a-restore", "from the backup of Monday", dry_run=dry_run)
 
 
 def put_back(entries: int = 1) -> MemoryStream:
@@ -35,8 +35,8 @@ def test_an_older_ledger_is_refused_until_it_is_accepted(entries: int) -> None:
         made.run()
     assert "seriatim accept s --restored --because" in refused.value.next
     done = decide(made)
-    assert (done.witness, done.ledger, done.sequence) == (3, 3 - entries, 4 - entries)
-    assert made.ledger.manifest("s", done.sequence).entry.reason == "from the backup of Monday"
+    assert (done.witness_sequence, done.ledger_sequence, done.sequence) == (3, 3 - entries, 4 - entries)
+    assert made.ledger.manifest_at("s", done.sequence).entry.reason == "from the backup of Monday"
     made.run()
     assert frontiers(made) == {"in-a/0": 3}
     is_right(made)
@@ -45,8 +45,8 @@ def test_an_older_ledger_is_refused_until_it_is_accepted(entries: int) -> None:
 def test_another_ledger_of_the_same_length_is_accepted_too() -> None:
     """The witness has seen another entry under that number."""
     made = put_back()
-    assert made.ledger.seen is not None
-    made.ledger.seen = (2, "another")
+    assert made.ledger.stored_witness is not None
+    made.ledger.stored_witness = (2, "another")
     with pytest.raises(IntegrityError, match="another one"):
         made.run()
     decide(made)
@@ -62,8 +62,8 @@ def test_a_witness_without_a_ledger_is_moved_aside_with_the_reason() -> None:
     with pytest.raises(IntegrityError, match="there is no ledger"):
         made.run()
     done = decide(made)
-    assert (done.ledger, done.sequence) == (-1, -1)
-    assert made.ledger.aside == {done.aside: "from the backup of Monday"}
+    assert (done.ledger_sequence, done.sequence) == (-1, -1)
+    assert made.ledger.archived_witnesses == {done.archived_witness_path: "from the backup of Monday"}
     made.run()
     assert (kinds(made), frontiers(made)) == (["start", "slice"], {"in-a/0": 3})
 
@@ -73,19 +73,19 @@ def test_findings_after_a_restore_are_told() -> None:
     made = begun()
     send(made, A0, b"?", 8, 9)
     made.run(messages_max=1)
-    mark_told(made.ledger, 6)
+    mark_reported(made.ledger, 6)
     del made.ledger.commits[-5:]
     decide(made)
     made.run(messages_max=1)
-    assert [finding.finding for finding in untold(made.ledger, "s")] == ["poison"]
+    assert [finding.finding for finding in unreported_findings(made.ledger, "s")] == ["poison"]
 
 
 def test_a_dry_run_changes_nothing_and_a_good_ledger_is_refused() -> None:
     """There is nothing to accept where nothing is wrong."""
     made = put_back()
-    before = len(made.ledger.commits), made.ledger.seen
-    assert decide(made, dry_run=True).witness == 3
-    assert (len(made.ledger.commits), made.ledger.seen) == before
+    before = len(made.ledger.commits), made.ledger.stored_witness
+    assert decide(made, dry_run=True).witness_sequence == 3
+    assert (len(made.ledger.commits), made.ledger.stored_witness) == before
     decide(made)
     with pytest.raises(ConfigError, match="nothing to accept"):
         decide(made)

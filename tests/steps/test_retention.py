@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Ledger
 from seriatim.core.offsets import Partition
-from seriatim.core.retention import Rules
+from seriatim.core.retention import RetentionRules
 from seriatim.ports import Task
 from seriatim.steps.plan import short_retention
-from seriatim.steps.retention import Clocked, clocks, timed, warnings
-from seriatim.steps.status import status, topic_state
-from seriatim.steps.task import Work
+from seriatim.steps.retention import PartitionClock, partition_clocks, time_left_warnings, with_time_left
+from seriatim.steps.status import read_status, topic_state
+from seriatim.steps.task import PartitionWork
 from seriatim.testing import MemoryStream
 from tests.steps.worlds import A0, begun, send, world
 
@@ -27,8 +27,8 @@ VALUE = b'{"type":"update","id":"a","v":1}'
 SIZE = len(VALUE) + 1
 WHOLE = HOURS * 3600
 LIMITS = {
-    "time": Rules(retention_ms=WHOLE * 1000),
-    "bytes": Rules(retention_bytes=WHOLE // RATE_SECONDS * SIZE),
+    "time": RetentionRules(retention_ms=WHOLE * 1000),
+    "bytes": RetentionRules(retention_bytes=WHOLE // RATE_SECONDS * SIZE),
 }
 
 
@@ -38,15 +38,15 @@ def ledger_of(made: MemoryStream) -> Ledger:
     return head.ledger if head else Ledger(stream="s")
 
 
-def clock_of(made: MemoryStream, place: Partition = A0) -> Clocked:
+def clock_of(made: MemoryStream, place: Partition = A0) -> PartitionClock:
     """The clock of one partition, now."""
-    return clocks(ledger_of(made), made.kafka, made.kafka.bounds("in-.*"), made.clock.now)[place]
+    return partition_clocks(ledger_of(made), made.kafka, made.kafka.bounds("in-.*"), made.clock.now)[place]
 
 
 def told(made: MemoryStream) -> list[Finding]:
     """The warnings of now."""
-    clocked = clocks(ledger_of(made), made.kafka, made.kafka.bounds("in-.*"), made.clock.now)
-    return warnings(made.stream, ledger_of(made), clocked)
+    clocked = partition_clocks(ledger_of(made), made.kafka, made.kafka.bounds("in-.*"), made.clock.now)
+    return time_left_warnings(made.stream, ledger_of(made), clocked)
 
 
 def produced(made: MemoryStream, seconds: int, segment_messages: int = 1) -> Iterator[int]:
@@ -58,7 +58,7 @@ def produced(made: MemoryStream, seconds: int, segment_messages: int = 1) -> Ite
         yield passed
 
 
-def stalled(rules: Rules) -> MemoryStream:
+def stalled(rules: RetentionRules) -> MemoryStream:
     """A stream that was folded once and then no more; Kafka goes on."""
     made = world()
     made.clock.sleep(BEGAN)
@@ -82,13 +82,13 @@ def test_the_figure_is_the_truth_at_a_constant_rate(limit: str, segment_messages
         if made.kafka.bounds("in-a")[A0].log_start > frontier:
             lost = passed
             break
-        figures.append((passed, clock_of(made).left[0]))
+        figures.append((passed, clock_of(made).times_left[0]))
     assert lost is not None
     assert len(figures) > 300
     for passed, left in figures:
         truth, blur = lost - passed, segment_messages * RATE_SECONDS
         assert -2 * RATE_SECONDS <= truth - left.seconds <= max(0.1 * truth, blur + 2 * RATE_SECONDS), (truth, left)
-        assert left.whole_seconds == pytest.approx(WHOLE, rel=0.1)
+        assert left.retention_seconds == pytest.approx(WHOLE, rel=0.1)
 
 
 @pytest.mark.long
@@ -119,7 +119,7 @@ def test_a_run_that_folds_takes_the_warning_away() -> None:
         pass
     (warning,) = told(made)
     assert told(made) == [warning]
-    assert (warning.finding, warning.level, warning.place) == ("time left", "warning", "in-a/0")
+    assert (warning.finding, warning.level, warning.partition_name) == ("time left", "warning", "in-a/0")
     assert "until Kafka drops offset" in warning.found
     assert "retention.ms keeps messages for 6 h" in warning.cause
     screen = warning.render("s")
@@ -133,13 +133,13 @@ def test_a_run_that_folds_takes_the_warning_away() -> None:
 def test_many_partitions_of_a_topic_are_one_warning() -> None:
     """The nearest is named, the others are counted; a halted one is told apart, for no run helps it."""
     made = begun(partitions=4)
-    made.kafka.topics["in-a"].rules = Rules(retention_ms=36_000_000)
-    made.reader.lost.add((Partition("in-a", 3), 1))
+    made.kafka.topics["in-a"].rules = RetentionRules(retention_ms=36_000_000)
+    made.reader.lost_offsets.add((Partition("in-a", 3), 1))
     made.run()
     for number in range(3):
         send(made, Partition("in-a", number), *range(number + 1))
     made.clock.sleep(9 * 3600)
-    found = {warning.place: warning.cause for warning in told(made)}
+    found = {warning.partition_name: warning.cause for warning in told(made)}
     assert set(found) == {"in-a/0", "in-a/3"}
     assert "1 wait here, and 2 more of the topic's partitions are near" in found["in-a/0"]
     assert "2 wait. Halted at 1 (gap)" in found["in-a/3"]
@@ -148,13 +148,13 @@ def test_many_partitions_of_a_topic_are_one_warning() -> None:
 def test_a_partition_that_waits_for_a_person_does_not_catch_up() -> None:
     """However fast a run is: no run reads it, and the warning says so."""
     made = stalled(LIMITS["time"])
-    made.reader.lost.add((A0, made.kafka.bounds("in-a")[A0].log_end))
+    made.reader.lost_offsets.add((A0, made.kafka.bounds("in-a")[A0].log_end))
     for _ in produced(made, WHOLE * 3 // 4):
         pass
     assert [finding.finding for finding in made.run().findings] == ["gap"]
     (warning,) = told(made)
     assert "no run reads it until a person decides" in warning.cause
-    assert clock_of(made).catches_up is False
+    assert clock_of(made).will_catch_up is False
 
 
 def test_whether_it_catches_up_comes_from_measured_entries() -> None:
@@ -164,44 +164,44 @@ def test_whether_it_catches_up_comes_from_measured_entries() -> None:
         assert clock_of(made).needed_seconds == 0
         for _ in produced(made, WHOLE // 10):
             pass
-        assert clock_of(made).catches_up is None
+        assert clock_of(made).will_catch_up is None
         _slowly(made, took)
         for _ in produced(made, WHOLE // 10):
             pass
-        assert clock_of(made).catches_up is answer
+        assert clock_of(made).will_catch_up is answer
 
 
 def _slowly(made: MemoryStream, took: float) -> None:
     """Run, with a task that takes its time."""
     folding = made.folding()
-    quick = folding.world.task
+    quick = folding.context.make_task
 
-    def task(works: dict[Partition, Work]) -> Task:
+    def task(works: dict[Partition, PartitionWork]) -> Task:
         made.clock.sleep(took)
         return quick(works)
 
-    folding.world = replace(folding.world, task=task)
+    folding.context = replace(folding.context, make_task=task)
     folding.run(1_000_000)
 
 
 def test_findings_say_how_long_there_is_to_act() -> None:
     """A halt is told with the time left of its partition, as a person and as scripts read it."""
     made = stalled(LIMITS["time"])
-    made.reader.lost.add((A0, made.kafka.bounds("in-a")[A0].log_end))
+    made.reader.lost_offsets.add((A0, made.kafka.bounds("in-a")[A0].log_end))
     for _ in produced(made, 600):
         pass
     found = made.run().findings
-    clocked = clocks(ledger_of(made), made.kafka, made.kafka.bounds("in-.*"), made.clock.now)
-    (gap,) = timed(found, clocked)
+    clocked = partition_clocks(ledger_of(made), made.kafka, made.kafka.bounds("in-.*"), made.clock.now)
+    (gap,) = with_time_left(found, clocked)
     assert gap.time_left_seconds == pytest.approx(WHOLE - 600, abs=60)
     assert "  time left  5 h 50 min" in gap.render("s")
-    assert gap.told("s")["time_left_seconds"] == gap.time_left_seconds
+    assert gap.to_dict("s")["time_left_seconds"] == gap.time_left_seconds
 
 
 def test_topics_that_keep_for_less_than_72_hours_are_named() -> None:
     """With what it is and the command that makes it more."""
     made = stalled(LIMITS["time"])
-    made.kafka.create("in-b", 2, Rules(retention_ms=72 * 3_600_000))
+    made.kafka.create("in-b", 2, RetentionRules(retention_ms=72 * 3_600_000))
     (found,) = short_retention(made.stream, made.kafka, ledger_of(made), made.clock)
     assert (found.topic, found.hours) == ("in-a", {"retention.ms": 6.0})
     assert "in-a: retention.ms keeps messages for 6 h 0 min" in found.text
@@ -213,25 +213,25 @@ def test_a_clock_that_is_ahead_does_not_make_the_rate_look_low() -> None:
     made = stalled(LIMITS["bytes"])
     for _ in produced(made, WHOLE // 2):
         pass
-    before = clock_of(made).left[0].seconds
+    before = clock_of(made).times_left[0].seconds
     made.kafka.produce("in-a", b"s", VALUE, partition=0, timestamp=4_102_444_800_000)
-    assert clock_of(made).left[0].seconds == pytest.approx(before, rel=0.02)
+    assert clock_of(made).times_left[0].seconds == pytest.approx(before, rel=0.02)
 
 
 def test_status_shows_time_left_and_whether_it_catches_up() -> None:
     """In seconds, per partition; nothing where nothing waits."""
     made = stalled(LIMITS["time"])
-    (part,) = status(made.stream, made.kafka, made.ledger, made.files, made.clock.now)["partitions"]
+    (part,) = read_status(made.stream, made.kafka, made.ledger, made.files, made.clock.now)["partitions"]
     assert (part["time_left_seconds"], part["catches_up"], part["lag"]) == (None, True, 0)
     for _ in produced(made, 3600):
         pass
-    (part,) = status(made.stream, made.kafka, made.ledger, made.files, made.clock.now)["partitions"]
+    (part,) = read_status(made.stream, made.kafka, made.ledger, made.files, made.clock.now)["partitions"]
     assert part["time_left_seconds"] == pytest.approx(WHOLE - 3600, abs=60)
 
 
 def states(made: MemoryStream) -> dict[str, str]:
     """Each topic's state."""
-    found = status(made.stream, made.kafka, made.ledger, made.files, made.clock.now)
+    found = read_status(made.stream, made.kafka, made.ledger, made.files, made.clock.now)
     return {part["topic"]: part["topic_state"] for part in found["partitions"]}
 
 
@@ -253,7 +253,7 @@ def test_a_topic_whose_messages_all_expired_is_drained_if_that_took_long_enough(
     """Its last message is as old as the retention at least; with a shorter one nobody knows."""
     for hours, state in ((72, "drained"), (1, "live")):
         made = begun()
-        made.kafka.topics["in-a"].rules = Rules(retention_ms=hours * 3_600_000)
+        made.kafka.topics["in-a"].rules = RetentionRules(retention_ms=hours * 3_600_000)
         made.run()
         made.kafka.delete_records(A0, 3)
         assert states(made) == {"in-a": state}
@@ -266,7 +266,7 @@ def test_gone_with_everything_read_is_retired_otherwise_absent() -> None:
     read = made.accounts()[A0]
     assert topic_state(read, None) == "retired"
     send(made, A0, 3)
-    made.reader.lost.add((A0, 3))
+    made.reader.lost_offsets.add((A0, 3))
     made.run()
     assert topic_state(made.accounts()[A0], None) == "absent"
     made.kafka.delete("in-a")

@@ -18,12 +18,12 @@ def test_retired_is_neither_read_nor_found() -> None:
     send(made, A0, 3)
     send(made, B0, 1)
     done = retired(made)
-    assert [(one.partition, one.unread) for one in done.partitions] == [(A0, 1)]
+    assert [(one.partition, one.unread_messages) for one in done.partitions] == [(A0, 1)]
     assert made.run().messages == 1
     made_again(made)
     made.kafka.add_partitions("in-a", 1)
     outcome = made.run()
-    assert (outcome.findings, outcome.messages, outcome.gone) == ([], 0, [])
+    assert (outcome.findings, outcome.messages, outcome.missing_partitions) == ([], 0, [])
     assert frontiers(made) == {"in-a/0": 3, "in-b/0": 2}
     assert saved(made, A0) == {"s": {"a": 2, "b": 0}}
     shown = status_of(made)
@@ -33,7 +33,7 @@ def test_retired_is_neither_read_nor_found() -> None:
         ("in-a", 1): "retired",
         ("in-b", 0): "live",
     }
-    assert made.ledger.manifest("s", done.sequence).entry.reason == "over"
+    assert made.ledger.manifest_at("s", done.sequence).entry.reason == "over"
 
 
 def test_accept_takes_a_retired_topic_back() -> None:
@@ -43,12 +43,12 @@ def test_accept_takes_a_retired_topic_back() -> None:
     retired(made)
     send(made, A0, 3)
     made.run()
-    assert accepted(made).new_life is False
+    assert accepted(made).is_new_life is False
     assert made.run().messages == 1
     retired(made)
     made_again(made)
     made.run()
-    assert accepted(made).new_life is True
+    assert accepted(made).is_new_life is True
     assert made.run().messages == 2
     is_right(made)
 

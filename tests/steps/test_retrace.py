@@ -14,17 +14,17 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from seriatim.core.errors import ConfigError, IntegrityError, broken
+from seriatim.core.errors import ConfigError, IntegrityError, raise_broken_promise
 from seriatim.core.integrity import TIERS, Tier
 from seriatim.core.ledger import Manifest
-from seriatim.core.looks import changes, shown
+from seriatim.core.looks import diff_states, state_to_plain
 from seriatim.core.machine import Machine, UserMachine
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.refold import same
-from seriatim.core.stream import Output, Stream, Table
-from seriatim.steps.find import find
-from seriatim.steps.release import release
-from seriatim.steps.replay import Replaying
+from seriatim.core.refold import same_session
+from seriatim.core.stream import OutputSettings, Stream, TableSettings
+from seriatim.steps.find import find_session
+from seriatim.steps.release import release_session
+from seriatim.steps.replay import ReplayRun
 from seriatim.testing import MemoryStream
 from tests.steps.adders import Adder, Buggy, Raising, add, adding, deploy
 from tests.steps.deciding import accepted, made_again, means
@@ -67,17 +67,17 @@ def straight(made: MemoryStream, until: int, partition: Partition = A0) -> dict[
 def assert_at(made: MemoryStream, offset: int, name: str, partition: Partition = A0) -> None:
     """A session after the message at an offset is as the straight fold has it."""
     meant = straight(made, offset + 1, partition).get(name)
-    assert same(at(made, offset, name, partition), meant, made.machine()), f"{name} at {offset}"
+    assert same_session(at(made, offset, name, partition), meant, made.machine()), f"{name} at {offset}"
 
 
 def assert_committed(made: MemoryStream, partition: Partition = A0) -> None:
     """Every session traced from its beginning ends as it is committed, with the records that are committed."""
     for name, committed in made.sessions(partition).items():
         gone = way(made, name, partition)
-        gone.begin_early(0)
-        start = gone.at
-        steps = list(gone.steps(gone.end))
-        assert same(gone.retrace.saved(), committed, made.machine()), name
+        gone.begin_at_or_after(0)
+        start = gone.next_offset
+        steps = list(gone.steps(gone.committed_end))
+        assert same_session(gone.tracing_fold.session_to_save(), committed, made.machine()), name
         own = [{"offset": step.offset, **record} for step in steps for record in step.records]
         told = [{key: value for key, value in record.items() if key != "source_offset"} for record in own]
         assert told == rows_of(made, name, partition, start), name
@@ -101,10 +101,10 @@ def test_it_does_not_fold_from_the_beginning() -> None:
     """The nearest saved state is the base: no more messages are folded than lie between."""
     made = sliced(60, 7)
     gone = way(made, "s1")
-    gone.begin(50)
-    assert gone.at == 49
-    gone.to(50)
-    assert (gone.folds, gone.messages <= 1) == (1, True)
+    gone.begin_at(50)
+    assert gone.next_offset == 49
+    gone.fold_to(50)
+    assert (gone.folds_begun, gone.messages_folded <= 1) == (1, True)
 
 
 def test_after_a_repair_with_other_code() -> None:
@@ -120,10 +120,10 @@ def test_after_a_repair_with_other_code() -> None:
     committed = {row["offset"]: row["value"] for row in made.rows(A0)}
     for offset in range(8, 30):
         gone = way(made)
-        gone.begin(offset + 1)
-        gone.to(offset + 1)
-        assert (gone.retrace.state().value, gone.at) == (committed[offset], offset + 1)
-    assert not gone.parted()
+        gone.begin_at(offset + 1)
+        gone.fold_to(offset + 1)
+        assert (gone.tracing_fold.copy_of_state().value, gone.next_offset) == (committed[offset], offset + 1)
+    assert not gone.differs_from_saved()
 
 
 def test_todays_machine_may_part_from_what_was_committed() -> None:
@@ -135,11 +135,11 @@ def test_todays_machine_may_part_from_what_was_committed() -> None:
     made.run(4)
     deploy(made, Adder)
     gone = way(made)
-    gone.begin(0)
-    gone.to(4)
-    assert gone.parted()
-    gone.begin(4)
-    assert not gone.parted()
+    gone.begin_at(0)
+    gone.fold_to(4)
+    assert gone.differs_from_saved()
+    gone.begin_at(4)
+    assert not gone.differs_from_saved()
 
 
 def test_a_machine_that_raises() -> None:
@@ -172,7 +172,7 @@ def test_a_released_session_is_released_again() -> None:
     made = begun(2)
     send(made, A0, b"?", 8)
     made.run(2)
-    release(means(made), "s", "mended")
+    release_session(means(made), "s", "mended")
     send(made, A0, 9, 10)
     made.run(1)
     assert_committed(made)
@@ -258,16 +258,16 @@ def test_what_kafka_has_no_more_is_said() -> None:
     made.kafka.delete_records(A0, 35)
     gone = way(made, "s1")
     with pytest.raises(ConfigError) as told:
-        gone.begin(33)
+        gone.begin_at(33)
     assert "cannot be folded to offset 33" in told.value.message
     assert told.value.fields["kafka"] == "it has offsets 35 to 59"
     assert "--version" in told.value.next
     assert "every offset from 40 on can be looked at" in told.value.next
-    gone.begin_early(0)
-    assert gone.at == 40
+    gone.begin_at_or_after(0)
+    assert gone.next_offset == 40
     made.kafka.delete_records(A0, 60)
     with pytest.raises(ConfigError) as told:
-        way(made, "s1").begin(33)
+        way(made, "s1").begin_at(33)
     assert told.value.fields["kafka"] == "it has no message; the next is offset 60"
 
 
@@ -275,9 +275,9 @@ def swept(before: int, log_start: int) -> MemoryStream:
     """Sixty messages in slices of seven; Kafka begins late, and old states are swept but the last one's."""
     made = sliced(60, 7)
     gone = way(made, "s1")
-    gone.saved()
+    gone.saved_points()
     live = {file.path for file in made.accounts()[A0].state}
-    old = {f.path for one in gone.past.points if one.account.frontier < before for f in one.account.state}
+    old = {f.path for one in gone.history.points if one.account.frontier < before for f in one.account.state}
     made.files.delete(old - live)
     made.kafka.delete_records(A0, log_start)
     return made
@@ -287,11 +287,11 @@ def test_it_begins_at_the_first_state_that_is_there() -> None:
     """Kafka begins at 10, states before 35 are swept: a way that may begin late begins at 35, and so does a replay."""
     made = swept(35, 10)
     gone = way(made, "s1")
-    gone.begin_early(0)
-    assert gone.at == 35
-    assert hunted(made, "s1", "offset < 50").broken == 52
-    replaying = Replaying(looking(made), head_of(made), kit=lambda _: broken("not asked"), fresh=False)
-    assert replaying.earliest(A0) == 35
+    gone.begin_at_or_after(0)
+    assert gone.next_offset == 35
+    assert hunted(made, "s1", "offset < 50").first_broken_offset == 52
+    replaying = ReplayRun(looking(made), head_of(made), make_task_context=lambda _: raise_broken_promise("not asked"), without_state=False)
+    assert replaying.earliest_start(A0) == 35
     with pytest.raises(ConfigError) as told:
         list(replaying.run({A0: OffsetRange(20, 30)}))
     assert told.value.next.startswith("begin later with --from 35, or")
@@ -302,15 +302,15 @@ def test_what_is_named_instead_is_there() -> None:
     made = swept(35, 10)
     gone = way(made, "s1")
     with pytest.raises(ConfigError, match="cannot be folded to offset 20") as told:
-        gone.begin(20)
+        gone.begin_at(20)
     assert re.findall(r"s1 --topic in-a --version (\d+) shows", told.value.next) == ["5"]
     assert "every offset from 35 on can be looked at" in told.value.next
     for offset in range(35, 60):
-        gone.begin(offset)
+        gone.begin_at(offset)
     everything = swept(60, 10)
     gone = way(everything, "s1")
-    gone.begin_early(0)
-    assert gone.at == 60
+    gone.begin_at_or_after(0)
+    assert gone.next_offset == 60
 
 
 def test_the_end_of_a_log_that_was_cut_can_be_looked_at() -> None:
@@ -331,9 +331,9 @@ def test_messages_that_were_compacted_away_are_missed() -> None:
     made.kafka.topics["in-a"].compacted = True
     made.kafka.compact(A0, 5)
     gone = way(made)
-    gone.begin(0)
+    gone.begin_at(0)
     with pytest.raises(ConfigError, match="not in Kafka any more"):
-        gone.to(6)
+        gone.fold_to(6)
 
 
 class Old(Struct):
@@ -392,7 +392,7 @@ class Second(Machine[New, Plus, Plus]):
 
 def test_a_state_of_an_older_version_is_upgraded() -> None:
     """The base was saved by version 1; it is folded on as the run did it."""
-    stream = Stream(name="s", topics="in-.*", machine="x:M", output=Output(path="memory"))
+    stream = Stream(name="s", topics="in-.*", machine="x:M", output=OutputSettings(path="memory"))
     kinds: list[type[Machine[Any, Any, Any]]] = [First]
     made = MemoryStream(stream, lambda: UserMachine("x:M", kinds[-1]))
     made.kafka.create("in-a", 1)
@@ -404,7 +404,7 @@ def test_a_state_of_an_older_version_is_upgraded() -> None:
         made.kafka.produce("in-a", "s", json.dumps({"v": v}).encode())
     made.run()
     gone = way(made)
-    gone.begin(2)
+    gone.begin_at(2)
     assert [step.after for step in gone.steps(4)] == [New(6, 1), New(10, 2)]
 
 
@@ -414,13 +414,13 @@ def test_a_session_is_found_where_it_lives() -> None:
     send(made, A1, ["a"], session="only-there")
     made.run()
     tools, head = looking(made), head_of(made)
-    assert find(tools, head, "only-there").partition == A1
-    assert find(tools, head, "s", partition=A0).partition == A0
+    assert find_session(tools, head, "only-there").partition == A1
+    assert find_session(tools, head, "s", partition=A0).partition == A0
     with pytest.raises(ConfigError, match="there is no session 'x'") as told:
-        find(tools, head, "x")
+        find_session(tools, head, "x")
     assert "--partition" in told.value.next
     with pytest.raises(ConfigError, match="no partition in-a/7"):
-        find(tools, head, "s", partition=Partition("in-a", 7))
+        find_session(tools, head, "s", partition=Partition("in-a", 7))
 
 
 @pytest.mark.long
@@ -458,12 +458,12 @@ def lives(seed: int) -> MemoryStream:
 
     def refold() -> None:
         account = made.accounts()[A0]
-        edges = sorted(chance.sample(range(account.born, account.frontier + 1), 2))
+        edges = sorted(chance.sample(range(account.initial_frontier, account.frontier + 1), 2))
         repair(made, chance.choice((3, 1000)), ranges={"in-a/0": (edges[0], edges[1])})
 
     def let_go() -> None:
         waiting = [name for name, one in made.sessions(A0).items() if one.finding]
-        release(means(made), chance.choice([*waiting, "s"]), "meant")
+        release_session(means(made), chance.choice([*waiting, "s"]), "meant")
 
     deeds: list[Callable[[], object]] = [
         lambda: noisy(made, chance.randrange(5, 40), chance.randrange(10**6)),
@@ -485,18 +485,18 @@ def test_whatever_a_stream_lived_through(seed: int) -> None:
     """From its beginning and from every saved state on, each session's way ends as it is committed."""
     made = lives(seed)
     assert_committed(made)
-    for point in way(made).saved():
+    for point in way(made).saved_points():
         for name, committed in made.sessions(A0).items():
             gone = way(made, name)
-            gone.begin(point.account.frontier)
-            gone.to(gone.end)
-            assert same(gone.retrace.saved(), committed, made.machine()), (name, point.account.frontier)
+            gone.begin_at(point.account.frontier)
+            gone.fold_to(gone.committed_end)
+            assert same_session(gone.tracing_fold.session_to_save(), committed, made.machine()), (name, point.account.frontier)
 
 
 def test_a_state_reads_the_same_however_it_was_sliced() -> None:
     """Times in UTC and decimals with all their digits, in states, changes and records: as a saved state has them."""
-    table = Table(key=("id",), columns={"id": "timestamp", "cost": "decimal(9,2)"}, before=False)
-    stream = Stream(name="s", topics="in-.*", machine="table", table=table, output=Output(path="memory"))
+    table = TableSettings(key=("id",), columns={"id": "timestamp", "cost": "decimal(9,2)"}, before=False)
+    stream = Stream(name="s", topics="in-.*", machine="table", table=table, output=OutputSettings(path="memory"))
     told = []
     for size in (1, 9):
         made = MemoryStream(stream, stream.table_machine)
@@ -506,8 +506,8 @@ def test_a_state_reads_the_same_however_it_was_sliced() -> None:
             made.kafka.produce("in-a", "s", json.dumps(body).encode())
         made.run(size)
         steps, runner = traced(made), made.machine()
-        changed = [asdict(one) for step in steps for one in changes(runner, step.before, step.after)]
-        states = [shown(runner, step.after) for step in steps]
+        changed = [asdict(one) for step in steps for one in diff_states(runner, step.before, step.after)]
+        states = [state_to_plain(runner, step.after) for step in steps]
         told.append(msgspec.json.encode([changed, states, [step.records for step in steps]]))
     assert told[0] == told[1]
     assert b"+02:00" not in told[0]

@@ -23,7 +23,7 @@ def test_a_topic_made_again_with_more_partitions_waits_whole() -> None:
 
     outcome = made.run()
 
-    assert {(f.finding, f.place) for f in outcome.findings} == {("re-created", f"in-a/{n}") for n in range(3)}
+    assert {(f.finding, f.partition_name) for f in outcome.findings} == {("re-created", f"in-a/{n}") for n in range(3)}
     assert outcome.messages == 0
     assert made.run().findings == []
 
@@ -39,7 +39,7 @@ def test_a_topic_deleted_with_unread_messages_is_a_finding() -> None:
 
     (finding,) = made.run().findings
 
-    assert (finding.finding, finding.place, finding.offset) == ("expired", "in-a/0", 4)
+    assert (finding.finding, finding.partition_name, finding.offset) == ("expired", "in-a/0", 4)
     assert "[4, 5)" in finding.cause
     made.kafka.delete("in-b")
     assert made.run().findings == []

@@ -14,10 +14,10 @@ from seriatim import Machine
 from seriatim.core.errors import ConfigError
 from seriatim.core.machine import UserMachine
 from seriatim.core.offsets import Partition
-from seriatim.core.stream import Output, Stream
-from seriatim.steps.release import release
-from seriatim.steps.restored import restored
-from seriatim.steps.status import status
+from seriatim.core.stream import OutputSettings, Stream
+from seriatim.steps.release import release_session
+from seriatim.steps.restored import accept_restored_ledger
+from seriatim.steps.status import read_status
 from seriatim.testing import MemoryStream
 from tests.adapters.on_disk import DiskStream
 from tests.adapters.verifying import verify
@@ -54,7 +54,7 @@ def test_a_message_dropped_by_the_window_keeps_its_session_alive(slices: int) ->
 
 def test_a_session_that_begins_in_two_partitions_lives_in_the_first() -> None:
     """Without snapshots it cannot be told who is right; one of them goes on, and the other can be released."""
-    stream = Stream(name="s", topics="in-.*", machine="angry:Adder", sequence="seq", output=Output(path="memory"))
+    stream = Stream(name="s", topics="in-.*", machine="angry:Adder", sequence="seq", output=OutputSettings(path="memory"))
     one = MemoryStream(stream, lambda: UserMachine("angry:Adder", Adder, "seq"))
     one.kafka.create("in-a", 2)
     for part, seq in ((0, 1), (0, 2), (1, 3), (0, 3)):
@@ -101,7 +101,7 @@ class Fragile(Machine[Rows, Put, Put]):
 def test_an_end_that_raises_leaves_the_last_good_state() -> None:
     """The session is set aside with all its rows."""
     stream = Stream(
-        name="s", topics="in-.*", machine="x:Fragile", session_timeout_hours=1, output=Output(path="memory")
+        name="s", topics="in-.*", machine="x:Fragile", session_timeout_hours=1, output=OutputSettings(path="memory")
     )
     one = MemoryStream(stream, lambda: UserMachine("x:Fragile", Fragile))
     one.kafka.create("in-a", 1)
@@ -114,7 +114,7 @@ def test_an_end_that_raises_leaves_the_last_good_state() -> None:
         one.kafka.produce("in-a", "s", json.dumps(body).encode(), partition=0, timestamp=time)
     assert found(one.run()) == [("raised", 2)]
     assert quarantined(one) == "raised"
-    saved = one.sessions(Partition("in-a", 0))["s"].saved or b""
+    saved = one.sessions(Partition("in-a", 0))["s"].state_bytes or b""
     assert one.machine().load(saved, 1) == Rows({"a": 7, "b": 1})
 
 
@@ -129,7 +129,7 @@ def test_leaving_tier_window_by_a_snapshot_sets_nobody_aside() -> None:
     assert not found(outcome)
     assert [f.level for f in outcome.findings] == ["warning", "warning"]
     assert quarantined(one) is None
-    assert [mark.closed for mark in marks(one)] == [""]
+    assert [mark.closed_by for mark in marks(one)] == [""]
 
 
 def test_a_release_names_its_partition() -> None:
@@ -141,15 +141,15 @@ def test_a_release_names_its_partition() -> None:
     tell(one, 6, 6, partition=A1)
     one.run()
     with pytest.raises(ConfigError, match="waits in in-a/0, in-a/1"):
-        release(means(one), "s", "a reason")
-    assert release(means(one), "s", "a reason", "in-a/1").partition == A1
+        release_session(means(one), "s", "a reason")
+    assert release_session(means(one), "s", "a reason", "in-a/1").partition == A1
 
 
 def test_a_run_that_has_nothing_to_commit_brings_the_witness_up() -> None:
     """One that died right after its commit left it behind: a ledger lost later must be missed all the same."""
     one = made("strict")
     one.run()
-    one.ledger.seen = None
+    one.ledger.stored_witness = None
     one.run()
     head = one.ledger.head("s")
     assert head is not None
@@ -162,12 +162,12 @@ def test_what_others_wrote_is_said_until_a_person_says_all_is_well() -> None:
     one.run()
     one.ledger.foreign_commit("rows were deleted")
     assert [f.finding for f in one.run().findings] == ["foreign"]
-    assert one.run().foreign >= 0
-    shown = status(one.stream, one.kafka, one.ledger, one.files)
+    assert one.run().foreign_sequence >= 0
+    shown = read_status(one.stream, one.kafka, one.ledger, one.files)
     assert shown["verdict"] == "hurt"
-    restored(one.ledger, one.clock, "s", "r", "taken back")
-    assert one.run().foreign == -1
-    assert status(one.stream, one.kafka, one.ledger, one.files)["verdict"] == "good"
+    accept_restored_ledger(one.ledger, one.clock, "s", "r", "taken back")
+    assert one.run().foreign_sequence == -1
+    assert read_status(one.stream, one.kafka, one.ledger, one.files)["verdict"] == "good"
 
 
 @pytest.mark.parametrize("tier", ["none", "once"])
@@ -181,7 +181,7 @@ def test_a_late_snapshot_that_is_applied_leaves_its_session_damaged(tier: Any) -
     tell(one, 3, rows=["a"])
     tell(one, 9, rows=["a"])
     one.run()
-    told = [(mark.finding, mark.offset, mark.until, mark.closed) for mark in marks(one)]
+    told = [(mark.finding, mark.offset, mark.until, mark.closed_by) for mark in marks(one)]
     assert told == [
         ("sequence gap", 2, -1, ""),
         ("", 3, -1, "snapshot"),

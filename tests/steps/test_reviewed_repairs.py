@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from seriatim.core.repair import Request
-from seriatim.steps.release import release
-from seriatim.steps.repair import Repairing, plan
+from seriatim.core.repair import RepairRequest
+from seriatim.steps.release import release_session
+from seriatim.steps.repair import RepairRun, plan_repair
 from seriatim.testing import MemoryStream
 from tests.steps.adders import Adder, Buggy, adding, deploy, fixed, states
 from tests.steps.deciding import means
@@ -33,13 +33,13 @@ def test_a_forward_on_top_of_a_refold_keeps_what_was_made_again() -> None:
     """One partition, a session in quarantine and a gap: both are dealt with, and no record goes."""
     made = quarantined()
     send(made, A0, 6, 7, 8, session="t")
-    made.reader.lost = {(A0, 7)}
+    made.reader.lost_offsets = {(A0, 7)}
     made.run()
     before = table(made, A0)
     tools = mending(made)
-    planned = plan(tools, Request(forward=True))
-    assert [type(part).__name__ for part in planned.parts] == ["Refold", "Forward"]
-    Repairing(tools).apply(planned, 100)
+    planned = plan_repair(tools, RepairRequest(forward=True))
+    assert [type(part).__name__ for part in planned.actions] == ["Refold", "Forward"]
+    RepairRun(tools).apply(planned, 100)
     assert table(made, A0) == before
     assert (made.accounts()[A0].frontier, made.accounts()[A0].halt) == (8, None)
 
@@ -47,7 +47,7 @@ def test_a_forward_on_top_of_a_refold_keeps_what_was_made_again() -> None:
 def test_a_release_by_hand_holds_for_a_refold_too() -> None:
     """What a person said at an offset is said again there: nothing that was folded since is taken back."""
     made = quarantined()
-    release(means(made), "q", "it is fine")
+    release_session(means(made), "q", "it is fine")
     send(made, A0, 6, 7, session="q")
     made.run(3)
     before, sessions = table(made, A0), states(made)
@@ -89,7 +89,7 @@ def test_a_session_ends_its_refold_where_it_is_as_committed_and_nowhere_else() -
 def saved(made: MemoryStream) -> tuple[bytes, int]:
     """The state of session s."""
     session = made.sessions(A0)["s"]
-    return session.saved or b"", session.version
+    return session.state_bytes or b"", session.state_version
 
 
 def test_a_log_that_was_cut_and_grew_is_followed_back_to_where_it_ended() -> None:
@@ -125,8 +125,8 @@ def test_the_same_command_goes_on_when_more_is_hurt_meanwhile() -> None:
     made = sliced(partitions=2)
     lose(made, made.accounts()[A0].state[-1].path)
     tools = mending(made)
-    first = plan(tools, Request())
-    Repairing(tools).refolding.hold(made.ledger.head("s"), first.partitions, first.request.encoded())
+    first = plan_repair(tools, RepairRequest())
+    RepairRun(tools).refold_run.place_hold(made.ledger.head("s"), first.partitions, first.request.to_json())
     lose(made, made.accounts()[A1].state[-1].path)
     repair(made)
     assert [account.hold for account in made.accounts().values()] == [None, None]
@@ -141,8 +141,8 @@ def test_a_hold_is_released_when_nothing_is_hurt_any_more() -> None:
     kept = made.files.files[path]
     lose(made, path)
     tools = mending(made)
-    first = plan(tools, Request())
-    Repairing(tools).refolding.hold(made.ledger.head("s"), first.partitions, first.request.encoded())
+    first = plan_repair(tools, RepairRequest())
+    RepairRun(tools).refold_run.place_hold(made.ledger.head("s"), first.partitions, first.request.to_json())
     made.files.files[path] = kept
     repair(made)
     assert made.accounts()[A0].hold is None
@@ -153,7 +153,7 @@ def test_a_backfill_leaves_later_states_to_begin_from() -> None:
     made = sliced()
     repair(made, ranges={str(A0): (5, 10)})
     made.kafka.delete_records(A0, 40)
-    (part,) = plan(mending(made), Request(partition=str(A0), start=50)).parts
+    (part,) = plan_repair(mending(made), RepairRequest(partition=str(A0), start=50)).actions
     assert part.rewind.start == 49  # type: ignore[union-attr]
 
 
@@ -162,10 +162,10 @@ def test_files_and_sessions_hurt_in_one_partition_are_mended_by_one_command() ->
     made = quarantined()
     send(made, A0, ["a"], session="t")
     made.run()
-    lose(made, made.ledger.active()[0].path)
-    (part,) = plan(mending(made), Request()).parts
-    assert "quarantine" in part.rewind.wanted.why  # type: ignore[union-attr]
-    assert "missing" in part.rewind.wanted.why  # type: ignore[union-attr]
+    lose(made, made.ledger.files_now()[0].path)
+    (part,) = plan_repair(mending(made), RepairRequest()).actions
+    assert "quarantine" in part.rewind.request.reason  # type: ignore[union-attr]
+    assert "missing" in part.rewind.request.reason  # type: ignore[union-attr]
 
 
 def test_a_gap_that_is_open_stays_so_when_a_refold_tells_of_an_earlier_one() -> None:

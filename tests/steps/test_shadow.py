@@ -17,8 +17,8 @@ from seriatim.core.machine import Runner
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.ports import Task
 from seriatim.steps import shadow as shadows
-from seriatim.steps.shadow import Shadow
-from seriatim.steps.task import Result, Work
+from seriatim.steps.shadow import ShadowTrace
+from seriatim.steps.task import PartitionWork, TaskResult
 from seriatim.streams import StreamFile
 from seriatim.testing import MemoryStream
 from tests.steps.adders import Raising, add, adding
@@ -34,20 +34,20 @@ def watched(made: MemoryStream, names: tuple[str, ...]) -> Rows:
     """Let the runs of a world be traced; the rows by partition and start, as files would have them."""
     kept: Rows = {}
 
-    def task(works: dict[Partition, Work], runner: Runner) -> Task:
-        plain = MemoryStream._task(made, works, runner)
+    def task(works: dict[Partition, PartitionWork], runner: Runner) -> Task:
+        plain = MemoryStream._make_task(made, works, runner)
 
         def run(partition: Partition, stretches: Iterable[Any]) -> bytes:
             work = works[partition]
-            shadow = Shadow(made.stream, made.machine(), work, made.files, names)
-            content = plain(partition, shadow.through(stretches))  # type: ignore[arg-type]
-            if rows := shadow.finish(content):
+            shadow = ShadowTrace(made.stream, made.machine(), work, made.files, names)
+            content = plain(partition, shadow.pass_through(stretches))  # type: ignore[arg-type]
+            if rows := shadow.counting_rows(content):
                 kept[str(partition), work.start] = rows
             return content
 
         return run
 
-    made._task = task  # type: ignore[method-assign]
+    made._make_task = task  # type: ignore[method-assign]
     return kept
 
 
@@ -112,7 +112,7 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert (rows[5]["session"], rows[5]["message"], rows[5]["topic"]) == (None, None, "in-a")
     assert len(rows[0]["records"]) == 51
     for number in range(4):
-        traces.put(tmp_path, A0, f"0-{number}", rows)
+        traces.write_trace_rows(tmp_path, A0, f"0-{number}", rows)
     one = (tmp_path / "traces" / str(A0) / "0-0.parquet").stat().st_size
     assert len(traces.prune(tmp_path, 2 * one)) == 2
     left = list((tmp_path / "traces").rglob("*.parquet"))
@@ -156,10 +156,10 @@ def test_traces_are_bounded_however_a_run_ends(monkeypatch: pytest.MonkeyPatch) 
     pruned: list[Path] = []
     monkeypatch.setattr(traces, "prune", pruned.append)
     file = StreamFile(stream=world().stream, folder="")
-    with run._bounded(file, ()):
+    with run._prune_traces_afterwards(file, ()):
         pass
     assert pruned == []
-    with pytest.raises(OSError, match="broken"), run._bounded(file, ("s",)):
+    with pytest.raises(OSError, match="broken"), run._prune_traces_afterwards(file, ("s",)):
         raise OSError("broken")
     assert pruned == [Path("memory")]
 
@@ -171,13 +171,13 @@ def test_what_no_row_can_hold_is_told_otherwise(tmp_path: Path) -> None:
     send(made, A0, ["a"], b'{"type": "update", "id": "a", "v": 5, "extra": 1e999}')
     made.kafka.produce("in-a", "s", b'{"type": "update", "id": "a", "v": 6}', timestamp=10**17)
     made.run()
-    work = Work(partition=A0, start=0, end=3, epoch=0, topic_id="x", state=(), attempt="a")
-    shadow = Shadow(made.stream, made.machine(), work, made.files, ("s",))
-    assert len(list(shadow.through(MemoryReread(made).read(A0, OffsetRange(0, 3))))) == 1
+    work = PartitionWork(partition=A0, start=0, end=3, epoch=0, topic_id="x", state=(), attempt="a")
+    shadow = ShadowTrace(made.stream, made.machine(), work, made.files, ("s",))
+    assert len(list(shadow.pass_through(MemoryReread(made).read(A0, OffsetRange(0, 3))))) == 1
     rows = shadow.rows
     assert [json.loads(row["message"]).get("v") for row in rows] == [None, 5, None]
     assert [row["timestamp"] is None for row in rows] == [False, False, True]
-    traces.put(tmp_path, A0, "0-0", rows)
+    traces.write_trace_rows(tmp_path, A0, "0-0", rows)
     assert len(explained(made, "a")[0].touches) == 2
 
 
@@ -190,7 +190,7 @@ def test_a_run_ends_well_where_old_traces_stay(
         raise PermissionError("not allowed")
 
     monkeypatch.setattr(traces, "prune", fails)
-    run._leave_room(StreamFile(stream=world().stream, folder=""))
+    run._prune_traces(StreamFile(stream=world().stream, folder=""))
     assert "old traces could not be deleted: not allowed" in capsys.readouterr().err
 
 
@@ -203,14 +203,14 @@ def test_whatever_goes_wrong_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) ->
     made = world()
     made.kafka.create("in-a", 1)
     send(made, A0, ["a"], 1, 2)
-    work = Work(partition=A0, start=0, end=3, epoch=0, topic_id="x", state=(), attempt="a")
+    work = PartitionWork(partition=A0, start=0, end=3, epoch=0, topic_id="x", state=(), attempt="a")
     given = list(MemoryReread(made).read(A0, OffsetRange(0, 3)))
-    late = Shadow(made.stream, made.machine(), work, made.files, ("s",))
-    assert list(late.through(given)) == given
+    late = ShadowTrace(made.stream, made.machine(), work, made.files, ("s",))
+    assert list(late.pass_through(given)) == given
     assert len(late.rows) == 3
-    late.leave(msgspec.msgpack.encode(Result()), fails)
+    late.write_counting_rows(msgspec.msgpack.encode(TaskResult()), fails)
     assert "no space left. The run goes on" in late.trouble
     monkeypatch.setattr(shadows, "view_of_message", fails)
-    early = Shadow(made.stream, made.machine(), work, made.files, ("s",))
-    assert list(early.through(given)) == given
+    early = ShadowTrace(made.stream, made.machine(), work, made.files, ("s",))
+    assert list(early.pass_through(given)) == given
     assert "is not traced, from offset 0 on: OSError: no space left" in early.trouble

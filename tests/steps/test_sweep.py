@@ -33,7 +33,7 @@ def named(made: MemoryStream) -> set[str]:
     """Every file and manifest that an entry ever named."""
     entries = [commit.entry for commit in made.ledger.commits if commit.entry is not None]
     changes = [change for entry in entries for change in entry.changes]
-    files = {file.path for change in changes for file in (*change.records, *change.kept, *(change.state or ()))}
+    files = {file.path for change in changes for file in (*change.records, *change.quarantine_files, *(change.state or ()))}
     return files | {commit.manifest for commit in made.ledger.commits}
 
 
@@ -107,7 +107,7 @@ def test_what_a_lost_manifest_named_cannot_be_known_so_it_stays() -> None:
 def test_a_compaction_that_begins_while_files_are_listed_is_alive() -> None:
     """Its intent is there before its first file: whoever sees the file, and looks for the intent then, finds it."""
     made = sliced()
-    output, records = f"records/{A0}/compact-now-0", tuple(file.path for file in made.ledger.active())
+    output, records = f"records/{A0}/compact-now-0", tuple(file.path for file in made.ledger.files_now())
     listed = made.files.paths
 
     def begins(partition: Partition) -> list[str]:
@@ -123,7 +123,7 @@ def test_a_compaction_that_begins_while_files_are_listed_is_alive() -> None:
 def test_a_compaction_is_dead_once_its_partition_was_repaired() -> None:
     """Of another epoch, or with an input that left the table; without an intent it never was one."""
     made = sliced()
-    records = tuple(file.path for file in made.ledger.active())
+    records = tuple(file.path for file in made.ledger.files_now())
     intents = {
         "epoch": Intent(partition=A0, attempt="epoch", epoch=3, records=records),
         "gone": Intent(partition=A0, attempt="gone", epoch=0, records=(*records, f"records/{A0}/0-0-gone")),

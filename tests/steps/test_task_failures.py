@@ -9,10 +9,10 @@ import pytest
 
 from seriatim.core.errors import BrokenPromiseError, ConfigError, DamagedFileError, PlatformError, SeriatimError
 from seriatim.core.offsets import Partition
-from seriatim.ports import SourceFailed
-from seriatim.steps.task import LOOK_AT_WORKERS, Work, read_result, run_task
+from seriatim.ports import SourceFailedError
+from seriatim.steps.task import LOOK_AT_WORKERS, PartitionWork, read_result, run_task
 
-WORK = Work(partition=Partition("a", 3), start=0, end=5, epoch=0, topic_id="id", attempt="x")
+WORK = PartitionWork(partition=Partition("a", 3), start=0, end=5, epoch=0, topic_id="id", attempt="x")
 
 
 def failed(error: BaseException) -> SeriatimError:
@@ -65,8 +65,8 @@ def test_reading_that_broke_is_no_failure_of_the_task() -> None:
     """Discovery decides what it means."""
 
     def raise_it() -> Any:
-        raise SourceFailed("the broker went away")
+        raise SourceFailedError("the broker went away")
 
     kit: Any = SimpleNamespace(digests=raise_it)
-    with pytest.raises(SourceFailed):
+    with pytest.raises(SourceFailedError):
         run_task(WORK, [], kit)

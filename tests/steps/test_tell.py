@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seriatim.steps.tell import mark_told, untold
+from seriatim.steps.tell import mark_reported, unreported_findings
 from tests.steps.worlds import A0, begun, send
 
 
@@ -12,20 +12,20 @@ def test_findings_of_a_run_that_died_are_told_by_the_next() -> None:
     send(made, A0, b"?")
     made.run()
 
-    (finding,) = untold(made.ledger, "s")
+    (finding,) = unreported_findings(made.ledger, "s")
     assert (finding.finding, finding.offset) == ("poison", 3)
-    mark_told(made.ledger, made.ledger.head("s").ledger.sequence)  # type: ignore[union-attr]
-    assert untold(made.ledger, "s") == []
+    mark_reported(made.ledger, made.ledger.head("s").ledger.sequence)  # type: ignore[union-attr]
+    assert unreported_findings(made.ledger, "s") == []
 
 
 def test_telling_never_goes_back() -> None:
     """A slow run that tells late does not make the others' findings new again."""
     made = begun()
-    mark_told(made.ledger, 5)
-    mark_told(made.ledger, 2)
-    assert made.ledger.told() == 5
+    mark_reported(made.ledger, 5)
+    mark_reported(made.ledger, 2)
+    assert made.ledger.reported_sequence() == 5
 
 
 def test_a_stream_without_a_ledger_has_nothing_to_tell() -> None:
     """The first run ever."""
-    assert untold(begun().ledger, "s") == []
+    assert unreported_findings(begun().ledger, "s") == []

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from seriatim.core.integrity import ACTIONS, TIERS, Mark, Tier
+from seriatim.core.integrity import TIER_ACTIONS, TIERS, GapMark, Tier
 from seriatim.core.machine import UserMachine
 from seriatim.core.offsets import Partition
-from seriatim.core.stream import Output, Stream
-from seriatim.steps.fold import Outcome
+from seriatim.core.stream import OutputSettings, Stream
+from seriatim.steps.fold import RunOutcome
 from seriatim.testing import MemoryStream
 from tests.steps.angry import Adder
 from tests.steps.worlds import A0, A1, world
 
 CELLS = [
     pytest.param(kind, tier, id=f"{kind} under {tier}: {doing}")
-    for kind, row in ACTIONS.items()
+    for kind, row in TIER_ACTIONS.items()
     for tier, doing in row.items()
 ]
 
@@ -49,16 +49,16 @@ def counted(one: MemoryStream, part: Partition = A0) -> dict[str, int]:
 def state(one: MemoryStream, session: str = "s", part: Partition = A0) -> dict[str, int]:
     """A session's rows."""
     found = one.sessions(part)[session]
-    return {row[0]: row[1] for row in one.machine().load(found.saved or b"", found.version).values()}
+    return {row[0]: row[1] for row in one.machine().load(found.state_bytes or b"", found.state_version).values()}
 
 
-def marks(one: MemoryStream) -> list[Mark]:
+def marks(one: MemoryStream) -> list[GapMark]:
     """All marks, in order."""
     entries = [commit.entry for commit in one.ledger.commits if commit.entry is not None]
     return [mark for entry in entries for change in entry.changes for mark in change.marks]
 
 
-def found(outcome: Outcome) -> list[tuple[str, int]]:
+def found(outcome: RunOutcome) -> list[tuple[str, int]]:
     """Findings that fail a run: kind and offset."""
     return [(f.finding, f.offset) for f in outcome.findings if f.level == "error"]
 
@@ -94,15 +94,15 @@ def meets_gap(tier: Tier) -> None:
     one = made(tier)
     for seq in (2, 3, 4):
         tell(one, seq, seq)
-    one.reader.lost.add((A0, 2))
+    one.reader.lost_offsets.add((A0, 2))
     outcome = one.run()
-    if ACTIONS["gap"][tier] == "halt":
+    if TIER_ACTIONS["gap"][tier] == "halt":
         assert found(outcome) == [("gap", 2)]
         assert one.accounts()[A0].frontier == 2
     else:
         assert not found(outcome)
         assert (one.accounts()[A0].frontier, counted(one)["hole: unexplained"]) == (4, 1)
-        assert Mark(finding="gap", offset=2, until=3, cause=marks(one)[0].cause) == marks(one)[0]
+        assert GapMark(finding="gap", offset=2, until=3, cause=marks(one)[0].cause) == marks(one)[0]
 
 
 def meets_expired(tier: Tier) -> None:
@@ -113,7 +113,7 @@ def meets_expired(tier: Tier) -> None:
         tell(one, seq, seq)
     one.kafka.delete_records(A0, 3)
     outcome = one.run()
-    if ACTIONS["expired"][tier] == "halt":
+    if TIER_ACTIONS["expired"][tier] == "halt":
         assert found(outcome) == [("expired", 1)]
         assert one.accounts()[A0].frontier == 1
     else:
@@ -127,17 +127,17 @@ def meets_sequence_gap(tier: Tier) -> None:
     for seq in (3, 4):
         tell(one, seq, seq)
     outcome = one.run()
-    doing = ACTIONS["sequence gap"][tier]
+    doing = TIER_ACTIONS["sequence gap"][tier]
     if doing == "halt":
         assert found(outcome) == [("sequence gap", 1)]
         assert (quarantined(one), state(one)) == ("sequence gap", {"a": 0, "b": 0})
     elif doing == "count":
         assert (found(outcome), counted(one)) == ([], {"sequence gap": 1})
         assert state(one) == {"a": 4, "b": 0}
-        assert [(mark.session, mark.offset, mark.closed) for mark in marks(one)] == [("s", 1, "")]
+        assert [(mark.session, mark.offset, mark.closed_by) for mark in marks(one)] == [("s", 1, "")]
     else:
         assert (found(outcome), counted(one), state(one)) == ([], {}, {"a": 0, "b": 0})  # they wait
-        assert [held.sequence for held in one.sessions(A0)["s"].waiting] == [3, 4]
+        assert [held.sequence for held in one.sessions(A0)["s"].waiting_messages] == [3, 4]
         tell(one, 5, 5)
         outcome = one.run()
         assert (found(outcome), counted(one), state(one)) == ([], {"sequence gap": 1}, {"a": 5, "b": 0})
@@ -150,7 +150,7 @@ def meets_repeat(tier: Tier) -> None:
         tell(one, seq, v)
     outcome = one.run()
     values = [row["v"] for row in one.rows() if row["op"] == "update"]
-    doing = ACTIONS["repeat"][tier]
+    doing = TIER_ACTIONS["repeat"][tier]
     if doing == "halt":
         assert found(outcome) == [("repeat", 2)]
         assert quarantined(one) == "repeat"
@@ -166,7 +166,7 @@ def meets_disorder(tier: Tier) -> None:
     tell(one, 9, 9)
     outcome = one.run()
     values = [row["v"] for row in one.rows() if row["op"] == "update"]
-    doing = ACTIONS["disorder"][tier]
+    doing = TIER_ACTIONS["disorder"][tier]
     if doing == "halt":
         assert found(outcome) == [("disorder", 2)]
         assert quarantined(one) == "disorder"
@@ -189,7 +189,7 @@ def meets_moved_session(tier: Tier) -> None:
     for seq in range(1, 4):
         tell(one, seq, rows=["x"] if seq == 1 else None, id="x", session="begins here", partition=A1)
     outcome = one.run()
-    if ACTIONS["moved session"][tier] == "halt":
+    if TIER_ACTIONS["moved session"][tier] == "halt":
         assert found(outcome) == [("moved session", 0)]
         assert outcome.findings[0].session == "s"
         assert "lives in in-a/0" in outcome.findings[0].cause
@@ -206,7 +206,7 @@ def meets_precondition(tier: Tier) -> None:
     tell(one, 2, 2, id="nobody")
     tell(one, 3, 3)
     outcome = one.run()
-    if ACTIONS["precondition"][tier] == "halt":
+    if TIER_ACTIONS["precondition"][tier] == "halt":
         assert found(outcome) == [("precondition", 1)]
         assert (quarantined(one), state(one)) == ("precondition", {"a": 0, "b": 0})
     else:
@@ -218,7 +218,7 @@ def meets_precondition(tier: Tier) -> None:
 def meets_raised(tier: Tier) -> None:
     """The machine's own exception is never just counted."""
     stream = Stream(
-        name="s", topics="in-.*", machine="angry:Adder", tier=tier, sequence="seq", output=Output(path="memory")
+        name="s", topics="in-.*", machine="angry:Adder", tier=tier, sequence="seq", output=OutputSettings(path="memory")
     )
     one = MemoryStream(stream, lambda: UserMachine("angry:Adder", Adder, "seq"))
     one.kafka.create("in-a", 1)
@@ -252,7 +252,7 @@ def test_the_tier_table(kind: str, tier: Tier) -> None:
 
 def test_every_finding_of_the_table_is_met() -> None:
     """No row is forgotten."""
-    assert MEETS.keys() == ACTIONS.keys()
+    assert MEETS.keys() == TIER_ACTIONS.keys()
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -32,11 +32,11 @@ def test_its_partition_halts_at_it_and_the_others_go_on(messages_max: int, stamp
     outcome = made.run(messages_max)
 
     (finding,) = outcome.findings
-    assert (finding.finding, finding.place, finding.offset, finding.scope) == ("poison", "in-a/0", 3, "partition")
+    assert (finding.finding, finding.partition_name, finding.offset, finding.scope) == ("poison", "in-a/0", 3, "partition")
     assert str(stamp) in finding.cause
     assert frontiers(made) == {"in-a/0": 3, "in-a/1": 5}
     again = made.run(messages_max)
-    assert (again.findings, [str(partition) for partition, _ in again.waiting]) == ([], ["in-a/0"])
+    assert (again.findings, [str(partition) for partition, _ in again.earlier_halts]) == ([], ["in-a/0"])
     is_right(made)
 
 
@@ -48,12 +48,12 @@ def test_several_partitions_and_a_halt_before_it() -> None:
     hurt(made, 1)
     made.stream = replace(made.stream, on_poison="halt")
     outcome = made.run()
-    assert {(f.finding, f.place, f.offset) for f in outcome.findings} == {
+    assert {(f.finding, f.partition_name, f.offset) for f in outcome.findings} == {
         ("poison", "in-a/0", 3),
         ("poison", "in-a/1", 3),
     }
-    assert "cannot be read" in {f.place: f.cause for f in outcome.findings}["in-a/1"]
-    assert "cannot be read" not in {f.place: f.cause for f in outcome.findings}["in-a/0"]
+    assert "cannot be read" in {f.partition_name: f.cause for f in outcome.findings}["in-a/1"]
+    assert "cannot be read" not in {f.partition_name: f.cause for f in outcome.findings}["in-a/0"]
 
 
 def test_a_stream_that_skips_poison_passes_over_it() -> None:
@@ -82,7 +82,7 @@ def test_a_reading_that_breaks_on_the_way_to_it_is_platform_trouble_too() -> Non
     """And the next run goes on."""
     made = begun()
     hurt(made)
-    real = made.kafka.unreadable
+    real = made.kafka.first_unreadable_messages
 
     def then_fail(ranges: Any) -> Any:
         made.reader.failures = ["the broker went away"] if len(ranges) and real(ranges) else []
@@ -90,8 +90,8 @@ def test_a_reading_that_breaks_on_the_way_to_it_is_platform_trouble_too() -> Non
 
     folding = made.folding()
     calls = iter([real, then_fail])
-    made.kafka.unreadable = lambda ranges: next(calls, real)(ranges)  # type: ignore[method-assign]  # noqa: PLW0108  # one after the other
+    made.kafka.first_unreadable_messages = lambda ranges: next(calls, real)(ranges)  # type: ignore[method-assign]  # noqa: PLW0108  # one after the other
     with pytest.raises(PlatformError, match="reading from Kafka broke"):
         folding.run(100)
-    made.kafka.unreadable = real  # type: ignore[method-assign]
+    made.kafka.first_unreadable_messages = real  # type: ignore[method-assign]
     assert [finding.offset for finding in made.run().findings] == [3]

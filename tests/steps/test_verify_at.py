@@ -15,12 +15,12 @@ from seriatim.adapters.audit import FileAudit
 from seriatim.adapters.capture import read_capture
 from seriatim.adapters.memory import MemoryDigests, MemoryKafka
 from seriatim.core.errors import ConfigError
-from seriatim.core.message import Stretch
+from seriatim.core.message import MessageBatch
 from seriatim.core.offsets import OffsetRange, Partition
 from seriatim.steps import validate
-from seriatim.steps.compare import Comparing
-from seriatim.steps.validate import Judged
-from seriatim.steps.verify import Verified, Verifying
+from seriatim.steps.compare import KafkaComparison
+from seriatim.steps.validate import ValidationResult
+from seriatim.steps.verify import Verification, VerifyResult
 from tests.adapters.on_disk import DiskStream, filled
 
 A0, A1, B0 = Partition("in-a", 0), Partition("in-a", 1), Partition("in-b", 0)
@@ -33,13 +33,13 @@ class MemoryReread:
         self.kafka, self.compacting = kafka, compacting
         self.lost: set[tuple[Partition, int]] = set()
 
-    def read(self, partition: Partition, whole: OffsetRange) -> Iterator[Stretch]:
+    def read(self, partition: Partition, offset_range: OffsetRange) -> Iterator[MessageBatch]:
         """One stretch a message: cuts mean nothing."""
-        for offset, message in enumerate(self.kafka.read(partition, whole), whole.start):
+        for offset, message in enumerate(self.kafka.read(partition, offset_range), offset_range.start):
             if (partition, offset) not in self.lost:
-                yield Stretch(offset, [message.timestamp], [message.key], [message.value])
+                yield MessageBatch(offset, [message.timestamp], [message.key], [message.value])
 
-    def compacts(self, _: str) -> bool:
+    def is_compacted(self, _: str) -> bool:
         return self.compacting
 
 
@@ -49,11 +49,11 @@ def changed(made: DiskStream, partition: Partition, offset: int, **fields: Any) 
     log[offset] = replace(log[offset], **fields)
 
 
-def compared(made: DiskStream, reread: MemoryReread | None = None, *, everything: bool = False) -> Verified:
+def compared(made: DiskStream, reread: MemoryReread | None = None, *, everything: bool = False) -> VerifyResult:
     """Verify with Kafka."""
     bounds = made.kafka.bounds(made.stream.topics)
-    comparing = Comparing(reread or MemoryReread(made.kafka), bounds, MemoryDigests)
-    return Verifying("s", FileAudit(made.root), everything=everything).run(comparing)
+    comparing = KafkaComparison(reread or MemoryReread(made.kafka), bounds, MemoryDigests)
+    return Verification("s", FileAudit(made.root), from_first_entry=everything).run(comparing)
 
 
 @pytest.mark.long
@@ -61,15 +61,15 @@ def test_kafka_has_what_was_folded(tmp_path: Path) -> None:
     """All messages are read again, and each certificate's three digests are right; then only what came since."""
     made = filled(tmp_path)
     done = compared(made)
-    assert (done.difference, done.compared) == (
+    assert (done.difference, done.compared_messages) == (
         None,
         sum(len(log) for t in made.kafka.topics.values() for log in t.messages),
     )
-    assert compared(made).compared == 0
+    assert compared(made).compared_messages == 0
     made.send("in-a/0", "x", 1, 2)
     made.run()
-    assert Verifying("s", FileAudit(made.root)).run().difference is None
-    assert compared(made).compared == 2
+    assert Verification("s", FileAudit(made.root)).run().difference is None
+    assert compared(made).compared_messages == 2
 
 
 @pytest.mark.long
@@ -80,7 +80,7 @@ def test_a_message_that_changed_in_kafka_is_found(tmp_path: Path, fields: dict[s
     changed(made, A1, 7, **fields)
     found = compared(made).difference
     assert found is not None
-    assert (found.partition, found.offset, found.what) == ("in-a/1", 6, f"Kafka has other {what} than were folded")
+    assert (found.partition, found.offset, found.description) == ("in-a/1", 6, f"Kafka has other {what} than were folded")
     assert not (tmp_path / "verified.json").exists()
 
 
@@ -134,19 +134,19 @@ def write(path: Path, lines: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def judged(made: DiskStream, *at: str, raw: Path | None = None, reread: MemoryReread | None = None) -> Judged:
+def judged(made: DiskStream, *at: str, raw: Path | None = None, reread: MemoryReread | None = None) -> ValidationResult:
     """The validator at these places."""
     views: dict[str, Any] = {}
     audit, stream, runner = FileAudit(made.root), made.stream, made.runner
-    places, certificates = validate.output_places(Verifying("s", audit), audit)
+    places, certificates = validate.output_sources(Verification("s", audit), audit)
     if raw is not None:
-        views["raw"] = validate.raw_places(read_capture(raw), stream, runner)
+        views["raw"] = validate.capture_sources(read_capture(raw), stream, runner)
     if "kafka" in at:
         bounds = made.kafka.bounds(stream.topics)
-        views["kafka"] = validate.kafka_places(reread or MemoryReread(made.kafka), bounds, stream, runner)
+        views["kafka"] = validate.kafka_sources(reread or MemoryReread(made.kafka), bounds, stream, runner)
     if "output" in at:
         views["output"] = places
-    return validate.judge(stream, runner, views, validate.explained_by(certificates))
+    return validate.validate_views(stream, runner, views, validate.holes_explained_by(certificates))
 
 
 def clean(root: Path, **fields: Any) -> DiskStream:
@@ -168,7 +168,7 @@ def test_three_views_of_a_clean_stream_do_not_part(tmp_path: Path, base64_values
     made = clean(tmp_path / "lake", **fields)
     capture(made, tmp_path / "raw", base64_values=base64_values)
     done = judged(made, "kafka", "output", raw=tmp_path / "raw")
-    assert (done.partings, done.wrongs) == ([], {"raw": [], "kafka": [], "output": []})
+    assert (done.first_differences, done.faults) == ([], {"raw": [], "kafka": [], "output": []})
     assert done.messages["raw"] == done.messages["kafka"] == 36
 
 
@@ -178,8 +178,8 @@ def test_quarantine_is_no_parting(tmp_path: Path) -> None:
     made = filled(tmp_path / "lake")
     capture(made, tmp_path / "raw")
     done = judged(made, "kafka", "output", raw=tmp_path / "raw")
-    assert done.partings == []
-    (poison,) = [wrong for wrong in done.wrongs["kafka"] if wrong.kind == "poison"]
+    assert done.first_differences == []
+    (poison,) = [wrong for wrong in done.faults["kafka"] if wrong.kind == "poison"]
     assert (poison.partition, poison.offset, poison.count) == (A0, 10, 2)
 
 
@@ -190,9 +190,9 @@ def test_a_message_that_the_capture_has_and_kafka_has_not_is_where_they_part(tmp
     reread = MemoryReread(made.kafka)
     reread.lost.add((A1, 5))
     done = judged(made, "kafka", raw=tmp_path / "raw", reread=reread)
-    (first,) = done.partings
+    (first,) = done.first_differences
     assert (first.partition, first.offset, first.views["kafka"]) == (A1, 5, "nothing")
-    assert [(wrong.kind, wrong.offset, wrong.expected) for wrong in done.wrongs["kafka"]] == [
+    assert [(wrong.kind, wrong.offset, wrong.expected) for wrong in done.faults["kafka"]] == [
         ("gap", 6, "offset 5"),
         ("sequence gap", 6, "sequence 6"),
     ]
@@ -205,9 +205,9 @@ def test_a_message_that_changed_on_its_way_is_where_they_part(tmp_path: Path) ->
     lines[3]["value"] = lines[2]["value"]
     write(tmp_path / "raw", lines)
     done = judged(made, "kafka", "output", raw=tmp_path / "raw")
-    assert [(one.partition, one.offset) for one in done.partings] == [(A0, 3)]
-    assert [(wrong.kind, wrong.offset) for wrong in done.wrongs["raw"]] == [("repeat", 3), ("sequence gap", 4)]
-    assert done.wrongs["kafka"] == []
+    assert [(one.partition, one.offset) for one in done.first_differences] == [(A0, 3)]
+    assert [(wrong.kind, wrong.offset) for wrong in done.faults["raw"]] == [("repeat", 3), ("sequence gap", 4)]
+    assert done.faults["kafka"] == []
 
 
 def test_records_that_lack_a_message_are_where_they_part(tmp_path: Path) -> None:
@@ -215,12 +215,12 @@ def test_records_that_lack_a_message_are_where_they_part(tmp_path: Path) -> None
     made = DiskStream(tmp_path, tier="none")
     made.kafka.create("in-a", 1)
     made.send("in-a/0", "x", ["a"], 1, 2, 3)
-    made.reader.lost.add((A0, 2))
+    made.reader.lost_offsets.add((A0, 2))
     made.run()
     done = judged(made, "kafka", "output")
-    (first,) = done.partings
+    (first,) = done.first_differences
     assert (first.offset, first.views["output"]) == (2, "nothing")
-    assert [(wrong.kind, wrong.offset) for wrong in done.wrongs["output"]] == [("sequence gap", 3)]
+    assert [(wrong.kind, wrong.offset) for wrong in done.faults["output"]] == [("sequence gap", 3)]
 
 
 def test_a_capture_that_goes_back_is_named(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_capture_that_goes_back_is_named(tmp_path: Path) -> None:
     lines = capture(made, tmp_path / "raw")
     write(tmp_path / "raw", [*lines[:4], lines[2], *lines[4:]])
     done = judged(made, raw=tmp_path / "raw")
-    assert ("offset again", 2) in [(wrong.kind, wrong.offset) for wrong in done.wrongs["raw"]]
+    assert ("offset again", 2) in [(wrong.kind, wrong.offset) for wrong in done.faults["raw"]]
 
 
 @pytest.mark.parametrize(

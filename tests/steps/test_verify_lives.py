@@ -11,9 +11,9 @@ import pytest
 
 from seriatim.adapters.audit import FileAudit
 from seriatim.core.crash import CRASH_POINTS, arm
-from seriatim.core.verify import AT_WORK
-from seriatim.steps.release import release
-from seriatim.steps.verify import Verified
+from seriatim.core.verify import ORPHAN_OF_RUNNING_RUN
+from seriatim.steps.release import release_session
+from seriatim.steps.verify import VerifyResult
 from tests.adapters.on_disk import DiskStream, filled
 from tests.adapters.verifying import verify
 from tests.steps.deciding import accepted, means, retired
@@ -22,11 +22,11 @@ from tests.steps.test_crashes import Killed, killer
 HOUR_MS = 3_600_000
 
 
-def assert_good(made: DiskStream) -> Verified:
+def assert_good(made: DiskStream) -> VerifyResult:
     """Good on from the last pass, and good as a whole."""
     later, whole = verify(made.root), verify(made.root, everything=True)
     assert (later.difference, whole.difference) == (None, None)
-    assert whole.folded
+    assert whole.has_folded_records
     return whole
 
 
@@ -52,7 +52,7 @@ def test_a_session_released_by_hand(tmp_path: Path) -> None:
     """State changes without a slice, and the count of those in quarantine with it."""
     made = filled(tmp_path)
     assert_good(made)
-    release(means(made), "y", "looked at", topic="in-b")
+    release_session(means(made), "y", "looked at", topic="in-b")
     assert_good(made)
     made.send("in-b/0", "y", 9)
     made.run()
@@ -155,7 +155,7 @@ def test_a_run_at_work_meanwhile(tmp_path: Path, call: str, monkeypatch: pytest.
         monkeypatch.setattr(FileAudit, call, meanwhile)
         done = verify(tmp_path)
         assert done.difference is None
-        assert {warning.next for warning in done.warnings} <= {AT_WORK}
+        assert {warning.next for warning in done.warnings} <= {ORPHAN_OF_RUNNING_RUN}
     assert assert_good(made).warnings == []
 
 

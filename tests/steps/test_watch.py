@@ -5,23 +5,23 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from seriatim.core.ledger import Change, Entry
-from seriatim.core.retention import Rules
+from seriatim.core.retention import RetentionRules
 from seriatim.steps.commit import commit
-from seriatim.steps.watch import Look, look
+from seriatim.steps.watch import WatchResult, watch_stream
 from seriatim.testing import MemoryStream
 from tests.steps.worlds import A0, B0, begun, send, world
 
 HOUR = 3600.0
 
 
-def watched(made: MemoryStream) -> Look:
+def watched(made: MemoryStream) -> WatchResult:
     """One look."""
-    return look(made.stream, made.kafka, made.ledger, made.files, made.clock)
+    return watch_stream(made.stream, made.kafka, made.ledger, made.files, made.clock)
 
 
 def concerns(made: MemoryStream) -> dict[str, str]:
     """What needs a person: the kind and where."""
-    return {one.concern: one.place for one in watched(made).concerns}
+    return {one.kind: one.location for one in watched(made).concerns}
 
 
 def test_a_stream_that_is_caught_up_needs_nobody() -> None:
@@ -31,7 +31,7 @@ def test_a_stream_that_is_caught_up_needs_nobody() -> None:
     made.clock.sleep(100 * HOUR)
     seen = watched(made)
     assert (seen.verdict, seen.partitions, seen.lag, seen.concerns) == ("good", 2, 0, [])
-    assert (seen.time_left_seconds, seen.catches_up) == (None, True)
+    assert (seen.time_left_seconds, seen.will_catch_up) == (None, True)
 
 
 def test_messages_that_wait_while_no_run_comes_are_late() -> None:
@@ -44,7 +44,7 @@ def test_messages_that_wait_while_no_run_comes_are_late() -> None:
     assert concerns(made) == {}
     made.clock.sleep(1)
     (late,) = watched(made).concerns
-    assert late.concern == "late"
+    assert late.kind == "late"
     assert late.text.startswith("1 messages wait, no run for 1 h 0 min since entry")
     assert late.next.startswith("seriatim run s")
 
@@ -63,7 +63,7 @@ def test_what_waits_for_a_person_is_said_and_is_not_late() -> None:
     """A halted partition is not read by any run; quarantine counts its sessions."""
     made = begun(partitions=2, sequence=None)
     send(made, A0, b"{}", b"no JSON")
-    made.reader.lost.add((made_b := replace(A0, number=1), 3))
+    made.reader.lost_offsets.add((made_b := replace(A0, number=1), 3))
     send(made, made_b, 5)
     made.run()
     made.clock.sleep(100 * HOUR)
@@ -78,13 +78,13 @@ def test_what_waits_for_a_person_is_said_and_is_not_late() -> None:
 def test_time_that_runs_out_comes_first() -> None:
     """With the figure, its reason, and the command that gives more time."""
     made = begun()
-    made.kafka.topics["in-a"].rules = Rules(retention_ms=10 * 3_600_000)
+    made.kafka.topics["in-a"].rules = RetentionRules(retention_ms=10 * 3_600_000)
     made.run()
     send(made, A0, 4)
     made.clock.sleep(8 * HOUR)
     seen = watched(made)
-    assert [one.concern for one in seen.concerns] == ["time left", "late"]
-    assert (seen.time_left_seconds, seen.nearest) == (2 * HOUR, "in-a/0")
+    assert [one.kind for one in seen.concerns] == ["time left", "late"]
+    assert (seen.time_left_seconds, seen.nearest_partition) == (2 * HOUR, "in-a/0")
     assert seen.concerns[0].text.startswith(
         "2 h 0 min until Kafka drops offset 3. retention.ms keeps messages for 10 h"
     )
@@ -104,33 +104,33 @@ def test_a_hold_is_brought_to_mind() -> None:
         frontier=account.frontier,
         until=account.frontier,
         topic_id=account.topic_id,
-        born=account.born,
+        initial_frontier=account.initial_frontier,
     )
-    commit(made.ledger, made.clock, head, Entry(kind="hold", attempt="h", held="repair-1", changes=(change,)))
+    commit(made.ledger, made.clock, head, Entry(kind="hold", attempt="h", hold="repair-1", changes=(change,)))
     (held,) = watched(made).concerns
-    assert (held.concern, held.text) == ("held", "held by repair-1")
+    assert (held.kind, held.text) == ("held", "held by repair-1")
 
 
 def test_settings_that_may_not_be_read_make_the_clock_blind() -> None:
     """None would look like never: it is said once for each topic."""
     made = begun(partitions=2)
     made.kafka.create("in-b", 1)
-    made.kafka.topics["in-a"].rules = Rules(known=False)
+    made.kafka.topics["in-a"].rules = RetentionRules(is_known=False)
     made.run()
     (blind,) = watched(made).concerns
-    assert (blind.concern, blind.place) == ("blind", "in-a")
+    assert (blind.kind, blind.location) == ("blind", "in-a")
     assert "DescribeConfigs" in blind.next
 
 
 def test_the_nearest_of_all_partitions_is_shown() -> None:
     """The least time left, and whose it is; the lag of all."""
     made = begun()
-    made.kafka.topics["in-a"].rules = Rules(retention_ms=1000 * 3_600_000)
-    made.kafka.create("in-b", 1, Rules(retention_ms=500 * 3_600_000))
+    made.kafka.topics["in-a"].rules = RetentionRules(retention_ms=1000 * 3_600_000)
+    made.kafka.create("in-b", 1, RetentionRules(retention_ms=500 * 3_600_000))
     send(made, B0, ["a"])
     seen = watched(made)
-    assert (seen.nearest, seen.time_left_seconds, seen.lag) == ("in-b/0", 500 * 3600, 4)
-    assert seen.catches_up is None
+    assert (seen.nearest_partition, seen.time_left_seconds, seen.lag) == ("in-b/0", 500 * 3600, 4)
+    assert seen.will_catch_up is None
 
 
 def test_a_buffer_that_nothing_drains_is_raised() -> None:
@@ -144,7 +144,7 @@ def test_a_buffer_that_nothing_drains_is_raised() -> None:
     assert concerns(made) == {}
     made.clock.sleep(1)
     (buffer,) = watched(made).concerns
-    assert (buffer.concern, buffer.place) == ("buffer", "in-a/0")
+    assert (buffer.kind, buffer.location) == ("buffer", "in-a/0")
     assert buffer.text == "messages of 1 sessions wait for earlier ones, longest quiet: 1 h 1 min"
     assert "sequence 2" in buffer.next
 

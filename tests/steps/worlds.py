@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from seriatim.core.offsets import Partition
-from seriatim.core.stream import Output, Stream, Table
+from seriatim.core.stream import OutputSettings, Stream, TableSettings
 from seriatim.testing import MemoryStream
 
 A0, A1, A2, B0 = *(Partition("in-a", number) for number in range(3)), Partition("in-b", 0)
@@ -17,8 +17,8 @@ A0, A1, A2, B0 = *(Partition("in-a", number) for number in range(3)), Partition(
 
 def world(**fields: Any) -> MemoryStream:
     """A stream of rows (id, v) over topics in-…, of which there are none yet."""
-    table = Table(key=("id",), columns={"id": "string", "v": "int64"}, before=False)
-    stream = Stream(name="s", topics="in-.*", machine="table", table=table, output=Output(path="memory"), **fields)
+    table = TableSettings(key=("id",), columns={"id": "string", "v": "int64"}, before=False)
+    stream = Stream(name="s", topics="in-.*", machine="table", table=table, output=OutputSettings(path="memory"), **fields)
     return MemoryStream(stream, stream.table_machine)
 
 

@@ -15,20 +15,20 @@ class MemoryRequests:
     """A topic of requests. `down` stands for a broker that does not answer."""
 
     def __init__(self) -> None:
-        self.sent: list[SnapshotRequest] = []
-        self.down = False
-        self._asked = (-1, "")
+        self.sent_requests: list[SnapshotRequest] = []
+        self.is_down = False
+        self._last_requested = (-1, "")
 
-    def asked(self) -> tuple[int, str]:
+    def last_requested_entry(self) -> tuple[int, str]:
         """The entry up to which producers were asked."""
-        return self._asked
+        return self._last_requested
 
-    def put_asked(self, sequence: int, sha256: str) -> None:
+    def put_last_requested_entry(self, sequence: int, sha256: str) -> None:
         """Note that producers were asked up to this entry."""
-        self._asked = (sequence, sha256)
+        self._last_requested = (sequence, sha256)
 
     def send(self, requests: Sequence[SnapshotRequest]) -> None:
         """Send them all."""
-        if self.down:
+        if self.is_down:
             raise PlatformError("producers could not be asked for snapshots: the broker is down", next="start it")
-        self.sent += requests
+        self.sent_requests += requests

@@ -9,122 +9,122 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from seriatim.core.check import CheckBroken, Judgement
+from seriatim.core.check import BrokenCheckError, Judgement
 from seriatim.core.errors import IntegrityError
-from seriatim.core.evidence import Evidence, Part, Wanted, in_bucket, same
+from seriatim.core.evidence import Evidence, EvidenceRequest, PartitionEvidence, in_bucket, same_rows
 from seriatim.core.ledger import File
 from seriatim.core.offsets import Partition
 from seriatim.core.suite import Expectation, Suite
-from seriatim.ports import Unreadable
+from seriatim.ports import UnreadableFileError
 
 Row = dict[str, Any]
-Read = Callable[[File], Sequence[Row]]
+ReadRows = Callable[[File], Sequence[Row]]
 
 
 class MemorySight:
     """Record files, a row in each part: nothing is seen together that the real one may see apart."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: ReadRows) -> None:
         self.read = read
 
-    def parts(self, file: File, wanted: Wanted) -> Iterator[Part]:
+    def scan(self, file: File, request: EvidenceRequest) -> Iterator[PartitionEvidence]:
         """A file's rows, one by one."""
         last: dict[str, tuple[int, int]] = {}
-        for row in _rows(self.read, file):
+        for row in _read_rows(self.read, file):
             life, place = row["topic_id"], (row["offset"], row["index"])
-            part, mine = Part(every=1), (wanted.partition.topic, wanted.partition.number)
-            part.disorder = row["offset"] if life in last and place <= last[life] else -1
-            part.strange = row["offset"] if (row["topic"], row["partition"]) != mine else -1
+            part, mine = PartitionEvidence(total_rows=1), (request.partition.topic, request.partition.number)
+            part.disorder_offset = row["offset"] if life in last and place <= last[life] else -1
+            part.foreign_offset = row["offset"] if (row["topic"], row["partition"]) != mine else -1
             last = {life: place}
-            if life in wanted.since and row["offset"] >= wanted.since[life]:
-                part.rows, part.spans = 1, {life: (row["offset"], row["offset"])}
-                if wanted.key and in_bucket(row["session"], wanted.bucket):
-                    self._row(part, row, wanted)
+            if life in request.first_new_offsets and row["offset"] >= request.first_new_offsets[life]:
+                part.new_rows, part.offset_spans = 1, {life: (row["offset"], row["offset"])}
+                if request.key_columns and in_bucket(row["session"], request.bucket):
+                    self._add_row(part, row, request)
             yield part
 
-    def _row(self, part: Part, row: Row, wanted: Wanted) -> None:
-        key = row[wanted.key[0]] if len(wanted.key) == 1 else tuple(row[name] for name in wanted.key)
-        there = wanted.before and row[f"before_{wanted.key[0]}"] is not None
+    def _add_row(self, part: PartitionEvidence, row: Row, wanted: EvidenceRequest) -> None:
+        key = row[wanted.key_columns[0]] if len(wanted.key_columns) == 1 else tuple(row[name] for name in wanted.key_columns)
+        there = wanted.has_before_images and row[f"before_{wanted.key_columns[0]}"] is not None
         before = tuple(row[f"before_{name}"] for name in wanted.columns) if there else None
         now = None if row["op"] == "delete" else tuple(row[name] for name in wanted.columns)
-        part.firsts = [(row["topic_id"], row["session"], key, before, row["offset"])]
-        part.lasts = [(row["topic_id"], row["session"], key, now, row["offset"])]
+        part.first_rows = [(row["topic_id"], row["session"], key, before, row["offset"])]
+        part.last_rows = [(row["topic_id"], row["session"], key, now, row["offset"])]
 
 
 class MemoryChecker:
     """Suites, by rules of our own for a few types of expectations; others are broken."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: ReadRows) -> None:
         self.read = read
 
-    def records(
-        self, suite: Suite, partition: Partition, files: Sequence[File], since: Mapping[str, int]
+    def check_records(
+        self, suite: Suite, partition: Partition, files: Sequence[File], first_new_offsets: Mapping[str, int]
     ) -> list[Judgement]:
         """Judge new records."""
         rows = [
             (file.path, row)
             for file in files
-            for row in _rows(self.read, file)
-            if row["topic_id"] in since and row["offset"] >= since[row["topic_id"]]
+            for row in _read_rows(self.read, file)
+            if row["topic_id"] in first_new_offsets and row["offset"] >= first_new_offsets[row["topic_id"]]
         ]
-        return [one for one in (_judged(each, partition, rows) for each in suite.expectations) if one is not None]
+        return [one for one in (_judge_expectation(each, partition, rows) for each in suite.expectations) if one is not None]
 
-    def evidence(self, suite: Suite, rows: Sequence[Evidence]) -> list[Judgement]:
+    def check_evidence(self, suite: Suite, evidence: Sequence[Evidence]) -> list[Judgement]:
         """Judge evidence, a partition at a time."""
         found = []
-        for partition in dict.fromkeys(row.partition for row in rows):
-            mine = {row.promise: row for row in rows if row.partition == partition}
+        for partition in dict.fromkeys(row.partition for row in evidence):
+            mine = {row.promise: row for row in evidence if row.partition == partition}
             for expectation in suite.expectations:
-                frame = [("", row.row()) for row in mine.values()]
-                if (judged := _judged(expectation, partition, frame)) is None:
+                frame = [("", row.to_row()) for row in mine.values()]
+                if (judged := _judge_expectation(expectation, partition, frame)) is None:
                     continue
                 promise = mine.get(str(expectation.meta.get("promise", "")))
                 if promise is not None:
                     judged = Judgement(
                         expectation=expectation,
                         partition=partition,
-                        broken=promise.broken,
-                        offset=promise.offset,
+                        broken_count=promise.broken_count,
+                        example_offset=promise.offset,
                         files=promise.files,
                     )
                 found.append(judged)
         return found
 
 
-def _rows(read: Read, file: File) -> Sequence[Row]:
+def _read_rows(read: ReadRows, file: File) -> Sequence[Row]:
     try:
         return read(file)
     except IntegrityError as error:
-        raise Unreadable(error.message) from None
+        raise UnreadableFileError(error.message) from None
 
 
-def _judged(expectation: Expectation, partition: Partition, rows: list[tuple[str, Row]]) -> Judgement | None:
+def _judge_expectation(expectation: Expectation, partition: Partition, rows: list[tuple[str, Row]]) -> Judgement | None:
     if not rows:
         return None
     for name in expectation.columns() or ():
         if name not in rows[0][1]:
-            raise CheckBroken(expectation, f"there is no column {name!r}; there are {', '.join(rows[0][1])}")
-    chosen = [(path, row) for path, row in rows if _meant(expectation.kwargs.get("row_condition"), row)]
-    unexpected = {id(row) for row in _wrong(expectation, [row for _, row in chosen])}
+            raise BrokenCheckError(expectation, f"there is no column {name!r}; there are {', '.join(rows[0][1])}")
+    chosen = [(path, row) for path, row in rows if _matches_condition(expectation.kwargs.get("row_condition"), row)]
+    unexpected = {id(row) for row in _unexpected_rows(expectation, [row for _, row in chosen])}
     wrong = [(path, row) for path, row in chosen if id(row) in unexpected]
     if not wrong:
         return None
     return Judgement(
         expectation=expectation,
         partition=partition,
-        broken=len(wrong),
-        of=len(rows),
-        offset=min(row["offset"] for _, row in wrong),
+        broken_count=len(wrong),
+        row_count=len(rows),
+        example_offset=min(row["offset"] for _, row in wrong),
         found=", ".join(dict.fromkeys(repr(row.get(expectation.kwargs.get("column", ""))) for _, row in wrong[:3])),
         files=tuple(dict.fromkeys(path for path, _ in wrong if path)),
     )
 
 
-def _meant(condition: Any, row: Row) -> bool:
-    return condition is None or bool(same((row[condition["column"]["name"]],), (condition["parameter"],)))
+def _matches_condition(condition: Any, row: Row) -> bool:
+    return condition is None or bool(same_rows((row[condition["column"]["name"]],), (condition["parameter"],)))
 
 
-def _wrong(expectation: Expectation, rows: list[Row]) -> list[Row]:
+def _unexpected_rows(expectation: Expectation, rows: list[Row]) -> list[Row]:
     """The rows that are not as expected."""
     given, kind = expectation.kwargs, expectation.type
     if kind == "expect_column_values_to_not_be_null":
@@ -140,4 +140,4 @@ def _wrong(expectation: Expectation, rows: list[Row]) -> list[Row]:
         places = [tuple(row[name] for name in given["column_list"]) for row in rows]
         counts = Counter(places)
         return [row for row, place in zip(rows, places, strict=True) if counts[place] > 1]
-    raise CheckBroken(expectation, f"{kind} is not known")
+    raise BrokenCheckError(expectation, f"{kind} is not known")

@@ -10,12 +10,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from seriatim.core.gaps import Aside, Gap, release_of
+from seriatim.core.gaps import Gap, QuarantineFile, quarantine_release_finder
 from seriatim.core.ledger import File, Ledger
-from seriatim.ports import Conflict, Derived, OutputStore, Placed, Reached
+from seriatim.ports import AppliedVersion, CommitConflictError, DerivedTableName, OutputStore, PartitionFiles
 
 
-class MemoryTable(Struct, frozen=True):
+class MemoryTableVersion(Struct, frozen=True):
     """A table as of one commit."""
 
     version: int
@@ -31,9 +31,9 @@ class MemoryDerived:
         self.read = read
         """The rows of a file of messages set aside."""
         self.outputs = MemoryOutputs(outputs)
-        self.beside: OutputStore | None = self.outputs if outputs else None
-        self.tables: dict[Derived, MemoryTable] = {}
-        self.noted: tuple[int, str, dict[Derived, int]] = (-1, "", {})
+        self.output_store: OutputStore | None = self.outputs if outputs else None
+        self.tables: dict[DerivedTableName, MemoryTableVersion] = {}
+        self.up_to_date_note: tuple[int, str, dict[DerivedTableName, int]] = (-1, "", {})
         self.refusals = 0
         """So many puts fail, with nobody else there."""
 
@@ -42,49 +42,49 @@ class MemoryDerived:
         """How many were made so far."""
         return sum(table.version + 1 for table in self.tables.values())
 
-    def rows(self, table: Derived) -> list[dict[str, Any]]:
+    def rows(self, table: DerivedTableName) -> list[dict[str, Any]]:
         """What a reader of a table sees."""
         found = self.tables[table].rows if table in self.tables else []
         return [gap.row() if table == "gaps" else dict(gap) for gap in found]
 
-    def reached(self, table: Derived) -> Reached:
+    def applied_version(self, table: DerivedTableName) -> AppliedVersion:
         """How far a table is: as its last commit says, or further, if nothing had to be put since."""
         found = self.tables.get(table)
         if found is None:
-            return Reached()
-        sequence, sha256, versions = self.noted
+            return AppliedVersion()
+        sequence, sha256, versions = self.up_to_date_note
         if versions.get(table) == found.version and sequence > found.sequence:
-            return Reached(sequence, sha256, found.version)
-        return Reached(found.sequence, found.sha256, found.version)
+            return AppliedVersion(sequence, sha256, found.version)
+        return AppliedVersion(found.sequence, found.sha256, found.version)
 
-    def gaps(self, _: Reached) -> list[Gap]:
+    def gaps(self, _: AppliedVersion) -> list[Gap]:
         """The gaps as they are."""
         return list(self.tables["gaps"].rows)
 
-    def put_gaps(self, at: Reached, to: Ledger, gaps: Sequence[Gap]) -> None:
+    def put_gaps(self, expected: AppliedVersion, ledger: Ledger, gaps: Sequence[Gap]) -> None:
         """Replace all gaps."""
-        self._put("gaps", at, to, list(gaps))
+        self._put("gaps", expected, ledger, list(gaps))
 
-    def put_quarantine(self, at: Reached, to: Ledger, asides: Sequence[Aside], released: Sequence[Gap]) -> None:
+    def put_quarantine(self, expected: AppliedVersion, ledger: Ledger, quarantine_files: Sequence[QuarantineFile], released_gaps: Sequence[Gap]) -> None:
         """Add messages, and how some were released."""
-        ended = release_of(released)
-        before = self.rows("quarantine") if at.sequence >= 0 else []
+        ended = quarantine_release_finder(released_gaps)
+        before = self.rows("quarantine") if expected.sequence >= 0 else []
         nobody = {"released_by": None, "released_how": None, "released_offset": None}
-        added = [{**row, "kept_by": aside.sequence, **nobody} for aside in asides for row in self.read(aside.file)]
-        self._put("quarantine", at, to, [{**row, **_release(row, ended)} for row in (*before, *added)])
+        added = [{**row, "kept_by": aside.sequence, **nobody} for aside in quarantine_files for row in self.read(aside.file)]
+        self._put("quarantine", expected, ledger, [{**row, **_release_columns(row, ended)} for row in (*before, *added)])
 
-    def note(self, to: Ledger) -> None:
+    def note_up_to_date(self, ledger: Ledger) -> None:
         """Remember how far both are."""
-        self.noted = (to.sequence, to.sha256, {name: table.version for name, table in self.tables.items()})
+        self.up_to_date_note = (ledger.sequence, ledger.sha256, {name: table.version for name, table in self.tables.items()})
 
-    def _put(self, table: Derived, at: Reached, to: Ledger, rows: list[Any]) -> None:
+    def _put(self, table: DerivedTableName, expected: AppliedVersion, ledger: Ledger, rows: list[Any]) -> None:
         found = self.tables.get(table)
         if self.refusals:
             self.refusals -= 1
-            raise Conflict("the store did not answer")
-        if at.token != (found.version if found else None):
-            raise Conflict("somebody else committed meanwhile")
-        self.tables[table] = MemoryTable(found.version + 1 if found else 0, to.sequence, to.sha256, rows)
+            raise CommitConflictError("the store did not answer")
+        if expected.token != (found.version if found else None):
+            raise CommitConflictError("somebody else committed meanwhile")
+        self.tables[table] = MemoryTableVersion(found.version + 1 if found else 0, ledger.sequence, ledger.sha256, rows)
 
 
 class MemoryOutputs:
@@ -92,7 +92,7 @@ class MemoryOutputs:
 
     def __init__(self, tables: Sequence[str]) -> None:
         self.tables = tables
-        self.versions: dict[str, list[MemoryTable]] = {}
+        self.versions: dict[str, list[MemoryTableVersion]] = {}
         """Of each table, oldest first; their rows are files."""
         self.refusals = 0
 
@@ -100,26 +100,26 @@ class MemoryOutputs:
         """What a reader of a table sees."""
         return list(self.versions[table][-1].rows) if table in self.versions else []
 
-    def reached(self, table: str) -> Reached:
+    def applied_version(self, table: str) -> AppliedVersion:
         """How far a table is."""
         known = self.versions.get(table)
-        return Reached(known[-1].sequence, known[-1].sha256, known[-1].version) if known else Reached()
+        return AppliedVersion(known[-1].sequence, known[-1].sha256, known[-1].version) if known else AppliedVersion()
 
-    def put(self, table: str, at: Reached, to: Ledger, added: Placed, removed: Sequence[str]) -> None:
+    def put_files(self, table: str, expected: AppliedVersion, ledger: Ledger, added: PartitionFiles, removed: Sequence[str]) -> None:
         """Add and remove files."""
         if self.refusals:
             self.refusals -= 1
-            raise Conflict("the store did not answer")
-        if at.token != self.reached(table).token:
-            raise Conflict("somebody else committed meanwhile")
-        files = self.files(table) if at.sequence >= 0 else []
+            raise CommitConflictError("the store did not answer")
+        if expected.token != self.applied_version(table).token:
+            raise CommitConflictError("somebody else committed meanwhile")
+        files = self.files(table) if expected.sequence >= 0 else []
         if gone := set(removed) - {file.path for file in files}:
-            raise Conflict(f"{min(gone)} is not in the table")
+            raise CommitConflictError(f"{min(gone)} is not in the table")
         rows = [*(file for file in files if file.path not in removed), *(file for _, file in added)]
         known = self.versions.setdefault(table, [])
-        known.append(MemoryTable(len(known), to.sequence, to.sha256, rows))
+        known.append(MemoryTableVersion(len(known), ledger.sequence, ledger.sha256, rows))
 
 
-def _release(row: dict[str, Any], ended: Callable[[dict[str, Any]], Gap | None]) -> dict[str, Any]:
-    gap = ended(row) if row["released_by"] is None else None
-    return {} if gap is None else gap.release()
+def _release_columns(row: dict[str, Any], find_release: Callable[[dict[str, Any]], Gap | None]) -> dict[str, Any]:
+    gap = find_release(row) if row["released_by"] is None else None
+    return {} if gap is None else gap.release_columns()

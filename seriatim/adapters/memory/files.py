@@ -17,16 +17,16 @@ from xxhash import xxh3_128
 
 from seriatim.core.compact import Intent
 from seriatim.core.crash import crash_point
-from seriatim.core.current import Keyed, Tabled, is_gone
+from seriatim.core.current import RowKeySpec, SessionTable, is_row_deleted
 from seriatim.core.errors import DamagedFileError, ensure
 from seriatim.core.ledger import File
-from seriatim.core.machine import fits
-from seriatim.core.message import Stretch
+from seriatim.core.machine import fits_column_type
+from seriatim.core.message import MessageBatch
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.outputs import MAIN, ROOM, room
-from seriatim.core.scope import Replaced
-from seriatim.core.session import Ended, Folded, Kept, Session
-from seriatim.ports import UnfitRecords
+from seriatim.core.outputs import MAIN_TABLE, OTHER_TABLE_PREFIX, table_directory
+from seriatim.core.scope import ReplacedRecords
+from seriatim.core.session import FoldOutput, QuarantinedMessage, Session, SessionEndRecords
+from seriatim.ports import UnfitRecordsError
 
 
 class MemoryDigests:
@@ -34,14 +34,14 @@ class MemoryDigests:
 
     def __init__(self) -> None:
         self._offsets = xxh3_128()
-        self._columns = {"keys": (xxh3_128(), xxh3_128()), "values": (xxh3_128(), xxh3_128())}
+        self._columns_to_read = {"keys": (xxh3_128(), xxh3_128()), "values": (xxh3_128(), xxh3_128())}
 
-    def update(self, stretch: Stretch) -> None:
+    def update(self, batch: MessageBatch) -> None:
         """Take in messages, in order."""
-        for offset in range(stretch.start, stretch.start + len(stretch)):
+        for offset in range(batch.start, batch.start + len(batch)):
             self._offsets.update(struct.pack("<q", offset))
-        for name, column in (("keys", stretch.keys), ("values", stretch.values)):
-            content, lengths = self._columns[name]
+        for name, column in (("keys", batch.keys), ("values", batch.values)):
+            content, lengths = self._columns_to_read[name]
             for value in column:
                 content.update(value or b"")
                 lengths.update(struct.pack("<i", -1 if value is None else len(value)))
@@ -50,7 +50,7 @@ class MemoryDigests:
         """Hexadecimal digests by name."""
         both = {
             name: xxh3_128(content.digest() + lengths.digest()).hexdigest()
-            for name, (content, lengths) in self._columns.items()
+            for name, (content, lengths) in self._columns_to_read.items()
         }
         return {"offsets": self._offsets.hexdigest(), **both}
 
@@ -65,22 +65,22 @@ class MemoryFile(Struct):
 class MemoryFiles:
     """Record, quarantine and state files. Implements `RecordStore`, `StateStore` and `Joiner`."""
 
-    def __init__(self, columns: Mapping[str, str], others: Mapping[str, Mapping[str, str]] | None = None) -> None:
-        self.columns = {MAIN: dict(columns), **{table: dict(theirs) for table, theirs in (others or {}).items()}}
+    def __init__(self, columns: Mapping[str, str], other_columns: Mapping[str, Mapping[str, str]] | None = None) -> None:
+        self.columns = {MAIN_TABLE: dict(columns), **{table: dict(theirs) for table, theirs in (other_columns or {}).items()}}
         """The machine's own columns, by type name, of each table."""
         self.files: dict[str, MemoryFile] = {}
-        self.noted: dict[tuple[Partition, str], Intent] = {}
-        self.swept_up_to = (-1, "")
+        self.stored_intents: dict[tuple[Partition, str], Intent] = {}
+        self.oldest_complete = (-1, "")
 
-    def records(self, partition: Partition, topic_id: str, stem: str, table: str = MAIN) -> MemoryRecordWriter:
+    def record_writer(self, partition: Partition, topic_id: str, stem: str, table: str = MAIN_TABLE) -> MemoryRecordWriter:
         """A record file to be written."""
-        made = MemoryRecordWriter(self, f"{room(table)}/{partition}/{stem}", partition, topic_id)
+        made = MemoryRecordWriter(self, f"{table_directory(table)}/{partition}/{stem}", partition, topic_id)
         made.columns = self.columns[table]
         return made
 
-    def kept(self, partition: Partition, topic_id: str, stem: str) -> MemoryKeptWriter:
+    def quarantine_writer(self, partition: Partition, topic_id: str, stem: str) -> MemoryQuarantineWriter:
         """A file of messages set aside, to be written."""
-        return MemoryKeptWriter(self, f"kept/{partition}/{stem}", partition, topic_id)
+        return MemoryQuarantineWriter(self, f"kept/{partition}/{stem}", partition, topic_id)
 
     def sweep(self, partition: Partition, stem_prefix: str, keep: set[str]) -> list[str]:
         """Delete a partition's files whose stem begins so and whose paths are not in `keep`."""
@@ -89,7 +89,7 @@ class MemoryFiles:
 
     def paths(self, partition: Partition) -> list[str]:
         """All files of a partition: records, state and messages set aside."""
-        others = {path.partition("/")[0] for path in self.files if path.startswith(ROOM)}
+        others = {path.partition("/")[0] for path in self.files if path.startswith(OTHER_TABLE_PREFIX)}
         begins = tuple(f"{kind}/{partition}/" for kind in ("records", "state", "kept", *others))
         return [path for path in self.files if path.startswith(begins)]
 
@@ -102,23 +102,23 @@ class MemoryFiles:
 
     def intents(self, partition: Partition) -> list[Intent]:
         """The intents of a partition."""
-        return [intent for (place, _), intent in self.noted.items() if place == partition]
+        return [intent for (place, _), intent in self.stored_intents.items() if place == partition]
 
     def put_intent(self, intent: Intent) -> None:
         """Note what a compaction is about to replace."""
-        self.noted[intent.partition, intent.attempt] = intent
+        self.stored_intents[intent.partition, intent.attempt] = intent
 
     def drop_intent(self, intent: Intent) -> None:
         """Forget it."""
-        self.noted.pop((intent.partition, intent.attempt), None)
+        self.stored_intents.pop((intent.partition, intent.attempt), None)
 
-    def swept(self) -> tuple[int, str]:
+    def oldest_complete_entry(self) -> tuple[int, str]:
         """The oldest entry whose files are all there."""
-        return self.swept_up_to
+        return self.oldest_complete
 
-    def put_swept(self, sequence: int, sha256: str) -> None:
+    def put_oldest_complete_entry(self, sequence: int, sha256: str) -> None:
         """Note how far was swept."""
-        self.swept_up_to = (sequence, sha256)
+        self.oldest_complete = (sequence, sha256)
 
     def concatenate(self, partition: Partition, topic_id: str, stem: str, files: Sequence[File]) -> File:
         """One record file of several, each proved before it is copied."""
@@ -135,34 +135,34 @@ class MemoryFiles:
     def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]:
         """The named sessions, each from the newest file that has it."""
         wanted = set(names)
-        return {name: session for name, session in self.everything(files).items() if name in wanted}
+        return {name: session for name, session in self.load_all(files).items() if name in wanted}
 
-    def holds(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
+    def find_names(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
         """Which of these names are in the files."""
         return set(self.load(files, names))
 
-    def save(self, partition: Partition, stem: str, sessions: Mapping[str, Session], merge: Iterable[File]) -> File:
+    def save(self, partition: Partition, stem: str, sessions: Mapping[str, Session], files_to_merge: Iterable[File]) -> File:
         """Write sessions, over those of the files to be merged."""
         bare = {
-            name: replace(session, state=None, awake=False, touched=False, careful=False)
+            name: replace(session, state=None, is_active=False, is_touched=False, is_undoable=False)
             for name, session in sessions.items()
         }
         path = f"state/{partition}/{stem}"
         self.open(path)
-        everyone = {**self.everything(merge), **bare}
+        everyone = {**self.load_all(files_to_merge), **bare}
         ensure(bool(everyone), "state is saved only where there is some", path=path)
         return self.close(path, msgspec.msgpack.encode(everyone), [{"session": name} for name in everyone])
 
-    def quarantined(self, files: Iterable[File]) -> dict[str, Session]:
+    def quarantined_sessions(self, files: Iterable[File]) -> dict[str, Session]:
         """Sessions in quarantine."""
-        everyone = self.everything(files)
+        everyone = self.load_all(files)
         return {name: session for name, session in everyone.items() if session.finding is not None}
 
-    def each(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
+    def all_sessions(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
         """Every session, one by one."""
-        return self.everything(files).items()
+        return self.load_all(files).items()
 
-    def everything(self, files: Iterable[File]) -> dict[str, Session]:
+    def load_all(self, files: Iterable[File]) -> dict[str, Session]:
         """All sessions of state files, each from the newest that has it."""
         found: dict[str, Session] = {}
         for file in files:
@@ -178,67 +178,67 @@ class MemoryFiles:
             raise DamagedFileError(f"{file.path} is corrupt", path=file.path, next="restore it from a backup")
         return stored
 
-    def damaged(self, files: Iterable[File], *, thorough: bool = True) -> dict[str, str]:
+    def find_damaged_files(self, files: Iterable[File], *, check_digests: bool = True) -> dict[str, str]:
         """Files that are not as committed, and why."""
         found = {}
         for file in files:
             stored = self.files.get(file.path)
             if stored is None:
                 found[file.path] = "it is missing"
-            elif len(stored.content) != file.bytes:
-                found[file.path] = f"it has {len(stored.content)} bytes, not {file.bytes}"
-            elif thorough and xxh3_128(stored.content).hexdigest() != file.digest:
+            elif len(stored.content) != file.size_bytes:
+                found[file.path] = f"it has {len(stored.content)} bytes, not {file.size_bytes}"
+            elif check_digests and xxh3_128(stored.content).hexdigest() != file.digest:
                 found[file.path] = "its digest differs"
         return found
 
-    def touches(self, file: File, replaced: Replaced) -> bool:
+    def has_replaced_records(self, file: File, replaced: ReplacedRecords) -> bool:
         """Whether a file has a record that is replaced."""
-        return any(replaced.has(row["session"], row["offset"]) for row in self.read(file).rows)
+        return any(replaced.includes(row["session"], row["offset"]) for row in self.read(file).rows)
 
-    def any_within(self, files: Iterable[File], within: OffsetRange, of: tuple[Partition, str] | None = None) -> bool:
+    def has_records_in(self, files: Iterable[File], offset_range: OffsetRange, partition_life: tuple[Partition, str] | None = None) -> bool:
         """Whether any of these files has a record at these offsets; of one partition and topic id, if that is asked."""
-        rows = (row for file in files for row in (self.files[file.path] if of else self.read(file)).rows)
-        at = (row for row in rows if row["offset"] in within)
-        return any(not of or (_place(row), row["topic_id"]) == of for row in at)
+        rows = (row for file in files for row in (self.files[file.path] if partition_life else self.read(file)).rows)
+        at = (row for row in rows if row["offset"] in offset_range)
+        return any(not partition_life or (_partition_of(row), row["topic_id"]) == partition_life for row in at)
 
-    def tables(self, partition: Partition, topic_id: str, files: Sequence[File], keyed: Keyed) -> Iterable[Tabled]:
+    def session_tables(self, partition: Partition, topic_id: str, files: Sequence[File], keyed: RowKeySpec) -> Iterable[SessionTable]:
         """What a partition's records make of each session."""
-        words = [row for file in sorted(files, key=lambda file: file.first) for row in self.read(file).rows]
+        words = [row for file in sorted(files, key=lambda file: file.first_offset) for row in self.read(file).rows]
         ensure(all(row["topic_id"] == topic_id for row in words), "files are of one life", partition=str(partition))
         sessions: dict[str, list[dict[str, Any]]] = {}
         for row in words:
             sessions.setdefault(row["session"], []).append(row)
         for session, mine in sessions.items():
             last = {tuple(row[name] for name in keyed.key): row for row in mine}
-            kept = [tuple(row[name] for name in keyed.columns) for row in last.values() if not is_gone(keyed, row)]
-            yield Tabled(session, kept, mine[-1]["offset"], mine[-1]["timestamp"], mine[-1]["sequence"])
+            kept = [tuple(row[name] for name in keyed.columns) for row in last.values() if not is_row_deleted(keyed, row)]
+            yield SessionTable(session, kept, mine[-1]["offset"], mine[-1]["timestamp"], mine[-1]["sequence"])
 
-    def parts_at(
-        self, olds: Sequence[File], replaced: Replaced, news: Sequence[File], within: OffsetRange
+    def first_difference_offset(
+        self, old_files: Sequence[File], replaced: ReplacedRecords, new_files: Sequence[File], offset_range: OffsetRange
     ) -> int | None:
         """The first offset at which what is replaced in `olds` is not what `news` have at these offsets."""
-        was = [row for old in olds for row in self.read(old).rows if replaced.has(row["session"], row["offset"])]
-        now = [row for new in news for row in self.read(new).rows if row["offset"] in within]
+        was = [row for old in old_files for row in self.read(old).rows if replaced.includes(row["session"], row["offset"])]
+        now = [row for new in new_files for row in self.read(new).rows if row["offset"] in offset_range]
         one, other = (sorted(rows, key=lambda row: (row["offset"], row["index"])) for rows in (was, now))
         parted = (pair for pair in zip_longest(one, other) if repr(pair[0]) != repr(pair[1]))
         return min((row["offset"] for row in next(parted, ()) if row is not None), default=None)
 
-    def join(
+    def join_files(
         self,
         partition: Partition,
         stem: str,
-        olds: Sequence[File],
-        replaced: Replaced,
-        news: Sequence[File],
-        within: OffsetRange,
+        old_files: Sequence[File],
+        replaced: ReplacedRecords,
+        new_files: Sequence[File],
+        offset_range: OffsetRange,
     ) -> File | None:
         """One file of what is not replaced in `olds` and what `news` have at these offsets."""
-        stay = [row for old in olds for row in self.read(old).rows if not replaced.has(row["session"], row["offset"])]
-        come = [row for new in news for row in self.read(new).rows if row["offset"] in within]
+        stay = [row for old in old_files for row in self.read(old).rows if not replaced.includes(row["session"], row["offset"])]
+        come = [row for new in new_files for row in self.read(new).rows if row["offset"] in offset_range]
         rows = sorted(stay + come, key=lambda row: (row["offset"], row["index"]))
         if not rows:
             return None
-        path = f"{(*olds, *news)[0].path.partition('/')[0]}/{partition}/{stem}"
+        path = f"{(*old_files, *new_files)[0].path.partition('/')[0]}/{partition}/{stem}"
         self.open(path)
         crash_point("record-file-half")
         return self.close(path, msgspec.msgpack.encode(rows), rows)
@@ -287,20 +287,20 @@ class MemoryRecordWriter(_MemoryWriter):
 
     columns: Mapping[str, str]
 
-    def write(self, stretch: Stretch, folded: Folded) -> None:
+    def write(self, batch: MessageBatch, output: FoldOutput) -> None:
         """Records with their own columns first; those whose values do not fit are refused."""
         kinds = list(self.columns.values())
-        unfit = [i for i, row in enumerate(folded.rows) if not all(map(_fits, row, kinds))]
+        unfit = [i for i, row in enumerate(output.rows) if not all(map(_fits, row, kinds))]
         if unfit:
-            raise UnfitRecords(unfit)
-        self.add([self._row(stretch, folded, i) for i in range(len(folded.rows))])
+            raise UnfitRecordsError(unfit)
+        self.add([self._row(batch, output, i) for i in range(len(output.rows))])
 
-    def end(self, offset: int, ended: Ended) -> None:
+    def write_end_records(self, offset: int, end_records: SessionEndRecords) -> None:
         """Records that end sessions, all at one offset."""
         kinds = list(self.columns.values())
-        if unfit := [i for i, row in enumerate(ended.rows) if not all(map(_fits, row, kinds))]:
-            raise UnfitRecords(unfit)
-        own = zip(ended.indexes, ended.timestamps, ended.sessions, ended.sequences, ended.rows, strict=True)
+        if unfit := [i for i, row in enumerate(end_records.rows) if not all(map(_fits, row, kinds))]:
+            raise UnfitRecordsError(unfit)
+        own = zip(end_records.indexes, end_records.timestamps, end_records.sessions, end_records.sequences, end_records.rows, strict=True)
         self.add(
             [
                 {
@@ -316,31 +316,31 @@ class MemoryRecordWriter(_MemoryWriter):
             ]
         )
 
-    def _row(self, stretch: Stretch, folded: Folded, i: int) -> dict[str, Any]:
-        position = folded.positions[i]
-        offset, source = stretch.start + position, folded.sources.get(i)
+    def _row(self, batch: MessageBatch, output: FoldOutput, i: int) -> dict[str, Any]:
+        position = output.positions[i]
+        offset, source = batch.start + position, output.source_messages.get(i)
         return {
             "offset": offset,
-            "index": folded.indexes[i],
+            "index": output.indexes[i],
             "source_offset": source.offset if source else offset,
-            "timestamp": source.timestamp if source else stretch.timestamps[position],
-            "session": folded.sessions[i],
-            "sequence": folded.sequences[i],
-            **dict(zip(self.columns, folded.rows[i], strict=True)),
+            "timestamp": source.timestamp if source else batch.timestamps[position],
+            "session": output.sessions[i],
+            "sequence": output.sequences[i],
+            **dict(zip(self.columns, output.rows[i], strict=True)),
         }
 
 
-class MemoryKeptWriter(_MemoryWriter):
+class MemoryQuarantineWriter(_MemoryWriter):
     """A file of messages set aside."""
 
-    def write(self, stretch: Stretch, kept: list[Kept]) -> None:
+    def write(self, batch: MessageBatch, messages: list[QuarantinedMessage]) -> None:
         """Messages whole, with why they had no effect."""
-        self.add([one.row(stretch) for one in kept])
+        self.add([one.to_row(batch) for one in messages])
 
 
-def _place(row: Mapping[str, Any]) -> Partition:
+def _partition_of(row: Mapping[str, Any]) -> Partition:
     return Partition(row["topic"], row["partition"])
 
 
 def _fits(value: Any, kind: str) -> bool:
-    return kind.startswith("decimal") or fits(value, kind)
+    return kind.startswith("decimal") or fits_column_type(value, kind)

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from seriatim.core.errors import PlatformError, ensure
-from seriatim.core.holes import Batch, LogView, Piece, explain
-from seriatim.core.message import READABLE_MS, Header, Stretch
+from seriatim.core.holes import ExplainedRange, KafkaRecordBatch, LogView, explain_hole
+from seriatim.core.message import SPARK_TIMESTAMP_RANGE_MS, Header, MessageBatch
 from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.retention import Retained, Rules
-from seriatim.core.slice import Bounds, Ranges, cut
-from seriatim.ports import NO_WISH, OnSlice, SourceFailed, Task, UnreadableMessage, Wish
+from seriatim.core.retention import RetainedLog, RetentionRules
+from seriatim.core.slice import Bounds, Ranges, cut_into_slices
+from seriatim.ports import DEFAULT_READ_OPTIONS, OnSlice, ReadOptions, SourceFailedError, Task, UnreadableMessageError
 
 
 class MemoryMessage(Struct, frozen=True):
@@ -33,7 +33,7 @@ class MemoryMessage(Struct, frozen=True):
     fate: Literal["", "marker", "aborted", "compacted"] = ""
     """Why a reader may not see it."""
 
-    def seen(self, isolation: str) -> bool:
+    def is_visible(self, isolation: str) -> bool:
         """Whether a reader gets it."""
         return not self.fate or (self.fate == "aborted" and isolation == "read_uncommitted")
 
@@ -46,7 +46,7 @@ class MemoryTopic(Struct):
     """Per partition, from offset 0 on, also those that are gone."""
     log_starts: list[int]
     compacted: bool = False
-    rules: Rules = Rules()
+    rules: RetentionRules = RetentionRules()
     """How long it keeps; `expire` does it."""
 
 
@@ -57,11 +57,11 @@ class MemoryKafka:
         self.topics: dict[str, MemoryTopic] = {}
         self._ids = 0
 
-    def create(self, topic: str, partitions: int = 1, rules: Rules | None = None, *, compacted: bool = False) -> str:
+    def create(self, topic: str, partitions: int = 1, rules: RetentionRules | None = None, *, compacted: bool = False) -> str:
         """Make a topic, under an id nobody had before."""
         ensure(topic not in self.topics, "the topic is there already", topic=topic)
         self._ids += 1
-        self.topics[topic] = MemoryTopic(f"id-{self._ids}", [], [], compacted, rules or Rules())
+        self.topics[topic] = MemoryTopic(f"id-{self._ids}", [], [], compacted, rules or RetentionRules())
         self.add_partitions(topic, partitions)
         return self.topics[topic].id
 
@@ -123,10 +123,10 @@ class MemoryKafka:
             for number, log in enumerate(topic.messages):
                 place, rules = Partition(name, number), topic.rules
                 while segment := log[topic.log_starts[number] :][:segment_messages]:
-                    size, kept = _bytes(log[topic.log_starts[number] :]), _bytes(segment)
+                    size, kept = _size_bytes(log[topic.log_starts[number] :]), _size_bytes(segment)
                     old = now_seconds * 1000 - max(message.timestamp for message in segment) > rules.retention_ms
                     much = size - kept >= rules.retention_bytes
-                    if not (rules.by_time and old) and not (rules.by_bytes and much):
+                    if not (rules.has_time_limit and old) and not (rules.has_size_limit and much):
                         break
                     self.delete_records(place, topic.log_starts[number] + len(segment))
 
@@ -155,17 +155,17 @@ class MemoryKafka:
             found[partition] = next(late, -1)
         return found
 
-    def unreadable(self, ranges: Ranges) -> dict[Partition, tuple[int, str]]:
+    def first_unreadable_messages(self, ranges: Ranges) -> dict[Partition, tuple[int, str]]:
         """The first message of each range whose timestamp Spark could not read, by offset, and why."""
         found: dict[Partition, tuple[int, str]] = {}
         for partition, whole in ranges.items():
             stamps = [message.timestamp for message in self.read(partition, whole)]
-            bad = [i for i, stamp in enumerate(stamps) if not READABLE_MS[0] <= stamp <= READABLE_MS[1]]
+            bad = [i for i, stamp in enumerate(stamps) if not SPARK_TIMESTAMP_RANGE_MS[0] <= stamp <= SPARK_TIMESTAMP_RANGE_MS[1]]
             if bad:
                 found[partition] = whole.start + bad[0], f"its timestamp is {stamps[bad[0]]} ms since 1970"
         return found
 
-    def message_bytes(self, ranges: Ranges) -> dict[Partition, int]:
+    def sample_message_bytes(self, ranges: Ranges) -> dict[Partition, int]:
         """How large the first messages of each range are, on average."""
         found: dict[Partition, int] = {}
         for partition, whole in ranges.items():
@@ -174,40 +174,40 @@ class MemoryKafka:
                 found[partition] = sum(sizes) // len(sizes) + 1
         return found
 
-    def retained(
+    def read_retention(
         self, bounds: Mapping[Partition, Bounds], frontiers: Mapping[Partition, int]
-    ) -> dict[Partition, Retained]:
+    ) -> dict[Partition, RetainedLog]:
         """What the topics hold, seen from these frontiers, and for how long."""
         return {
-            partition: self._retained(partition, seen, frontiers[partition])
+            partition: self._partition_retention(partition, seen, frontiers[partition])
             for partition, seen in bounds.items()
             if partition.topic in self.topics
         }
 
-    def _retained(self, partition: Partition, seen: Bounds, frontier: int) -> Retained:
+    def _partition_retention(self, partition: Partition, bounds: Bounds, frontier: int) -> RetainedLog:
         topic = self.topics[partition.topic]
         log = topic.messages[partition.number]
-        held, waiting = log[seen.log_start : seen.log_end], log[max(frontier, seen.log_start) : seen.log_end]
-        return Retained(
+        held, waiting = log[bounds.log_start : bounds.log_end], log[max(frontier, bounds.log_start) : bounds.log_end]
+        return RetainedLog(
             rules=topic.rules,
             frontier=frontier,
-            log_start=seen.log_start,
-            log_end=seen.log_end,
+            log_start=bounds.log_start,
+            log_end=bounds.log_end,
             oldest_ms=held[0].timestamp if held else None,
             frontier_ms=waiting[0].timestamp if waiting else None,
             newest_ms=max((message.timestamp for message in held), default=None),
-            bytes=_bytes(held) if topic.rules.by_bytes else None,
+            log_bytes=_size_bytes(held) if topic.rules.has_size_limit else None,
         )
 
-    def read(self, partition: Partition, whole: OffsetRange) -> list[MemoryMessage]:
+    def read(self, partition: Partition, offset_range: OffsetRange) -> list[MemoryMessage]:
         """The messages of a range; a range that is no longer all there cannot be read."""
         topic = self.topics.get(partition.topic)
         if topic is None:
-            raise SourceFailed(f"{partition}: the topic is gone")
+            raise SourceFailedError(f"{partition}: the topic is gone")
         start, end = topic.log_starts[partition.number], len(topic.messages[partition.number])
-        if not start <= whole.start <= whole.end <= end:
-            raise SourceFailed(f"{partition}: {whole} is asked for, there is [{start}, {end})")
-        return topic.messages[partition.number][whole.start : whole.end]
+        if not start <= offset_range.start <= offset_range.end <= end:
+            raise SourceFailedError(f"{partition}: {offset_range} is asked for, there is [{start}, {end})")
+        return topic.messages[partition.number][offset_range.start : offset_range.end]
 
 
 class MemoryBatches:
@@ -216,26 +216,26 @@ class MemoryBatches:
     def __init__(self, kafka: MemoryKafka, isolation: str = "read_committed") -> None:
         self.kafka, self.isolation = kafka, isolation
 
-    def __call__(self, partition: Partition, hole: OffsetRange) -> list[Piece]:
+    def __call__(self, partition: Partition, hole: OffsetRange) -> list[ExplainedRange]:
         """Every offset of the hole with its cause."""
         topic = self.kafka.topics.get(partition.topic)
         if topic is None:
             raise PlatformError(f"{partition}: the topic is gone", next="run again")
         log_start, log = topic.log_starts[partition.number], topic.messages[partition.number]
         there = [
-            Batch(offset, offset, control=message.fate == "marker", aborted=message.fate == "aborted")
+            KafkaRecordBatch(offset, offset, is_control=message.fate == "marker", is_aborted=message.fate == "aborted")
             for offset, message in enumerate(log[hole.start : hole.end], hole.start)
             if offset >= log_start and message.fate != "compacted"
         ]
         view = LogView(hole.start, hole.end, log_start, len(log), topic.compacted, tuple(there))
-        return explain(hole, view, self.isolation)
+        return explain_hole(hole, view, self.isolation)
 
 
-def _bytes(messages: Iterable[MemoryMessage]) -> int:
+def _size_bytes(messages: Iterable[MemoryMessage]) -> int:
     return sum(len(message.key or b"") + len(message.value or b"") for message in messages)
 
 
-def one_stretch(_: int) -> list[int]:
+def one_batch(_: int) -> list[int]:
     """No cuts: all messages of a task come in one stretch."""
     return []
 
@@ -253,72 +253,72 @@ class MemoryReader:
         kafka: MemoryKafka,
         isolation: str = "read_committed",
         *,
-        slicing: Callable[[Ranges, int], Iterable[Ranges]] = cut,
-        cuts: Callable[[int], list[int]] = one_stretch,
+        slicing: Callable[[Ranges, int], Iterable[Ranges]] = cut_into_slices,
+        cuts: Callable[[int], list[int]] = one_batch,
         tasks: Callable[[Ranges], Iterable[Partition]] = in_order,
     ) -> None:
         self.kafka, self.isolation = kafka, isolation
         self.slicing, self.cuts, self.tasks = slicing, cuts, tasks
-        self.lost: set[tuple[Partition, int]] = set()
+        self.lost_offsets: set[tuple[Partition, int]] = set()
         """Offsets that get lost between log and reader: holes."""
         self.failures: list[str] = []
         """Each makes one reading of a slice fail."""
 
-    def follow(
-        self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, wish: Wish = NO_WISH
+    def read_slices(
+        self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, options: ReadOptions = DEFAULT_READ_OPTIONS
     ) -> None:
         """From `starts` to the log ends of now, in slices."""
         bounds = self.kafka.bounds(".*")
         if missing := [partition for partition in starts if partition not in bounds]:
-            raise SourceFailed(f"{missing[0]}: the topic is gone")
+            raise SourceFailedError(f"{missing[0]}: the topic is gone")
         if back := [p for p, start in starts.items() if bounds[p].log_end < start]:
-            raise SourceFailed(f"{back[0]}: the log ends before the start")
+            raise SourceFailedError(f"{back[0]}: the log ends before the start")
         ranges = {p: OffsetRange(start, bounds[p].log_end) for p, start in starts.items()}
         for piece in self.slicing(ranges, messages_max):
-            if not on_slice(piece, self.exactly(piece, wish)):
+            if not on_slice(piece, self.read_ranges(piece, options)):
                 return
 
-    def exactly(self, ranges: Ranges, wish: Wish = NO_WISH) -> MemorySource:
+    def read_ranges(self, ranges: Ranges, options: ReadOptions = DEFAULT_READ_OPTIONS) -> MemorySource:
         """These ranges and no others."""
-        return MemorySource(self, ranges, wish)
+        return MemorySource(self, ranges, options)
 
-    def stretches(self, partition: Partition, whole: OffsetRange, *, headers: bool) -> list[Stretch]:
+    def batches(self, partition: Partition, offset_range: OffsetRange, *, with_headers: bool) -> list[MessageBatch]:
         """The messages of a range, cut at holes and wherever `cuts` says."""
         there = [
             (offset, message)
-            for offset, message in enumerate(self.kafka.read(partition, whole), whole.start)
-            if message.seen(self.isolation) and (partition, offset) not in self.lost
+            for offset, message in enumerate(self.kafka.read(partition, offset_range), offset_range.start)
+            if message.is_visible(self.isolation) and (partition, offset) not in self.lost_offsets
         ]
         holes = [i for i in range(1, len(there)) if there[i][0] != there[i - 1][0] + 1]
         edges = sorted({0, len(there), *holes, *self.cuts(len(there))})
-        return [_stretch(there[a:b], headers=headers) for a, b in pairwise(edges)]
+        return [_batch_of(there[a:b], with_headers=with_headers) for a, b in pairwise(edges)]
 
 
 class MemorySource:
     """The messages of one slice."""
 
-    def __init__(self, reader: MemoryReader, ranges: Ranges, wish: Wish) -> None:
-        self.reader, self.ranges, self.wish = reader, ranges, wish
+    def __init__(self, reader: MemoryReader, ranges: Ranges, options: ReadOptions) -> None:
+        self.reader, self.ranges, self.options = reader, ranges, options
 
-    def map(self, task: Task, *, small: bool = False) -> list[bytes]:
+    def map(self, task: Task, *, has_small_messages: bool = False) -> list[bytes]:
         """Run the task for each partition of which a message comes."""
         if self.reader.failures:
-            raise SourceFailed(self.reader.failures.pop(0))
-        if self.reader.kafka.unreadable(self.ranges):
-            raise UnreadableMessage("long overflow")
+            raise SourceFailedError(self.reader.failures.pop(0))
+        if self.reader.kafka.first_unreadable_messages(self.ranges):
+            raise UnreadableMessageError("long overflow")
         return [
             task(partition, iter(stretches))
             for partition in self.reader.tasks(self.ranges)
-            if (stretches := self.reader.stretches(partition, self.ranges[partition], headers=self.wish.headers))
+            if (stretches := self.reader.batches(partition, self.ranges[partition], with_headers=self.options.with_headers))
         ]
 
 
-def _stretch(there: list[tuple[int, MemoryMessage]], *, headers: bool) -> Stretch:
-    messages = [message for _, message in there]
-    return Stretch(
-        there[0][0],
+def _batch_of(messages_by_offset: list[tuple[int, MemoryMessage]], *, with_headers: bool) -> MessageBatch:
+    messages = [message for _, message in messages_by_offset]
+    return MessageBatch(
+        messages_by_offset[0][0],
         [message.timestamp for message in messages],
         [message.key for message in messages],
         [message.value for message in messages],
-        [message.headers for message in messages] if headers else None,
+        [message.headers for message in messages] if with_headers else None,
     )

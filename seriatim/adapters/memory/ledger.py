@@ -15,8 +15,8 @@ from seriatim.core import ledger as ledgers
 from seriatim.core.errors import ConfigError, IntegrityError, ensure
 from seriatim.core.integrity import Finding
 from seriatim.core.ledger import Change, Entry, File, Ledger, Manifest
-from seriatim.core.outputs import MAIN, table_in
-from seriatim.ports import Conflict, Head
+from seriatim.core.outputs import MAIN_TABLE, table_of_path
+from seriatim.ports import CommitConflictError, LedgerHead
 
 
 class MemoryCommit(Struct, frozen=True):
@@ -37,19 +37,19 @@ class MemoryLedger:
         """Raises IntegrityError for a file that is not there: no commit may name one."""
         self.commits: list[MemoryCommit] = []
         self.manifests: dict[str, bytes] = {}
-        self.seen: tuple[int, str] | None = None
-        self.told_sequence = -1
-        self.differing: list[str] = []
-        self.aside: dict[str, str] = {}
+        self.stored_witness: tuple[int, str] | None = None
+        self.stored_reported_sequence = -1
+        self.stored_differing_files: list[str] = []
+        self.archived_witnesses: dict[str, str] = {}
         """Witnesses moved away, and why."""
-        self.answers_lost = 0
+        self.lost_answers = 0
         """So many commits happen, but are answered with an error."""
         self.refusals = 0
         """So many commits fail, with nobody else there."""
-        self.on_call: Callable[[str], None] = _silent
+        self.on_call: Callable[[str], None] = _ignore_call
         """Told before each call, by name: a place for tests to let others in between."""
 
-    def head(self, stream: str) -> Head | None:
+    def head(self, stream: str) -> LedgerHead | None:
         """The last entry; None if there is no ledger."""
         self.on_call("head")
         ours = [i for i, commit in enumerate(self.commits) if commit.entry is not None]
@@ -57,13 +57,13 @@ class MemoryLedger:
             return None
         later = [commit.foreign for commit in self.commits[ours[-1] + 1 :] if commit.foreign]
         foreign = [Finding(finding="foreign", cause=what) for what in later]
-        return Head(self._manifest(self.commits[ours[-1]], stream).ledger, token=len(self.commits), foreign=foreign)
+        return LedgerHead(self._manifest(self.commits[ours[-1]], stream).ledger, token=len(self.commits), foreign_findings=foreign)
 
-    def at(self, stream: str, sequence: int) -> Ledger:
+    def ledger_at(self, stream: str, sequence: int) -> Ledger:
         """The ledger as of an earlier entry."""
-        return self.manifest(stream, sequence).ledger
+        return self.manifest_at(stream, sequence).ledger
 
-    def manifest(self, stream: str, sequence: int) -> Manifest:
+    def manifest_at(self, stream: str, sequence: int) -> Manifest:
         """An earlier entry, and the ledger as of it."""
         ours = [commit for commit in self.commits if commit.entry is not None]
         if not 0 <= sequence < len(ours):
@@ -79,21 +79,21 @@ class MemoryLedger:
         content = self.manifests.get(commit.manifest, b"")
         if sha256_of(content).hexdigest() != commit.sha256:
             raise IntegrityError(f"{commit.manifest} is corrupt or missing", next="restore it from a backup")
-        manifest = ledgers.decode(content)
+        manifest = ledgers.decode_manifest(content)
         ledger = manifest.ledger
         if ledger.stream != stream:
             raise ConfigError(f"{stream}: its output path holds stream {ledger.stream!r}")
         return replace(manifest, ledger=replace(ledger, sha256=commit.sha256))
 
-    def active_paths(self, head: Head) -> set[str]:
+    def active_paths(self, head: LedgerHead) -> set[str]:
         """The record files of the table as of `head`."""
-        return {file.path for file in self._active(head.ledger.sequence)}
+        return {file.path for file in self._files_as_of(head.ledger.sequence)}
 
-    def active_files(self, head: Head) -> list[File]:
+    def active_files(self, head: LedgerHead) -> list[File]:
         """The same, whole."""
-        return [replace(file, digest="") for file in self._active(head.ledger.sequence)]
+        return [replace(file, digest="") for file in self._files_as_of(head.ledger.sequence)]
 
-    def sweep(self, head: Head) -> list[str]:
+    def sweep(self, head: LedgerHead) -> list[str]:
         """Delete manifests of entries up to `head` that never came to be."""
         named = {commit.manifest for commit in self.commits}
         numbers = {path: int(path.removeprefix("manifests/").partition("-")[0]) for path in self.manifests}
@@ -110,84 +110,84 @@ class MemoryLedger:
         self.manifests[path] = content
         return path, sha256
 
-    def compare_and_set(self, head: Head | None, entry: Entry, manifest: str, sha256: str) -> None:
-        """Commit on top of exactly `head`, or raise `Conflict`."""
+    def compare_and_set(self, head: LedgerHead | None, entry: Entry, manifest: str, sha256: str) -> None:
+        """Commit on top of exactly `head`, or raise `CommitConflictError`."""
         self.on_call("compare_and_set")
         if self.refusals:
             self.refusals -= 1
-            raise Conflict("the store did not answer")
+            raise CommitConflictError("the store did not answer")
         if (0 if head is None else head.token) != len(self.commits):
-            raise Conflict("somebody else committed meanwhile")
+            raise CommitConflictError("somebody else committed meanwhile")
         self._check_files(entry)
         self.commits.append(MemoryCommit(entry, manifest, sha256))
         self.on_call("committed")
-        if self.answers_lost:
-            self.answers_lost -= 1
-            raise Conflict("the answer got lost")
+        if self.lost_answers:
+            self.lost_answers -= 1
+            raise CommitConflictError("the answer got lost")
 
     def _check_files(self, entry: Entry) -> None:
-        active = {file.path for file in self.active()}
-        if gone := sorted({path for path in entry.removed if table_in(path) == MAIN} - active):
-            raise Conflict(f"{gone[0]} is not in the table")
-        for file in [file for change in entry.changes for file in (*change.records, *_beside(change))]:
+        active = {file.path for file in self.files_now()}
+        if gone := sorted({path for path in entry.removed_paths if table_of_path(path) == MAIN_TABLE} - active):
+            raise CommitConflictError(f"{gone[0]} is not in the table")
+        for file in [file for change in entry.changes for file in (*change.records, *_other_record_files(change))]:
             ensure(file.path not in active, "a file is named once", path=file.path)
             try:
                 if self.read is not None:
                     self.read(file)
             except IntegrityError as missing:
-                raise Conflict(missing.message) from missing
+                raise CommitConflictError(missing.message) from missing
 
-    def active(self) -> list[File]:
+    def files_now(self) -> list[File]:
         """The record files of the table now, oldest first."""
-        return self._active(len(self.commits))
+        return self._files_as_of(len(self.commits))
 
     def files_at(self, _: str, sequence: int) -> list[File]:
         """Those of an earlier entry."""
-        return self._active(sequence)
+        return self._files_as_of(sequence)
 
-    def _active(self, last: int) -> list[File]:
+    def _files_as_of(self, last: int) -> list[File]:
         found: dict[str, File] = {}
         for entry in filter(None, (commit.entry for commit in self.commits)):
             if entry.sequence > last:
                 break
-            found = {path: file for path, file in found.items() if path not in entry.removed}
+            found = {path: file for path, file in found.items() if path not in entry.removed_paths}
             found |= {file.path: file for change in entry.changes for file in change.records}
         return list(found.values())
 
-    def has(self, sha256: str, after: int) -> bool:
+    def has_manifest(self, sha256: str, after: int) -> bool:
         """Whether an entry later than `after` names this manifest."""
         self.on_call("has")
         later = [c for c in self.commits if c.entry is not None and c.entry.sequence > after]
         return any(commit.sha256 == sha256 for commit in later)
 
-    def differs(self) -> list[str]:
+    def differing_files(self) -> list[str]:
         """What differs.json says."""
-        return self.differing
+        return self.stored_differing_files
 
-    def told(self) -> int:
+    def reported_sequence(self) -> int:
         """What told.json says."""
-        return self.told_sequence
+        return self.stored_reported_sequence
 
-    def put_told(self, sequence: int) -> None:
+    def put_reported_sequence(self, sequence: int) -> None:
         """Write told.json."""
-        self.told_sequence = sequence
+        self.stored_reported_sequence = sequence
 
     def witness(self) -> tuple[int, str] | None:
         """What head.json says."""
         self.on_call("witness")
-        return self.seen
+        return self.stored_witness
 
     def put_witness(self, sequence: int, sha256: str) -> None:
         """Write head.json."""
         self.on_call("put_witness")
-        self.seen = (sequence, sha256)
+        self.stored_witness = (sequence, sha256)
 
-    def set_witness_aside(self, reason: str) -> str:
+    def archive_witness(self, reason: str) -> str:
         """Move head.json away, with the reason."""
         self.on_call("set_witness_aside")
-        sequence, sha256 = self.seen or (-1, "")
+        sequence, sha256 = self.stored_witness or (-1, "")
         path = f"head-{sequence}-{sha256[:12]}.json"
-        self.aside[path], self.seen = reason, None
+        self.archived_witnesses[path], self.stored_witness = reason, None
         return path
 
     def foreign_commit(self, what: str = "") -> None:
@@ -195,8 +195,8 @@ class MemoryLedger:
         self.commits.append(MemoryCommit(foreign=what))
 
 
-def _beside(change: Change) -> list[File]:
-    return [file for files in change.others.values() for file in files]
+def _other_record_files(change: Change) -> list[File]:
+    return [file for files in change.other_records.values() for file in files]
 
 
 class MemoryClock:
@@ -214,5 +214,5 @@ class MemoryClock:
         self.now += seconds
 
 
-def _silent(_: str) -> None:
+def _ignore_call(_: str) -> None:
     """Nobody listens."""

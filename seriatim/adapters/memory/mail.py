@@ -7,47 +7,47 @@ from contextlib import contextmanager
 
 from msgspec import Struct, field
 
-from seriatim.core.alert import Desk, Mail, MailRefusedError, Note
+from seriatim.core.alert import AlertState, Mail, MailRefusedError, Note
 from seriatim.core.errors import PlatformError, ensure
 
 
 class MemoryOutbox(Struct):
     """A desk and its notes."""
 
-    kept: Desk = field(default_factory=Desk)
-    left: dict[str, Note] = field(default_factory=dict)
-    aside: list[Mail] = field(default_factory=list)
-    taken: bool = False
-    count: int = 0
+    saved_state: AlertState = field(default_factory=AlertState)
+    saved_notes: dict[str, Note] = field(default_factory=dict)
+    refused_mails: list[Mail] = field(default_factory=list)
+    is_locked: bool = False
+    notes_count: int = 0
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        ensure(not self.taken, "one at a time")
-        self.taken = True
+    def lock(self) -> Iterator[None]:
+        ensure(not self.is_locked, "one at a time")
+        self.is_locked = True
         try:
             yield
         finally:
-            self.taken = False
+            self.is_locked = False
 
-    def desk(self) -> Desk:
-        return self.kept
+    def alert_state(self) -> AlertState:
+        return self.saved_state
 
-    def put_desk(self, desk: Desk) -> None:
-        self.kept = desk
+    def put_alert_state(self, alert_state: AlertState) -> None:
+        self.saved_state = alert_state
 
     def notes(self) -> dict[str, Note]:
-        return dict(sorted(self.left.items(), key=lambda item: item[1].at_seconds))
+        return dict(sorted(self.saved_notes.items(), key=lambda item: item[1].at_seconds))
 
-    def leave(self, note: Note) -> None:
-        self.count += 1
-        self.left[f"{self.count:06d}"] = note
+    def add_note(self, note: Note) -> None:
+        self.notes_count += 1
+        self.saved_notes[f"{self.notes_count:06d}"] = note
 
-    def drop(self, names: list[str]) -> None:
+    def delete_notes(self, names: list[str]) -> None:
         for name in names:
-            self.left.pop(name, None)
+            self.saved_notes.pop(name, None)
 
-    def put_aside(self, mail: Mail) -> str:
-        self.aside.append(mail)
+    def put_refused_mail(self, mail: Mail) -> str:
+        self.refused_mails.append(mail)
         return f"refused/{mail.id}"
 
 
@@ -55,14 +55,14 @@ class MemoryNotifier(Struct):
     """A mail server that may be down."""
 
     mails: list[Mail] = field(default_factory=list)
-    down: bool = False
-    refuses: set[str] = field(default_factory=set)
+    is_down: bool = False
+    refused_words: set[str] = field(default_factory=set)
     """Words of subjects that it does not take."""
 
     def send(self, mail: Mail) -> str:
-        if any(word in mail.subject for word in self.refuses):
+        if any(word in mail.subject for word in self.refused_words):
             raise MailRefusedError("the mail server refused it")
-        if self.down:
+        if self.is_down:
             raise PlatformError("the mail server is down")
         self.mails.append(mail)
         return ""
