@@ -127,11 +127,14 @@ def _own_words(path: Path) -> Iterator[tuple[int, str]]:
 MODULES = {module_name(path): path for path in PRODUCT}
 
 
-@pytest.mark.parametrize("path", PRODUCT + TESTS, ids=_name)
-def test_every_module_says_what_it_is(path: Path) -> None:
-    """A stranger knows from the first line whether this is the room."""
-    docstrings = {name: docstring for _, name, docstring in facts_of_file(path).docstrings}
-    assert docstrings[""]
+def test_every_module_says_what_it_is() -> None:
+    """A stranger knows from the first line whether this is the module to read."""
+    silent_modules = []
+    for path in PRODUCT + TESTS:
+        docstrings = {name: docstring for _, name, docstring in facts_of_file(path).docstrings}
+        if not docstrings[""]:
+            silent_modules.append(_name(path))
+    assert silent_modules == []
 
 
 def test_every_figure_is_at_its_limit() -> None:
@@ -244,11 +247,13 @@ def test_a_small_module_with_one_importer_is_seen(tmp_path: Path, statement: str
     assert small_modules_with_one_importer(package) == {}
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=_name)
-def test_one_word_for_one_thing(path: Path) -> None:
+def test_one_word_for_one_thing() -> None:
     """Words that the glossary replaced are not used for our own things."""
-    found = [(line, word, BANNED[word]) for line, text in _own_words(path) for word in _banned_in(text)]
-    assert found == [], "say it with the word on the right; see docs/GLOSSARY.md"
+    banned_uses = []
+    for path in PRODUCT:
+        for line, text in _own_words(path):
+            banned_uses += [(f"{_name(path)}:{line}", word, BANNED[word]) for word in _banned_in(text)]
+    assert banned_uses == [], "say it with the word on the right; see docs/GLOSSARY.md"
 
 
 @pytest.mark.parametrize(
@@ -273,8 +278,12 @@ def test_every_exception_to_the_words_is_needed() -> None:
     assert {name for name in THEIRS if name not in used or not _banned_in(name)} == set()
 
 
-@pytest.mark.parametrize("path", [path for path in TESTS if path.name.startswith("test_")], ids=_name)
-def test_every_test_says_what_it_proves(path: Path) -> None:
+def test_every_test_says_what_it_proves() -> None:
     """A test's docstring is the sentence it proves: one paragraph with a full stop."""
-    docstrings = {name: text for _, name, text in facts_of_file(path).docstrings if name.startswith("test_")}
-    assert [name for name, text in docstrings.items() if not text.endswith(".") or "\n\n" in text] == []
+    without_sentence = []
+    for path in TESTS:
+        for line, name, text in facts_of_file(path).docstrings:
+            is_sentence = text.endswith(".") and "\n\n" not in text
+            if path.name.startswith("test_") and name.startswith("test_") and not is_sentence:
+                without_sentence.append(f"{_name(path)}:{line} {name}")
+    assert without_sentence == []

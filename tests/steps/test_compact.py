@@ -416,6 +416,7 @@ def test_a_slice_that_was_folded_on_files_merged_meanwhile_goes_on_top_of_them(f
     assert number >= 50
 
 
+@pytest.mark.long
 def test_a_file_that_came_back_into_the_table_stays() -> None:
     """However long ago an entry had replaced it: what is in the table now is never swept."""
     made = sliced(more=False)

@@ -313,6 +313,7 @@ def test_a_run_overtaken_with_nothing_left_is_fine() -> None:
     assert offsets(made, A0) == [0, 0, 1, 2]
 
 
+@pytest.mark.long
 def test_a_run_overtaken_with_work_left_is_fenced() -> None:
     """Exit 5: it must not guess where to go on."""
     made = begun()

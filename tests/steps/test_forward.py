@@ -232,6 +232,7 @@ def test_verify_agrees(tmp_path: Path) -> None:
     assert (done.warnings, one.accounts()[A0].headless, one.accounts()[A0].quarantined) == ([], 1, 1)
 
 
+@pytest.mark.long
 def test_headless_messages_are_no_parting(tmp_path: Path) -> None:
     """Poison was passed over, and y skipped a number meanwhile: Kafka has its messages, the output rightly has not."""
     one = DiskStream(tmp_path, on_poison="halt")

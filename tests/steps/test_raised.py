@@ -99,6 +99,7 @@ def things(world: MemoryStream) -> dict[str, dict[str, int]]:
     return {name: msgspec.msgpack.decode(content, type=Shelf).things for name, content in saved.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slice_size", [97, FATAL, 1_000_000])
 def test_records_fold_to_the_state_after_the_next_snapshot(slice_size: int) -> None:
     """Deletes included: what the fatal message had taken away is there again, until the snapshot says otherwise."""

@@ -76,6 +76,7 @@ def test_sessions_go_on_by_proof_or_snapshot_and_those_of_whole_files_at_once() 
     assert plan_repair(mending(made), RepairRequest()).notes == ()
 
 
+@pytest.mark.long
 def test_without_a_sequence_sessions_wait_for_a_snapshot_and_whole_ones_do_not() -> None:
     """Nothing else could prove it."""
     made = world()

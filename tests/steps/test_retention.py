@@ -112,6 +112,7 @@ def test_the_warning_comes_while_a_quarter_is_left(limit: str, warning_hours: in
     assert lost - first <= 0.52 * WHOLE
 
 
+@pytest.mark.long
 def test_a_run_that_folds_takes_the_warning_away() -> None:
     """What is committed cannot be lost; a warning is told anew while it holds, and no entry carries it."""
     made = stalled(LIMITS["time"])

@@ -252,6 +252,7 @@ def test_a_topics_new_life_is_looked_at_by_itself() -> None:
     assert [step.offset for step in traced(made)] == [0, 1]
 
 
+@pytest.mark.long
 def test_what_kafka_has_no_more_is_said() -> None:
     """The refusal names what Kafka has, the saved states around, and from where on one can look."""
     made = sliced(60, 10)

@@ -27,6 +27,7 @@ from tests.steps.test_tiers import found, made, marks, quarantined, tell
 from tests.steps.worlds import A0, A1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_two_slices", [False, True])
 def test_messages_that_waited_and_were_set_aside_are_no_damage(tmp_path: Path, in_two_slices: bool) -> None:
     """They are older than their slice, and verify knows."""

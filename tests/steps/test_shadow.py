@@ -57,6 +57,7 @@ def told(kept: Rows) -> list[tuple[Any, ...]]:
     return [(row["session"], row["offset"], row["outcome"], json.loads(row["records"])) for row in rows]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tier", ["none", "strict", "window"])
 def test_a_traced_run_tells_what_a_trace_tells(tier: Any) -> None:
     """Message by message, across slices; the run's own output is that of a run without."""

@@ -57,6 +57,7 @@ def sliced() -> MemoryStream:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", CRASH_POINTS)
 def test_after_a_crash_and_a_re_run_nothing_is_left_that_no_entry_named(point: str) -> None:
     """Files, half files and manifests, of whichever attempt; and the output is as it was."""

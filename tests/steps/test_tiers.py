@@ -244,6 +244,7 @@ MEETS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "tier"), CELLS)
 def test_the_tier_table(kind: str, tier: Tier) -> None:
     """One cell."""

@@ -21,6 +21,7 @@ def hurt(made: MemoryStream, number: int = 0, stamp: int = NANOSECONDS) -> None:
     send(made, A1 if number else A0, 8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("messages_max", [1, 2, 100])
 @pytest.mark.parametrize("stamp", [NANOSECONDS, -NANOSECONDS])
 def test_its_partition_halts_at_it_and_the_others_go_on(messages_max: int, stamp: int) -> None:

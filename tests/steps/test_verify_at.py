@@ -183,6 +183,7 @@ def test_quarantine_is_no_parting(tmp_path: Path) -> None:
     assert (poison.partition, poison.offset, poison.count) == (A0, 10, 2)
 
 
+@pytest.mark.long
 def test_a_message_that_the_capture_has_and_kafka_has_not_is_where_they_part(tmp_path: Path) -> None:
     """Lost between the collection point and Kafka: the offset is named."""
     made = clean(tmp_path / "lake")
@@ -198,6 +199,7 @@ def test_a_message_that_the_capture_has_and_kafka_has_not_is_where_they_part(tmp
     ]
 
 
+@pytest.mark.long
 def test_a_message_that_changed_on_its_way_is_where_they_part(tmp_path: Path) -> None:
     """Another value under the same offset."""
     made = clean(tmp_path / "lake")
@@ -223,6 +225,7 @@ def test_records_that_lack_a_message_are_where_they_part(tmp_path: Path) -> None
     assert [(wrong.kind, wrong.offset) for wrong in done.faults["output"]] == [("sequence gap", 3)]
 
 
+@pytest.mark.long
 def test_a_capture_that_goes_back_is_named(tmp_path: Path) -> None:
     """Lines out of order: the capture itself is wrong."""
     made = clean(tmp_path / "lake")

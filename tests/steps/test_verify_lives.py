@@ -97,6 +97,7 @@ def test_messages_out_of_order_missing_and_again(tmp_path: Path, tier: Any) -> N
         assert_good(made)
 
 
+@pytest.mark.long
 def test_sessions_that_expired(tmp_path: Path) -> None:
     """Their rows are taken back when they are next touched."""
     made = DiskStream(tmp_path, tier="order", session_timeout_hours=1)
