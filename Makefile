@@ -28,7 +28,7 @@ help: ## Tell what can be made
 .PHONY: setup
 setup: $(STAMP) ## .venv with the locked packages, the JARs, the bulk fold compiled; does only what is not done yet
 	@.venv/bin/seriatim jars fetch --group spark --group kafka
-	@$(RUN) seriatim.bulk
+	@$(RUN) seriatim.fast
 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on PATH: install one, or make setup PYTHON=/path/to/python"; exit 2; }
@@ -92,11 +92,11 @@ bench: setup ## CPU per message, ours beside its peers: make bench SCALE=0.25 RO
 
 .PHONY: demo
 demo: setup ## A living system: Kafka, Airflow, a producer, mails; Ctrl-C ends it, the next one goes on
-	@$(RUN) seriatim.stage
+	@$(RUN) seriatim.demo.stage
 
 .PHONY: demo-break
 demo-break: $(STAMP) ## Hurt messages of the running demo on their way in
-	@$(RUN) seriatim.stage break
+	@$(RUN) seriatim.demo.stage break
 
 .PHONY: clean
 clean: ## Remove .venv and what tools left; caches under SERIATIM_HOME stay

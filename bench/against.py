@@ -1,11 +1,14 @@
-"""`python -m bench.run --against REF`: our own contenders of an earlier commit and of the working tree, in turn.
+"""`python -m bench.run --against REF`: our own contenders of an earlier commit and of the working
+tree, in turn.
 
-Both work on the same broker and the same messages, each in processes of their own. REF's processes run REF's own
-bench package on REF's own product, so modules may be renamed in between. What must stay the same is the interface:
+Both work on the same broker and the same messages, each in processes of their own. REF's processes
+run REF's own bench package on REF's own product, so modules may be renamed in between. What must
+stay the same is the interface:
 
     python -m bench.contenders NAME FOLDER MESSAGES BROKER_DATA
 
-started in the tree's folder, with the topics of bench/data.py, printing one JSON line with `cpu_seconds` and `answer`.
+started in the tree's folder, with the topics of bench/data.py, printing one JSON line with
+`cpu_seconds` and `answer`.
 
 Next room: run.py starts the broker and the processes.
 """
@@ -50,7 +53,9 @@ def commit_of(repository: Path, ref: str) -> str:
 
 
 def environment_of(tree: Path) -> dict[str, str]:
-    """An environment in which Python, and Spark's workers below it, import from this tree before anything installed."""
+    """An environment in which Python, and Spark's workers below it, import from this tree before
+    anything installed.
+    """
     return {**os.environ, "PYTHONPATH": str(tree)}
 
 
@@ -58,15 +63,19 @@ def refuse_other_product(tree: Path) -> None:
     """Figures of a tree whose processes import another tree's product would mean nothing."""
     answer = _python(tree, "-c", PROBE)
     if answer.returncode:
-        raise SystemExit(f"bench and seriatim cannot be imported in {tree}:\n{answer.stderr[-3000:]}")
+        raise SystemExit(
+            f"bench and seriatim cannot be imported in {tree}:\n{answer.stderr[-3000:]}"
+        )
     for file in answer.stdout.split():
         if not Path(file).is_relative_to(tree.resolve()):
             raise SystemExit(f"a process in {tree} imports {file}")
 
 
 def compile_fold(tree: Path, say: Callable[[str], None]) -> None:
-    """Compile the tree's bulk fold now: otherwise it is compiled beside the first round and slows that down."""
-    answer = _python(tree, "-m", "seriatim.bulk")
+    """Compile the tree's bulk fold now: otherwise it is compiled beside the first round and slows
+    that down.
+    """
+    answer = _python(tree, "-m", "seriatim.fast")
     if answer.returncode:
         say(f"the fold of {tree} was not compiled beforehand: {answer.stderr.strip()[-300:]}")
 
@@ -102,11 +111,15 @@ def slower_contenders(contenders: dict[str, Any]) -> list[str]:
 
 
 def refuse_other_answers(measured: Measured) -> None:
-    """Before and now must have made the same records of the same messages, or the ratio compares different work."""
+    """Before and now must have made the same records of the same messages, or the ratio compares
+    different work.
+    """
     for name, runs in measured.items():
         answers = [run["answer"] for side_runs in runs.values() for run in side_runs]
         if any(answer != answers[0] for answer in answers):
-            raise SystemExit(f"the answers of {name} differ, so the figures mean nothing: {answers}")
+            raise SystemExit(
+                f"the answers of {name} differ, so the figures mean nothing: {answers}"
+            )
 
 
 def table_of(result: dict[str, Any]) -> Iterator[str]:
@@ -121,7 +134,9 @@ def table_of(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _git(repository: Path, *words: str) -> str:
-    answer = subprocess.run(["git", *words], cwd=repository, capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        ["git", *words], cwd=repository, capture_output=True, text=True, check=False
+    )
     if answer.returncode:
         raise SystemExit(f"git {' '.join(words)} failed: {answer.stderr.strip()}")
     return answer.stdout
@@ -129,4 +144,6 @@ def _git(repository: Path, *words: str) -> str:
 
 def _python(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *words]
-    return subprocess.run(command, cwd=tree, env=environment_of(tree), capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=tree, env=environment_of(tree), capture_output=True, text=True, check=False
+    )

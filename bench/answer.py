@@ -1,7 +1,9 @@
-"""The answer: what a contender's records say, as a count and a digest that do not depend on files or their order.
+"""The answer: what a contender's records say, as a count and a digest that do not depend on files
+or their order.
 
-Every contender names its columns here; a record is unique by partition, offset and id, so sorting by these makes one
-order of all. Next room: run.py refuses figures of contenders whose answers differ.
+Every contender names its columns here; a record is unique by partition, offset and id, so sorting
+by these makes one order of all. Next room: run.py refuses figures of contenders whose answers
+differ.
 """
 
 from __future__ import annotations
@@ -52,13 +54,19 @@ def of_files(folder: Path, pattern: str, names: dict[str, str] | None = None) ->
     """The answer in Parquet files; `names` where columns are called otherwise."""
     called = [(names or {}).get(name, name) for name in COLUMNS]
     files = sorted(folder.glob(pattern))
-    tables = [pq.read_table(file, columns=called, partitioning=None).select(called) for file in files]
-    return _digest(pa.concat_tables([table.rename_columns(list(COLUMNS)).cast(SCHEMA) for table in tables]))
+    tables = [
+        pq.read_table(file, columns=called, partitioning=None).select(called) for file in files
+    ]
+    return _digest(
+        pa.concat_tables([table.rename_columns(list(COLUMNS)).cast(SCHEMA) for table in tables])
+    )
 
 
 def of_topic(servers: str, topic: str, partitions: int) -> dict[str, Any]:
     """The answer in a topic of JSON records."""
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": "answer", "enable.auto.commit": False})
+    consumer = Consumer(
+        {"bootstrap.servers": servers, "group.id": "answer", "enable.auto.commit": False}
+    )
     places = [TopicPartition(topic, number, 0) for number in range(partitions)]
     left = sum(consumer.get_watermark_offsets(place)[1] for place in places)
     consumer.assign(places)
@@ -66,11 +74,18 @@ def of_topic(servers: str, topic: str, partitions: int) -> dict[str, Any]:
     while left > 0:
         messages = consumer.consume(AT_ONCE, timeout=10)
         if not messages:
-            raise SystemExit(f"{left} records of {topic} did not come within 10 s: the broker is ill, run again")
+            raise SystemExit(
+                f"{left} records of {topic} did not come within 10 s: the broker is ill, run again"
+            )
         left -= len(messages)
         rows = [msgspec.structs.astuple(decode(message.value())) for message in messages]
         columns = zip(*rows, strict=True)
-        tables.append(pa.table([pa.array(c, t) for c, t in zip(columns, COLUMNS.values(), strict=True)], schema=SCHEMA))
+        tables.append(
+            pa.table(
+                [pa.array(c, t) for c, t in zip(columns, COLUMNS.values(), strict=True)],
+                schema=SCHEMA,
+            )
+        )
     consumer.close()
     return _digest(pa.concat_tables(tables))
 
@@ -81,7 +96,9 @@ def folder_bytes(folder: Path, pattern: str = "**/*") -> int:
 
 
 def _digest(table: pa.Table) -> dict[str, Any]:
-    order = pc.sort_indices(table, [("partition", "ascending"), ("offset", "ascending"), ("id", "ascending")])
+    order = pc.sort_indices(
+        table, [("partition", "ascending"), ("offset", "ascending"), ("id", "ascending")]
+    )
     table, digest = table.take(order), xxhash.xxh3_128()
     for name in table.column_names:
         column = table[name]

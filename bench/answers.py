@@ -1,11 +1,13 @@
-"""How soon the command line answers: `--help`, the first line of a trace, and DAGs parsed by Airflow.
+"""How soon the command line answers: `--help`, the first line of a trace, and DAGs parsed by
+Airflow.
 
     python -m bench.answers
     python -m bench.answers help dags
 
-Seconds by the clock and of CPU, best and median of several runs, kept in results/answers.json. On a busy machine the
-clock says little; what keeps these short (nothing heavy is imported, lines are not gathered first) is held by tests.
-`trace` starts a broker and folds 10,000 messages with Spark first.
+Seconds by the clock and of CPU, best and median of several runs, kept in results/answers.json. On a
+busy machine the clock says little; what keeps these short (nothing heavy is imported, lines are not
+gathered first) is held by tests. `trace` starts a broker and folds 10,000 messages with Spark
+first.
 """
 
 from __future__ import annotations
@@ -48,9 +50,17 @@ Seconds = tuple[float, float]
 
 def main() -> None:
     """Measure what was asked for, print, keep."""
-    measures: dict[str, Callable[[int], list[Seconds]]] = {"help": help_text, "trace": trace, "dags": dags}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("only", nargs="*", metavar="WHAT", help=f"of {', '.join(measures)}; default: all")
+    measures: dict[str, Callable[[int], list[Seconds]]] = {
+        "help": help_text,
+        "trace": trace,
+        "dags": dags,
+    }
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "only", nargs="*", metavar="WHAT", help=f"of {', '.join(measures)}; default: all"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--results", default=str(RESULTS))
     chosen = parser.parse_args()
@@ -102,7 +112,9 @@ def trace(rounds: int) -> list[Seconds]:
         )
         if folded.returncode:
             raise SystemExit(f"the stream could not be folded:\n{folded.stderr[-3000:]}")
-        return [first_line(["trace", "s", TRACED_SESSION, "--json"], environment) for _ in range(rounds)]
+        return [
+            first_line(["trace", "s", TRACED_SESSION, "--json"], environment) for _ in range(rounds)
+        ]
 
 
 def first_line(words: Sequence[str], environment: dict[str, str]) -> Seconds:
@@ -110,7 +122,11 @@ def first_line(words: Sequence[str], environment: dict[str, str]) -> Seconds:
     began = time.monotonic()
     command = [sys.executable, "-m", "seriatim", *words]
     with subprocess.Popen(
-        command, env={**os.environ, **environment}, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command,
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     ) as process:
         assert process.stdout
         line = process.stdout.readline()
@@ -124,7 +140,9 @@ def first_line(words: Sequence[str], environment: dict[str, str]) -> Seconds:
 
 
 def dags(rounds: int) -> list[Seconds]:
-    """Airflow's parser over our DAG folder with a hundred streams; Airflow's own import is not counted."""
+    """Airflow's parser over our DAG folder with a hundred streams; Airflow's own import is not
+    counted.
+    """
     with tempfile.TemporaryDirectory(prefix="seriatim-bench-") as folder:
         streams = Path(folder) / "streams"
         streams.mkdir()
@@ -132,7 +150,11 @@ def dags(rounds: int) -> list[Seconds]:
             text = TABLE.replace("TOPIC", f"in-{number}").replace("OUT", f"lake/{number}")
             (streams / f"s{number}.toml").write_text(text)
         environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "SERIATIM"))},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("AIRFLOW", "SERIATIM"))
+            },
             "AIRFLOW_HOME": f"{folder}/airflow",
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "SERIATIM_HOME": f"{folder}/home",
@@ -144,7 +166,12 @@ def dags(rounds: int) -> list[Seconds]:
 def _parse(environment: dict[str, str]) -> Seconds:
     code = PARSE.format(folder=str(ROOT / "dags"), count=STREAM_COUNT)
     answer = subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if answer.returncode:
         raise SystemExit(f"the DAGs could not be parsed:\n{answer.stderr[-3000:]}")

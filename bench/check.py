@@ -2,7 +2,8 @@
 
     python -m bench.check --messages 2000000 --partitions 4 --sessions 10000
 
-Prints seconds, CPU seconds and the peak memory of the check alone, which runs in a process of its own.
+Prints seconds, CPU seconds and the peak memory of the check alone, which runs in a process of its
+own.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from seriatim import streams, wiring
-from seriatim.adapters.arrow import message_batches
-from seriatim.adapters.clock import WallClock
-from seriatim.core.ledger import Change, Entry
-from seriatim.core.offsets import Partition
-from seriatim.steps.changes import change_from_result
-from seriatim.steps.commit import commit, read_head, start_ledger
-from seriatim.steps.task import PartitionWork, read_result, run_task
+from seriatim import context, stream_files
+from seriatim.clock import WallClock
+from seriatim.engine.offsets import Partition
+from seriatim.engine.task import PartitionWork, read_result, run_task
+from seriatim.ledger.commit import commit, read_head, start_ledger
+from seriatim.ledger.model import Change, Entry
+from seriatim.operations.changes import change_from_result
+from seriatim.storage.arrow import message_batches
 
 STREAM = """
 topics = "bench"
@@ -61,19 +62,38 @@ def fold(folder: Path, messages: int, partitions: int, sessions: int) -> None:
     """One slice, as a run commits it."""
     (folder / "streams").mkdir()
     (folder / "streams" / "s.toml").write_text(STREAM)
-    file = streams.load_stream("s", folder / "streams")
-    store, kit, clock = wiring.ledger(file, with_schema=True), wiring.task_context(file, {}), WallClock()
-    places, each = [Partition("bench", number) for number in range(partitions)], messages // partitions
-    births = [Change(partition=p, epoch=0, frontier=0, until=0, topic_id="id", initial_frontier=0) for p in places]
+    file = stream_files.load_stream("s", folder / "streams")
+    store, kit, clock = (
+        context.ledger(file, with_schema=True),
+        context.task_context(file, {}),
+        WallClock(),
+    )
+    places, each = (
+        [Partition("bench", number) for number in range(partitions)],
+        messages // partitions,
+    )
+    births = [
+        Change(partition=p, epoch=0, frontier=0, until=0, topic_id="id", initial_frontier=0)
+        for p in places
+    ]
     start_ledger(store, clock, "s", "first", tuple(births))
     head = read_head(store, "s")
     assert head is not None
     changes = []
     for place in places:
-        work = PartitionWork(partition=place, start=0, end=each, epoch=0, topic_id="id", attempt="bench")
-        result = read_result(run_task(work, message_batches(made(place.number, each, sessions // partitions)), kit))
+        work = PartitionWork(
+            partition=place, start=0, end=each, epoch=0, topic_id="id", attempt="bench"
+        )
+        result = read_result(
+            run_task(work, message_batches(made(place.number, each, sessions // partitions)), kit)
+        )
         changes.append(change_from_result(place, head.ledger.partitions[str(place)], result, each))
-    commit(store, clock, head, Entry(kind="slice", attempt="bench", changes=tuple(changes), machine="table"))
+    commit(
+        store,
+        clock,
+        head,
+        Entry(kind="slice", attempt="bench", changes=tuple(changes), machine="table"),
+    )
 
 
 def made(seed: int, count: int, sessions: int) -> Iterator[pa.RecordBatch]:
@@ -85,8 +105,16 @@ def made(seed: int, count: int, sessions: int) -> Iterator[pa.RecordBatch]:
             session = offset if offset < sessions else draw.randrange(sessions)
             sequences[session] += 1
             rows = [{"id": f"row-{n}", "price": 1.0, "size": n} for n in range(ROWS)]
-            update = {"id": f"row-{draw.randrange(ROWS)}", "price": round(draw.random() * 100, 2), "size": 7}
-            body = {"type": "snapshot", "rows": rows} if offset < sessions else {"type": "update", **update}
+            update = {
+                "id": f"row-{draw.randrange(ROWS)}",
+                "price": round(draw.random() * 100, 2),
+                "size": 7,
+            }
+            body = (
+                {"type": "snapshot", "rows": rows}
+                if offset < sessions
+                else {"type": "update", **update}
+            )
             keys.append(f"session-{session}".encode())
             values.append(json.dumps({**body, "seq": sequences[session]}).encode())
         offsets = range(begin, begin + len(keys))
@@ -95,7 +123,9 @@ def made(seed: int, count: int, sessions: int) -> Iterator[pa.RecordBatch]:
                 "offset": pa.array(offsets, pa.int64()),
                 "key": pa.array(keys, pa.binary()),
                 "value": pa.array(values, pa.binary()),
-                "timestamp": pa.array([1_700_000_000_000_000 + n for n in offsets], pa.timestamp("us", "UTC")),
+                "timestamp": pa.array(
+                    [1_700_000_000_000_000 + n for n in offsets], pa.timestamp("us", "UTC")
+                ),
             }
         )
 
@@ -103,9 +133,9 @@ def made(seed: int, count: int, sessions: int) -> Iterator[pa.RecordBatch]:
 def judge(folder: Path) -> None:
     """Check what was folded, and say what it took."""
     from seriatim.cli.check import check_context
-    from seriatim.steps.check import check_stream
+    from seriatim.operations.prove.check import check_stream
 
-    began, file = time.monotonic(), streams.load_stream("s", folder / "streams")
+    began, file = time.monotonic(), stream_files.load_stream("s", folder / "streams")
     done = check_stream(check_context(file))
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(

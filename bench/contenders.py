@@ -1,8 +1,10 @@
-"""Contenders, each run in a process of its own: `python -m bench.contenders NAME FOLDER MESSAGES BROKER_DATA`.
+"""Contenders, each run in a process of its own: `python -m bench.contenders NAME FOLDER MESSAGES
+BROKER_DATA`.
 
-Start-up and a warm-up on a small topic of its own are measured apart; the figure is the work: CPU seconds of the whole
-process tree, wall seconds and peak memory (PSS). Afterwards, and not measured, the records are read again: everybody
-must give the same ones. Prints one JSON line; a contender that cannot run here says why instead.
+Start-up and a warm-up on a small topic of its own are measured apart; the figure is the work: CPU
+seconds of the whole process tree, wall seconds and peak memory (PSS). Afterwards, and not measured,
+the records are read again: everybody must give the same ones. Prints one JSON line; a contender
+that cannot run here says why instead.
 
 Next room: java_peers.py, spark_peers.py and quix.py have the peers; answer.py the records.
 """
@@ -25,12 +27,12 @@ from bench import answer, java_peers
 from bench.data import MESSAGE_BYTES, PARTITIONS, TOPIC, WARM_TOPIC
 from bench.java_peers import CannotRunError
 from bench.meter import Meter
-from seriatim import config, streams, wiring
-from seriatim.adapters.producer import create_topics
-from seriatim.adapters.spark import MESSAGE_COLUMNS, SparkReader
-from seriatim.core.offsets import OffsetRange, Partition
+from seriatim import config, context, stream_files
+from seriatim.demo.producer import create_topics
+from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.kafka.spark_reader import MESSAGE_COLUMNS, SparkReader
+from seriatim.operations.run import FoldRun
 from seriatim.ports import ReadOptions
-from seriatim.steps.fold import FoldRun
 
 TABLE = """
 topics = "TOPIC"
@@ -52,7 +54,9 @@ path = "OUT"
 READ = """[slice]
 read = "{}"
 """
-"""Ours as the documents advise it for large streams (`task`), and as it is by default, through Spark's own source."""
+"""Ours as the documents advise it for large streams (`task`), and as it is by default, through
+Spark's own source.
+"""
 QUIX_LOCK = Path(__file__).parent / "quix.lock"
 
 
@@ -76,37 +80,54 @@ class Ready(Struct):
 
 
 def floor(run: Run) -> Ready:
-    """Spark reads the same ranges with the same fetch settings and writes them to Parquet untouched."""
+    """Spark reads the same ranges with the same fetch settings and writes them to Parquet
+    untouched.
+    """
     settings = config.load_settings()
-    spark = wiring.spark_session("floor", settings, silent)
+    spark = context.spark_session("floor", settings, silent)
     out = run.folder / "out"
 
     def copy(topic: str, to: Path) -> None:
         reader, ends = _reader(spark, settings, topic)
-        frame = reader.read_ranges(ends, ReadOptions(average_message_bytes=MESSAGE_BYTES)).frame.select(*MESSAGE_COLUMNS)
+        frame = reader.read_ranges(
+            ends, ReadOptions(average_message_bytes=MESSAGE_BYTES)
+        ).frame.select(*MESSAGE_COLUMNS)
         frame.write.option("compression", "zstd").parquet(str(to))
 
     copy(WARM_TOPIC, run.folder / "warm")
     count = lambda: sum(pq.read_metadata(file).num_rows for file in out.glob("*.parquet"))  # noqa: E731
-    return Ready(lambda: copy(TOPIC, out), lambda: {"messages": count()}, lambda: answer.folder_bytes(out, "*.parquet"))
+    return Ready(
+        lambda: copy(TOPIC, out),
+        lambda: {"messages": count()},
+        lambda: answer.folder_bytes(out, "*.parquet"),
+    )
 
 
 def ours(run: Run, text: str, names: dict[str, str]) -> Ready:
     """Seriatim, all integrity checks on, from discovery to the commit."""
     (run.folder / "streams").mkdir(exist_ok=True)
-    out, settings = run.folder / "out", config.load_settings({**config.child_environment(), "SERIATIM_STREAMS": str(run.folder)})
+    out, settings = (
+        run.folder / "out",
+        config.load_settings({**config.child_environment(), "SERIATIM_STREAMS": str(run.folder)}),
+    )
     spark: list[Any] = [None]
 
     def fold(topic: str, to: Path) -> None:
-        (run.folder / f"{to.name}.toml").write_text(text.replace("TOPIC", topic).replace("OUT", str(to)))
-        file = streams.load_stream(to.name, settings.streams)
-        reader = wiring.LazySpark(file, settings, silent)
+        (run.folder / f"{to.name}.toml").write_text(
+            text.replace("TOPIC", topic).replace("OUT", str(to))
+        )
+        file = stream_files.load_stream(to.name, settings.streams)
+        reader = context.LazySpark(file, settings, silent)
         reader.spark = spark[0]
-        world = wiring.fold_context(file, settings, reader)
-        outcome = FoldRun(file.stream, streams.load_runner(file), world).run(file.stream.slice.messages_max)
+        world = context.fold_context(file, settings, reader)
+        outcome = FoldRun(file.stream, stream_files.load_runner(file), world).run(
+            file.stream.slice.messages_max
+        )
         spark[0] = reader.spark
         if outcome.findings:
-            raise SystemExit(f"the data is not in order, so the figures mean nothing: {outcome.findings[0]}")
+            raise SystemExit(
+                f"the data is not in order, so the figures mean nothing: {outcome.findings[0]}"
+            )
 
     fold(WARM_TOPIC, run.folder / "warm")
     records = out / "records"
@@ -128,8 +149,13 @@ def quix(run: Run) -> Ready:
     """Quix Streams: a process per core, in one group."""
     from bench.quix import QUIET_SECONDS
 
-    python, servers = quix_python(), wiring.kafka_client(config.load_settings())["bootstrap.servers"]
-    create_topics({"bootstrap.servers": servers}, {run.output: PARTITIONS, f"{run.output}-warm": PARTITIONS})
+    python, servers = (
+        quix_python(),
+        context.kafka_client(config.load_settings())["bootstrap.servers"],
+    )
+    create_topics(
+        {"bootstrap.servers": servers}, {run.output: PARTITIONS, f"{run.output}-warm": PARTITIONS}
+    )
 
     def fold(topic: str, output: str, processes: int) -> dict[str, float]:
         log = (run.folder / "log").open("w")
@@ -148,8 +174,10 @@ def quix(run: Run) -> Ready:
 
 def kafka_streams(run: Run) -> Ready:
     """Kafka Streams: state store → topic."""
-    servers = wiring.kafka_client(config.load_settings())["bootstrap.servers"]
-    create_topics({"bootstrap.servers": servers}, {run.output: PARTITIONS, f"{run.output}-warm": PARTITIONS})
+    servers = context.kafka_client(config.load_settings())["bootstrap.servers"]
+    create_topics(
+        {"bootstrap.servers": servers}, {run.output: PARTITIONS, f"{run.output}-warm": PARTITIONS}
+    )
     return _of_topic(run, java_peers.streams(run.folder, run.messages, run.output), servers)
 
 
@@ -175,8 +203,13 @@ def quix_python() -> str:
     python = home / "bin" / "python"
     if not (home / ".ready").exists():
         uv = str(Path(sys.executable).with_name("uv"))
-        for step in (["venv", "--clear", str(home)], ["pip", "sync", "--python", str(python), str(QUIX_LOCK)]):
-            ended = subprocess.run([uv, *step, "--quiet"], text=True, capture_output=True, check=False)
+        for step in (
+            ["venv", "--clear", str(home)],
+            ["pip", "sync", "--python", str(python), str(QUIX_LOCK)],
+        ):
+            ended = subprocess.run(
+                [uv, *step, "--quiet"], text=True, capture_output=True, check=False
+            )
             if ended.returncode:
                 raise CannotRunError(f"it could not be installed: {ended.stderr.strip()[-300:]}")
         (home / ".ready").touch()
@@ -185,7 +218,11 @@ def quix_python() -> str:
 
 def _of_files(run: Run, work: Callable[[], Any]) -> Ready:
     records = run.folder / "out" / "records"
-    return Ready(work, lambda: answer.of_files(records, "**/part-*"), lambda: answer.folder_bytes(records, "**/part-*"))
+    return Ready(
+        work,
+        lambda: answer.of_files(records, "**/part-*"),
+        lambda: answer.folder_bytes(records, "**/part-*"),
+    )
 
 
 def _of_topic(run: Run, work: Callable[[], Any], servers: str) -> Ready:
@@ -197,10 +234,12 @@ def _of_topic(run: Run, work: Callable[[], Any], servers: str) -> Ready:
     )
 
 
-def _reader(spark: Any, settings: config.Settings, topic: str) -> tuple[SparkReader, dict[Partition, OffsetRange]]:
-    from seriatim.adapters.kafka import KafkaLog
+def _reader(
+    spark: Any, settings: config.Settings, topic: str
+) -> tuple[SparkReader, dict[Partition, OffsetRange]]:
+    from seriatim.kafka.log import KafkaLog
 
-    client = wiring.kafka_client(settings)
+    client = context.kafka_client(settings)
     bounds = KafkaLog(client).bounds(topic)
     ends = {place: OffsetRange(0, seen.log_end) for place, seen in bounds.items()}
     return SparkReader(spark, {**client, "isolation.level": "read_committed"}), ends
@@ -220,7 +259,10 @@ def main(name: str, folder: str, messages: str, broker: str) -> None:
         return
     measured = Meter().measure(ready.work)
     del measured["found"], measured["seen_cpu_seconds"]
-    print(json.dumps({**measured, "output_bytes": ready.output_bytes(), "answer": ready.answer()}), flush=True)
+    print(
+        json.dumps({**measured, "output_bytes": ready.output_bytes(), "answer": ready.answer()}),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from confluent_kafka import Producer
 
-from seriatim.adapters.producer import create_topics
+from seriatim.demo.producer import create_topics
 
 TOPIC = "bench-a"
 PARTITIONS = 8
@@ -28,8 +28,15 @@ def produce(servers: str, count: int, topic: str = TOPIC) -> None:
     """Put `count` messages on the broker, the same ones every time."""
     client = {"bootstrap.servers": servers}
     create_topics(client, {topic: PARTITIONS})
-    tuned = {"linger.ms": 50, "compression.type": "lz4", "batch.num.messages": 10_000, "enable.idempotence": True}
-    producer = Producer({**client, **tuned})  # without idempotence a retry swaps batches, and strict finds them
+    tuned = {
+        "linger.ms": 50,
+        "compression.type": "lz4",
+        "batch.num.messages": 10_000,
+        "enable.idempotence": True,
+    }
+    producer = Producer(
+        {**client, **tuned}
+    )  # without idempotence a retry swaps batches, and strict finds them
     chance = random.Random(1)
     tables: dict[str, list[Any]] = {}
     encode = msgspec.json.encode
@@ -52,7 +59,9 @@ def _next(table: list[Any], key: str, chance: random.Random) -> dict[str, Any]:
     message = {"session": key, "seq": table[0], "note": PADDING}
     if table[0] == 1:
         rows += [f"row-{i}" for i in range(20)]
-        full = [{"id": row, "price": _price(chance), "size": chance.randrange(1000)} for row in rows]
+        full = [
+            {"id": row, "price": _price(chance), "size": chance.randrange(1000)} for row in rows
+        ]
         return {"type": "snapshot", **message, "rows": full}
     draw = chance.random()
     price, size = _price(chance), chance.randrange(1000)

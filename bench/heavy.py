@@ -1,4 +1,6 @@
-"""The benchmark's arbitrary machine with work of its own in `apply`: BENCH_APPLY_US microseconds, spent by counting."""
+"""The benchmark's arbitrary machine with work of its own in `apply`: BENCH_APPLY_US microseconds,
+spent by counting.
+"""
 
 from __future__ import annotations
 

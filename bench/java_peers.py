@@ -1,6 +1,8 @@
-"""Contenders on the JVM: compiled once from `bench/jvm`, started, warmed up, and told when to begin.
+"""Contenders on the JVM: compiled once from `bench/jvm`, started, warmed up, and told when to
+begin.
 
-A JDK is needed for the Java ones (`javac`); the Scala one is compiled by the compiler inside the pyspark package.
+A JDK is needed for the Java ones (`javac`); the Scala one is compiled by the compiler inside the
+pyspark package.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from typing import Any
 import pyspark
 
 from bench.data import AT_ONCE, TOPIC, WARM_MESSAGES, WARM_TOPIC
-from seriatim import config, wiring
-from seriatim.core.errors import SeriatimError
+from seriatim import config, context
 from seriatim.embedded import jars, java
+from seriatim.errors import SeriatimError
 
 SOURCES = Path(__file__).parent / "jvm"
 SPARK = Path(pyspark.__file__).parent
@@ -34,7 +36,15 @@ FROM_SPARK = (
     "snappy-java-*",
     "jts-core-*",
 )
-FLINK_OPENS = ("java.util", "java.lang", "java.time", "java.net", "java.io", "java.nio", "sun.nio.ch")
+FLINK_OPENS = (
+    "java.util",
+    "java.lang",
+    "java.time",
+    "java.net",
+    "java.io",
+    "java.nio",
+    "sun.nio.ch",
+)
 """What Flink's own start script opens to it on Java 17."""
 
 
@@ -43,13 +53,25 @@ class CannotRunError(Exception):
 
 
 def flink(folder: Path, kind: str) -> Callable[[], Any]:
-    """Flink with state in the heap (`hashmap`) or in RocksDB, in one JVM with as many slots as cores."""
+    """Flink with state in the heap (`hashmap`) or in RocksDB, in one JVM with as many slots as
+    cores.
+    """
     settings = config.load_settings()
     path = [*_jars("bench", settings), *_from_spark()]
     classes = compiled(["Rows.java", "FlinkPeer.java"], path)
     opens = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in FLINK_OPENS]
-    command = [_java(), f"-Xmx{MEMORY}", *opens, "-cp", _joined([classes, *path]), "FlinkPeer", kind]
-    return _started([*command, str(os.cpu_count()), _servers(settings), TOPIC, WARM_TOPIC, str(folder)], folder)
+    command = [
+        _java(),
+        f"-Xmx{MEMORY}",
+        *opens,
+        "-cp",
+        _joined([classes, *path]),
+        "FlinkPeer",
+        kind,
+    ]
+    return _started(
+        [*command, str(os.cpu_count()), _servers(settings), TOPIC, WARM_TOPIC, str(folder)], folder
+    )
 
 
 def streams(folder: Path, messages: int, output: str) -> Callable[[], Any]:
@@ -57,7 +79,14 @@ def streams(folder: Path, messages: int, output: str) -> Callable[[], Any]:
     settings = config.load_settings()
     path = _jars("bench-streams", settings)
     classes = compiled(["Rows.java", "StreamsPeer.java"], path)
-    command = [_java(), f"-Xmx{MEMORY}", "-cp", _joined([classes, *path]), "StreamsPeer", str(os.cpu_count())]
+    command = [
+        _java(),
+        f"-Xmx{MEMORY}",
+        "-cp",
+        _joined([classes, *path]),
+        "StreamsPeer",
+        str(os.cpu_count()),
+    ]
     counts = [str(messages), str(WARM_MESSAGES), output, f"{output}-warm"]
     return _started([*command, _servers(settings), TOPIC, WARM_TOPIC, str(folder), *counts], folder)
 
@@ -68,7 +97,7 @@ def scala(folder: Path) -> Callable[[], Any]:
     path = sorted((SPARK / "jars").glob("*.jar"))
     packed = _packed(compiled(["Rows.java", "SparkPeer.scala"], path))
     own = ",".join(map(str, jars.ensure_jars("spark", settings, print_aside)))
-    log = Path(wiring.__file__).with_name("log4j2.properties").as_uri()
+    log = Path(context.__file__).with_name("log4j2.properties").as_uri()
     given = {
         "spark.master": settings.spark_master,
         "spark.driver.memory": MEMORY,
@@ -79,8 +108,18 @@ def scala(folder: Path) -> Callable[[], Any]:
         "spark.ui.showConsoleProgress": "false",
     }
     conf = [part for name, value in given.items() for part in ("--conf", f"{name}={value}")]
-    command = [str(SPARK / "bin" / "spark-submit"), *conf, "--jars", own, "--class", "SparkPeer", str(packed)]
-    return _started([*command, _servers(settings), TOPIC, WARM_TOPIC, str(folder), str(AT_ONCE)], folder)
+    command = [
+        str(SPARK / "bin" / "spark-submit"),
+        *conf,
+        "--jars",
+        own,
+        "--class",
+        "SparkPeer",
+        str(packed),
+    ]
+    return _started(
+        [*command, _servers(settings), TOPIC, WARM_TOPIC, str(folder), str(AT_ONCE)], folder
+    )
 
 
 def compiled(names: list[str], path: Iterable[Path]) -> Path:
@@ -91,11 +130,34 @@ def compiled(names: list[str], path: Iterable[Path]) -> Path:
         return place
     scratch = place.with_suffix(f".{os.getpid()}")
     scratch.mkdir(parents=True)
-    files = {end: [str(SOURCES / name) for name in names if name.endswith(end)] for end in (".java", ".scala")}
+    files = {
+        end: [str(SOURCES / name) for name in names if name.endswith(end)]
+        for end in (".java", ".scala")
+    }
     classes = _joined([scratch, *path])
-    _compile([_javac(), "--release", "17", "-nowarn", "-d", str(scratch), "-cp", classes, *files[".java"]])
+    _compile(
+        [
+            _javac(),
+            "--release",
+            "17",
+            "-nowarn",
+            "-d",
+            str(scratch),
+            "-cp",
+            classes,
+            *files[".java"],
+        ]
+    )
     if files[".scala"]:
-        compiler = [_java(), "-cp", _joined(path), "scala.tools.nsc.Main", "-nowarn", "-d", str(scratch)]
+        compiler = [
+            _java(),
+            "-cp",
+            _joined(path),
+            "scala.tools.nsc.Main",
+            "-nowarn",
+            "-d",
+            str(scratch),
+        ]
         _compile([*compiler, "-classpath", classes, *files[".scala"]])
     shutil.rmtree(place, ignore_errors=True)
     scratch.rename(place)
@@ -111,7 +173,9 @@ def _compile(command: list[str]) -> None:
 def _started(command: list[str], folder: Path) -> Callable[[], Any]:
     """Start it, wait until it is warm; the work is from our word to its own."""
     log = (folder / "log").open("w")
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+    )
     assert process.stdin
     assert process.stdout
     said = process.stdout
@@ -158,12 +222,14 @@ def _java() -> str:
 def _javac() -> str:
     found = Path(_java()).resolve().with_name("javac")
     if not found.exists():
-        raise CannotRunError("a JDK is needed to compile it, and only a JRE is here (no javac beside java)")
+        raise CannotRunError(
+            "a JDK is needed to compile it, and only a JRE is here (no javac beside java)"
+        )
     return str(found)
 
 
 def _servers(settings: config.Settings) -> str:
-    return wiring.kafka_client(settings)["bootstrap.servers"]
+    return context.kafka_client(settings)["bootstrap.servers"]
 
 
 def _joined(path: Iterable[Path]) -> str:

@@ -71,7 +71,9 @@ class Rows(Machine[dict[str, Row], Snapshot | Insert | Update | Delete, Change])
         """The whole table may begin a session."""
         return message.__class__ is Snapshot
 
-    def apply(self, rows: dict[str, Row], message: Snapshot | Insert | Update | Delete) -> Iterable[Change]:
+    def apply(
+        self, rows: dict[str, Row], message: Snapshot | Insert | Update | Delete
+    ) -> Iterable[Change]:
         """One record per row changed."""
         if isinstance(message, Update):
             old = rows[message.id]

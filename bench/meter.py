@@ -78,7 +78,9 @@ class Meter:
 
     @staticmethod
     def waited(found: Any) -> float:
-        """Seconds in which a contender without an end of its own only waited to see that nothing came any more."""
+        """Seconds in which a contender without an end of its own only waited to see that nothing
+        came any more.
+        """
         return found.get("waited_seconds", 0.0) if isinstance(found, dict) else 0.0
 
 

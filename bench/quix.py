@@ -1,7 +1,9 @@
-"""Quix Streams, in an environment of its own: `python -m bench.quix` runs there, and imports nothing of ours.
+"""Quix Streams, in an environment of its own: `python -m bench.quix` runs there, and imports
+nothing of ours.
 
-Its way to use several cores is several processes of one group; it has no end of its own, so it stops when nothing has
-come for a while. State is a row to a key, in RocksDB with a changelog; records go to a topic as JSON.
+Its way to use several cores is several processes of one group; it has no end of its own, so it
+stops when nothing has come for a while. State is a row to a key, in RocksDB with a changelog;
+records go to a topic as JSON.
 
     python quix.py SERVERS TOPIC OUTPUT FOLDER
 """
@@ -14,10 +16,17 @@ from typing import Any
 QUIET_SECONDS = 5.0
 
 
-def change(message: dict[str, Any], row_id: str, now: Any, before: Any, place: tuple[int, int]) -> dict[str, Any]:
+def change(
+    message: dict[str, Any], row_id: str, now: Any, before: Any, place: tuple[int, int]
+) -> dict[str, Any]:
     """One record."""
     partition, offset = place
-    record = {"partition": partition, "offset": offset, "session": message["session"], "sequence": message["seq"]}
+    record = {
+        "partition": partition,
+        "offset": offset,
+        "session": message["session"],
+        "sequence": message["seq"],
+    }
     record |= {"op": message["type"], "id": row_id}
     if now is not None:
         record |= {"price": now[0], "size": now[1]}

@@ -6,7 +6,8 @@ Two cases, with the testing kit, so without a broker and without Spark:
 - one session with a large state, whose machine raises at the very last message;
 - many small sessions, each of which raises once and goes on with a snapshot.
 
-The times are CPU seconds of this process, and the best of several runs: a busy machine changes them little.
+The times are CPU seconds of this process, and the best of several runs: a busy machine changes them
+little.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from seriatim.core.machine import Machine
+from seriatim.engine.machine import Machine
 from seriatim.testing import fold
 
 ROWS = 20_000
@@ -67,7 +68,9 @@ class PriceBook(Machine[Book, Prices | Price, Changed]):
         return isinstance(message, Prices)
 
     def apply(self, book: Book, message: Prices | Price) -> Iterable[Changed]:
-        """A record for the price that changed; one for a snapshot, so that its records do not cover the rest."""
+        """A record for the price that changed; one for a snapshot, so that its records do not cover
+        the rest.
+        """
         if isinstance(message, Prices):
             book.prices = message.prices
             return [Changed("all", len(message.prices))]
@@ -99,7 +102,9 @@ def small_sessions(*, raises: bool) -> Messages:
         for session in range(SMALL_SESSIONS):
             since_fatal = turn - fatal_turns[session]
             if turn == 0 or since_fatal == 1:
-                messages.append((f"s{session}", Prices({f"item{number}": turn for number in range(SMALL_ROWS)})))
+                messages.append(
+                    (f"s{session}", Prices({f"item{number}": turn for number in range(SMALL_ROWS)}))
+                )
             elif since_fatal == 0 and raises:
                 messages.append((f"s{session}", Price("item0", FATAL_PRICE)))
             else:
@@ -125,9 +130,13 @@ def ratio(messages: Callable[..., Messages]) -> float:
 def main() -> None:
     """Print both ratios."""
     large = ratio(large_session)
-    print(f"{LARGE_MESSAGES:,} messages on {ROWS:,} rows, the last one raises: {large:.2f} times a clean fold")
+    print(
+        f"{LARGE_MESSAGES:,} messages on {ROWS:,} rows, the last one raises: {large:.2f} times a clean fold"
+    )
     small = ratio(small_sessions)
-    print(f"{SMALL_SESSIONS:,} sessions raise once in {SMALL_MESSAGES:,} messages: {small:.2f} times a clean fold")
+    print(
+        f"{SMALL_SESSIONS:,} sessions raise once in {SMALL_MESSAGES:,} messages: {small:.2f} times a clean fold"
+    )
 
 
 if __name__ == "__main__":

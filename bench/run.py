@@ -1,8 +1,9 @@
-"""`make bench`: its own broker, the data, every contender in turn, several rounds; a table, a picture, a JSON file.
+"""`make bench`: its own broker, the data, every contender in turn, several rounds; a table, a
+picture, a JSON file.
 
-What was measured is kept after every run of a contender; the same command goes on where an earlier one was broken off
-(`--fresh` begins anew). `--against REF` compares ours with an earlier commit instead: against.py. Next room:
-contenders.py.
+What was measured is kept after every run of a contender; the same command goes on where an earlier
+one was broken off (`--fresh` begins anew). `--against REF` compares ours with an earlier commit
+instead: against.py. Next room: contenders.py.
 """
 
 from __future__ import annotations
@@ -60,12 +61,16 @@ def main() -> None:
             unfinished.parent.mkdir(exist_ok=True)
             unfinished.write_text(json.dumps({"messages": count, "runs": runs}))
             say(f"round {number + 1} {name}: {_short(found, count)}")
-    keep(summary({name: runs[name] for name in names}, count), Path(chosen.results), docs=chosen.docs)
+    keep(
+        summary({name: runs[name] for name in names}, count), Path(chosen.results), docs=chosen.docs
+    )
     unfinished.unlink()
 
 
 def compare(ref: str, names: list[str], rounds: int, count: int, results: Path) -> None:
-    """Our contenders of `ref` and of the working tree in turn; exit code 1 if one has become slower."""
+    """Our contenders of `ref` and of the working tree in turn; exit code 1 if one has become
+    slower.
+    """
     commit = against.commit_of(ROOT, ref)
     measured: against.Measured = {name: {"before": [], "now": []} for name in names}
     with against.checked_out(ROOT, ref) as earlier_tree:
@@ -93,7 +98,9 @@ def _broker_with_data(count: int) -> Iterator[tuple[Path, str]]:
     """The bench's own broker with all messages on it: its folder and its address."""
     home = Path(tempfile.mkdtemp(prefix="seriatim-bench-"))
     try:
-        info = broker.start_broker(home, program=broker.find_kafka_program(config.load_settings(), say), print_notice=say)
+        info = broker.start_broker(
+            home, program=broker.find_kafka_program(config.load_settings(), say), print_notice=say
+        )
         say(f"making {count:,} messages")
         produce(info.bootstrap_servers, count)
         produce(info.bootstrap_servers, WARM_MESSAGES, WARM_TOPIC)
@@ -106,12 +113,22 @@ def _broker_with_data(count: int) -> Iterator[tuple[Path, str]]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, help=f"default: {ROUNDS}; with --against {against.ROUNDS}")
+    parser.add_argument(
+        "--rounds", type=int, help=f"default: {ROUNDS}; with --against {against.ROUNDS}"
+    )
     parser.add_argument("--only", help=f"contenders, default: all; with --against {','.join(OURS)}")
-    parser.add_argument("--against", metavar="REF", help="compare ours with this commit; exit code 1 if it was faster")
-    parser.add_argument("--fresh", action="store_true", help="forget what a broken-off run has measured")
+    parser.add_argument(
+        "--against",
+        metavar="REF",
+        help="compare ours with this commit; exit code 1 if it was faster",
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="forget what a broken-off run has measured"
+    )
     parser.add_argument("--results", default=str(RESULTS))
-    parser.add_argument("--docs", action="store_true", help="put table and picture into docs/PERFORMANCE.md")
+    parser.add_argument(
+        "--docs", action="store_true", help="put table and picture into docs/PERFORMANCE.md"
+    )
     return parser.parse_args()
 
 
@@ -122,7 +139,9 @@ def _begun(unfinished: Path, count: int) -> Runs:
     kept = json.loads(unfinished.read_text())
     if kept["messages"] != count:
         return {}
-    say(f"going on with {sum(map(len, kept['runs'].values()))} runs of a bench that was broken off; --fresh forgets it")
+    say(
+        f"going on with {sum(map(len, kept['runs'].values()))} runs of a bench that was broken off; --fresh forgets it"
+    )
     return kept["runs"]
 
 
@@ -147,7 +166,13 @@ def run(name: str, home: Path, servers: str, count: int, tree: Path = ROOT) -> d
     load = os.getloadavg()[0]
     command = [sys.executable, "-m", "bench.contenders", name, str(folder), str(count), str(home)]
     ended = subprocess.run(
-        command, cwd=tree, env=environment, text=True, capture_output=True, check=False, timeout=RUN_SECONDS_MAX
+        command,
+        cwd=tree,
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=RUN_SECONDS_MAX,
     )
     if ended.returncode:
         raise SystemExit(f"{name} failed:\n{ended.stderr[-3000:]}")
@@ -155,8 +180,15 @@ def run(name: str, home: Path, servers: str, count: int, tree: Path = ROOT) -> d
 
 
 def _refuse_other_answers(runs: Runs) -> None:
-    """Figures of somebody who did something else mean nothing. The floor folds nothing and has no records."""
-    answers = {name: one["answer"] for name, all_runs in runs.items() for one in all_runs if "answer" in one}
+    """Figures of somebody who did something else mean nothing. The floor folds nothing and has no
+    records.
+    """
+    answers = {
+        name: one["answer"]
+        for name, all_runs in runs.items()
+        for one in all_runs
+        if "answer" in one
+    }
     folded = {name: found["digest"] for name, found in answers.items() if "digest" in found}
     if len(set(folded.values())) > 1:
         raise SystemExit(f"the answers differ, so the figures mean nothing: {answers}")
@@ -171,7 +203,11 @@ def summary(runs: Runs, count: int) -> dict[str, Any]:
             continue
         each = [round(one["cpu_seconds"] / count * 1e6, 3) for one in all_runs]
         contenders[name] = {
-            "cpu_us_per_message": {"best": min(each), "median": round(statistics.median(each), 3), "all": each},
+            "cpu_us_per_message": {
+                "best": min(each),
+                "median": round(statistics.median(each), 3),
+                "all": each,
+            },
             "wall_seconds": round(min(one["wall_seconds"] for one in all_runs), 1),
             "peak_memory_mb": max(one["peak_memory_mb"] for one in all_runs),
             "output_bytes": all_runs[0]["output_bytes"],
@@ -191,13 +227,19 @@ def _circumstances(count: int) -> dict[str, Any]:
 
 
 def ratios(contenders: dict[str, Any]) -> dict[str, Any]:
-    """CPU per message: everybody's to the floor's, and every peer's to ours (so many times ours is faster)."""
+    """CPU per message: everybody's to the floor's, and every peer's to ours (so many times ours is
+    faster).
+    """
     pairs = [(name, "floor") for name in contenders]
     peers = [name for name in contenders if name not in OURS and name != "floor"]
     pairs += [(peer, our) for our in OURS for peer in peers]
     return {
         f"{name}/{base}": {
-            kind: round(contenders[name]["cpu_us_per_message"][kind] / contenders[base]["cpu_us_per_message"][kind], 2)
+            kind: round(
+                contenders[name]["cpu_us_per_message"][kind]
+                / contenders[base]["cpu_us_per_message"][kind],
+                2,
+            )
             for kind in ("best", "median")
         }
         for name, base in pairs
@@ -211,7 +253,9 @@ def keep(found: dict[str, Any], results: Path, *, docs: bool) -> None:
     (results / "latest.json").write_text(json.dumps(found, indent=2) + "\n")
     print("\n".join(table(found)))
     cpu = {name: one["cpu_us_per_message"] for name, one in found["contenders"].items()}
-    drawn = bars("CPU µs a message, best and median", {n: (c["best"], c["median"]) for n, c in cpu.items()})
+    drawn = bars(
+        "CPU µs a message, best and median", {n: (c["best"], c["median"]) for n, c in cpu.items()}
+    )
     (results / "latest.svg").write_text(drawn)
     if docs:
         (DOCS / "images" / "bench_contenders.svg").write_text(drawn)
@@ -227,7 +271,10 @@ def table(found: dict[str, Any]) -> Iterator[str]:
     yield "| contender | µs CPU best | median | wall s | peak MB | output MB | × floor | start-up CPU s | load |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for name, one in found["contenders"].items():
-        cpu, ratio = one["cpu_us_per_message"], found["ratios"].get(f"{name}/floor", {}).get("best", "")
+        cpu, ratio = (
+            one["cpu_us_per_message"],
+            found["ratios"].get(f"{name}/floor", {}).get("best", ""),
+        )
         load = ", ".join(map(str, one["load_before"]))
         yield (
             f"| {name} | {cpu['best']:.2f} | {cpu['median']:.2f} | {one['wall_seconds']} | {one['peak_memory_mb']} "
@@ -240,7 +287,9 @@ def table(found: dict[str, Any]) -> Iterator[str]:
 def _short(found: dict[str, Any], count: int) -> str:
     if "cannot_run" in found:
         return f"cannot run here: {found['cannot_run']}"
-    return f"{found['cpu_seconds'] / count * 1e6:.2f} µs CPU a message, {found['wall_seconds']:.1f} s"
+    return (
+        f"{found['cpu_seconds'] / count * 1e6:.2f} µs CPU a message, {found['wall_seconds']:.1f} s"
+    )
 
 
 def say(text: str) -> None:

@@ -1,7 +1,8 @@
 """Spark's own ways with state in Python: applyInPandasWithState and transformWithStateInPandas.
 
-Both get a session's messages in any order once a shuffle has spilled, so both sort by offset. Decoding and the
-machine are ours (`bench/machine.py`, msgspec), so what differs is how messages, state and records travel.
+Both get a session's messages in any order once a shuffle has spilled, so both sort by offset.
+Decoding and the machine are ours (`bench/machine.py`, msgspec), so what differs is how messages,
+state and records travel.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 
 from bench.data import AT_ONCE, TOPIC, WARM_TOPIC
 from bench.machine import Delete, Insert, Row, Rows, Snapshot, Update
-from seriatim import config, wiring
+from seriatim import config, context
 
 OUTPUT = (
     "partition int, offset long, session string, sequence long, op string, id string, "
@@ -41,7 +42,9 @@ ROCKSDB = {
     "spark.sql.streaming.stateStore.providerClass": STATE,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
-"""transformWithState knows no other store; applyInPandasWithState is faster with Spark's default, in memory."""
+"""transformWithState knows no other store; applyInPandasWithState is faster with Spark's default,
+in memory.
+"""
 
 
 def fold(state: bytes | None, frames: Iterable[pd.DataFrame]) -> tuple[bytes, pd.DataFrame]:
@@ -51,7 +54,11 @@ def fold(state: bytes | None, frames: Iterable[pd.DataFrame]) -> tuple[bytes, pd
     rows = msgspec.msgpack.decode(state, type=dict[str, Row]) if state else {}
     records: list[tuple[Any, ...]] = []
     for partition, offset, key, value in zip(
-        frame["partition"].tolist(), frame["offset"].tolist(), frame["key"], frame["value"], strict=True
+        frame["partition"].tolist(),
+        frame["offset"].tolist(),
+        frame["key"],
+        frame["value"],
+        strict=True,
     ):
         message = decode(value)
         place = (partition, offset, key.decode(), message.seq)
@@ -94,12 +101,22 @@ def peer(folder: Path, way: str) -> Callable[[], Any]:
     """One of the two, warmed up."""
     settings = config.load_settings()
     more = {**SETTINGS, **(ROCKSDB if way == "transform" else {})}
-    spark = wiring.spark_session(f"spark-{way}", settings, lambda _: None, more)
-    servers = wiring.kafka_client(settings)["bootstrap.servers"]
+    spark = context.spark_session(f"spark-{way}", settings, lambda _: None, more)
+    servers = context.kafka_client(settings)["bootstrap.servers"]
 
     def run(topic: str, out: Path) -> None:
-        options = {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": "earliest", **FETCH}
-        source = spark.readStream.format("kafka").options(**options).option("maxOffsetsPerTrigger", AT_ONCE).load()
+        options = {
+            "kafka.bootstrap.servers": servers,
+            "subscribe": topic,
+            "startingOffsets": "earliest",
+            **FETCH,
+        }
+        source = (
+            spark.readStream.format("kafka")
+            .options(**options)
+            .option("maxOffsetsPerTrigger", AT_ONCE)
+            .load()
+        )
         sessions = source.select("key", "value", "partition", "offset").groupBy("key")
         if way == "apply":
             frame = sessions.applyInPandasWithState(
@@ -107,8 +124,16 @@ def peer(folder: Path, way: str) -> Callable[[], Any]:
             )
         else:
             frame = sessions.transformWithStateInPandas(Transforming(), OUTPUT, "Append", "None")
-        sink = frame.writeStream.format("parquet").option("compression", "zstd").option("path", str(out / "records"))
-        query = sink.option("checkpointLocation", str(out / "checkpoint")).trigger(availableNow=True).start()
+        sink = (
+            frame.writeStream.format("parquet")
+            .option("compression", "zstd")
+            .option("path", str(out / "records"))
+        )
+        query = (
+            sink.option("checkpointLocation", str(out / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
         query.awaitTermination()
 
     run(WARM_TOPIC, folder / "warm")

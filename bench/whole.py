@@ -1,12 +1,14 @@
-"""Whole runs of the command line on a broker of their own: memory by backlog, the idle run, sessions at rest, a repair.
+"""Whole runs of the command line on a broker of their own: memory by backlog, the idle run,
+sessions at rest, a repair.
 
     python -m bench.whole backlog --messages 1000000 20000000 --read spark task
     python -m bench.whole idle
     python -m bench.whole sessions
     python -m bench.whole repair
 
-Every run is the command line in a process of its own, Spark's start-up included; memory is the peak of the whole
-process tree (PSS). Kept in results/whole.json. Twenty million messages take some minutes and 2 GB of disk.
+Every run is the command line in a process of its own, Spark's start-up included; memory is the peak
+of the whole process tree (PSS). Kept in results/whole.json. Twenty million messages take some
+minutes and 2 GB of disk.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from bench.growth import snapshot, update
 from bench.meter import Meter
 from bench.run import RESULTS, say
 from seriatim import config
-from seriatim.adapters.producer import create_topics
+from seriatim.demo.producer import create_topics
 from seriatim.embedded import broker
 
 
@@ -42,7 +44,9 @@ def place() -> Iterator[tuple[Path, str]]:
     """A folder with a broker."""
     home = Path(tempfile.mkdtemp(prefix="seriatim-bench-"))
     try:
-        info = broker.start_broker(home, program=broker.find_kafka_program(config.load_settings(), say), print_notice=say)
+        info = broker.start_broker(
+            home, program=broker.find_kafka_program(config.load_settings(), say), print_notice=say
+        )
         yield home, info.bootstrap_servers
     finally:
         broker.stop_broker(home, say)
@@ -50,7 +54,11 @@ def place() -> Iterator[tuple[Path, str]]:
 
 
 def run(
-    home: Path, servers: str, given: argparse.Namespace, read: str = "", words: Sequence[str] = ("run", "s")
+    home: Path,
+    servers: str,
+    given: argparse.Namespace,
+    read: str = "",
+    words: Sequence[str] = ("run", "s"),
 ) -> dict[str, Any]:
     """A command, measured from start to end; each way to read has an output of its own."""
     (home / "streams").mkdir(exist_ok=True)
@@ -87,11 +95,15 @@ def idle(given: argparse.Namespace) -> dict[str, Any]:
     """A run with a little to do, then one with nothing: Spark is not even started."""
     with place() as (home, servers):
         produce(servers, 1000)
-        return {given.read[0]: {"first": run(home, servers, given), "idle": run(home, servers, given)}}
+        return {
+            given.read[0]: {"first": run(home, servers, given), "idle": run(home, servers, given)}
+        }
 
 
 def sessions(given: argparse.Namespace) -> dict[str, Any]:
-    """A run that touches 1,000 sessions, ten messages each, of 1,000 and of a million that the partition has."""
+    """A run that touches 1,000 sessions, ten messages each, of 1,000 and of a million that the
+    partition has.
+    """
     found = {}
     for many in given.messages:
         with place() as (home, servers):
@@ -101,7 +113,11 @@ def sessions(given: argparse.Namespace) -> dict[str, Any]:
             step = many // 1000
             _send(
                 servers,
-                ((f"session-{n * step:07}", update(2 + turn, turn % 3)) for turn in range(10) for n in range(1000)),
+                (
+                    (f"session-{n * step:07}", update(2 + turn, turn % 3))
+                    for turn in range(10)
+                    for n in range(1000)
+                ),
             )
             found[f"{many}"] = {"first": first, "touched": run(home, servers, given)}
             say(f"{many:,} sessions: {found[f'{many}']}")
@@ -109,21 +125,27 @@ def sessions(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def repair(given: argparse.Namespace) -> dict[str, Any]:
-    """So many messages, folded in ten slices, and all of them folded again: every state file was lost."""
+    """So many messages, folded in ten slices, and all of them folded again: every state file was
+    lost.
+    """
     found: dict[str, Any] = {read: {} for read in given.read}
     for count in given.messages:
         with place() as (home, servers):
             say(f"making {count:,} messages")
             produce(servers, count)
             for read in given.read:
-                first = run(home, servers, given, read, ("run", "s", "--messages-max", str(count // 10)))
+                first = run(
+                    home, servers, given, read, ("run", "s", "--messages-max", str(count // 10))
+                )
                 lost = list((home / f"out-{read}" / "state").rglob("*.parquet"))
                 for path in lost:
                     path.unlink()
                 again = run(home, servers, given, read, ("repair", "s", "--apply"))
                 log = (home / "log").read_text().splitlines()
                 found[read][f"{count}"] = {"first": first, "repair": again, "said": log[-1]}
-                say(f"{count:,} messages, {len(lost)} state files lost, read by {read}: {found[read][f'{count}']}")
+                say(
+                    f"{count:,} messages, {len(lost)} state files lost, read by {read}: {found[read][f'{count}']}"
+                )
                 run(home, servers, given, read, ("verify", "s"))
     return found
 
@@ -154,9 +176,15 @@ def main() -> None:
     parser.add_argument("what", choices=list(WHOLE))
     parser.add_argument("--messages", type=int, nargs="+", default=None, help="amounts to compare")
     parser.add_argument(
-        "--read", nargs="+", default=["spark"], choices=["spark", "task"], help="slice.read, one or both"
+        "--read",
+        nargs="+",
+        default=["spark"],
+        choices=["spark", "task"],
+        help="slice.read, one or both",
     )
-    parser.add_argument("--slice", type=int, default=2_000_000, help="slice.messages_max of the stream")
+    parser.add_argument(
+        "--slice", type=int, default=2_000_000, help="slice.messages_max of the stream"
+    )
     given = parser.parse_args()
     measure, usual = WHOLE[given.what]
     given.messages = given.messages or usual

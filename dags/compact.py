@@ -1,4 +1,5 @@
-"""Compact: once a day small files of each stream become few, and what is outdated goes. Wiring only.
+"""Compact: once a day small files of each stream become few, and what is outdated goes. Wiring
+only.
 
 A task for each stream, one at a time; it stops no run. The same is `seriatim compact STREAM`.
 
@@ -12,12 +13,15 @@ from pathlib import Path
 
 from airflow.sdk import DAG
 
-from seriatim import config, streams
-from seriatim.airflow.alert import FailureCallback
+from seriatim import config, stream_files
 from seriatim.airflow.command import CommandOperator, common_task_arguments, schedule_arguments
+from seriatim.airflow.failure_callback import FailureCallback
 
 FOLDER = Path(__file__).resolve().parent.parent
-STREAM_NAMES = [file.stream.name for file in streams.load_all_streams(config.load_settings(folder=FOLDER).streams)[0]]
+STREAM_NAMES = [
+    file.stream.name
+    for file in stream_files.load_all_streams(config.load_settings(folder=FOLDER).streams)[0]
+]
 
 with DAG(
     dag_id="seriatim_compact",

@@ -1,8 +1,9 @@
 """Repair: the plan is shown, a person approves it, it is applied. Wiring only.
 
-The mail about a finding has the values to paste into this form; the same is `seriatim repair STREAM --apply`.
+The mail about a finding has the values to paste into this form; the same is `seriatim repair STREAM
+--apply`.
 
-Next room: seriatim/airflow/mend.py.
+Next room: seriatim/airflow/repair.py.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from pathlib import Path
 
 from airflow.sdk import DAG, Param
 
-from seriatim import config, streams
-from seriatim.airflow.alert import FailureCallback
+from seriatim import config, stream_files
 from seriatim.airflow.command import common_task_arguments
-from seriatim.airflow.mend import ApproveOperator, RepairApplyOperator, RepairPlanOperator
+from seriatim.airflow.failure_callback import FailureCallback
 from seriatim.airflow.params import offset_param, partition_param
+from seriatim.airflow.repair import ApproveOperator, RepairApplyOperator, RepairPlanOperator
 
 FOLDER = Path(__file__).resolve().parent.parent
-STREAM_NAMES = streams.list_streams(config.load_settings(folder=FOLDER).streams)
+STREAM_NAMES = stream_files.list_streams(config.load_settings(folder=FOLDER).streams)
 
 with DAG(
     dag_id="seriatim_repair",
@@ -29,15 +30,28 @@ with DAG(
     schedule=None,
     catchup=False,
     params={
-        "stream": Param(STREAM_NAMES[0] if len(STREAM_NAMES) == 1 else None, "Which stream.", type="string", enum=STREAM_NAMES or [""]),
-        "partition": partition_param("Only this partition, like prefix-a/3. Empty: all that is hurt."),
+        "stream": Param(
+            STREAM_NAMES[0] if len(STREAM_NAMES) == 1 else None,
+            "Which stream.",
+            type="string",
+            enum=STREAM_NAMES or [""],
+        ),
+        "partition": partition_param(
+            "Only this partition, like prefix-a/3. Empty: all that is hurt."
+        ),
         "session": Param(None, "Only this session.", type=["string", "null"], maxLength=1000),
-        "from": offset_param("Fold again from this offset on; needs the partition. Empty: from where it hurts."),
-        "forward": Param(False, "Go on without messages that are gone; the gap is published.", type="boolean"),
+        "from": offset_param(
+            "Fold again from this offset on; needs the partition. Empty: from where it hurts."
+        ),
+        "forward": Param(
+            False, "Go on without messages that are gone; the gap is published.", type="boolean"
+        ),
     },
     on_failure_callback=FailureCallback((), str(FOLDER)),
 ) as dag:
-    plan = RepairPlanOperator(task_id="plan", execution_timeout=timedelta(hours=1), **common_task_arguments(FOLDER))
+    plan = RepairPlanOperator(
+        task_id="plan", execution_timeout=timedelta(hours=1), **common_task_arguments(FOLDER)
+    )
     approve = ApproveOperator(
         task_id="approve",
         subject="Repair {{ params.stream }}?",
@@ -45,5 +59,10 @@ with DAG(
         response_timeout=timedelta(days=3),
         owner="seriatim",
     )
-    apply = RepairApplyOperator(task_id="apply", plan_task_id="plan", max_active_tis_per_dag=1, **common_task_arguments(FOLDER))
+    apply = RepairApplyOperator(
+        task_id="apply",
+        plan_task_id="plan",
+        max_active_tis_per_dag=1,
+        **common_task_arguments(FOLDER),
+    )
     plan >> approve >> apply

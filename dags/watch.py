@@ -1,4 +1,5 @@
-"""Watch: every five minutes a look at all streams; what needs a person is mailed, and what waited to be. Wiring only.
+"""Watch: every five minutes a look at all streams; what needs a person is mailed, and what waited
+to be. Wiring only.
 
 Without Airflow the same is one line of cron: `seriatim watch --once`.
 
@@ -14,11 +15,13 @@ from airflow.sdk import DAG
 
 from seriatim.airflow.command import common_task_arguments, schedule_arguments
 from seriatim.airflow.watch import Watch
-from seriatim.core.errors import IntegrityError
+from seriatim.errors import IntegrityError
 
 FOLDER = Path(__file__).resolve().parent.parent
 RETRY_DELAY = timedelta(seconds=20)
-"""At a start Airflow fails tasks before its API server is up: the next try is not worth waiting long for."""
+"""At a start Airflow fails tasks before its API server is up: the next try is not worth waiting
+long for.
+"""
 
 with DAG(
     dag_id="seriatim_watch",

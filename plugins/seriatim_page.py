@@ -1,9 +1,10 @@
-"""The page in Airflow: an entry in the navigation, a tab on each DAG, a tab on each run. Wiring only.
+"""The page in Airflow: an entry in the navigation, a tab on each DAG, a tab on each run. Wiring
+only.
 
-Airflow loads plugins in all its processes, so the page itself is made with its first request, in the API server alone.
-Who may see a stream is whoever may see its DAG.
+Airflow loads plugins in all its processes, so the page itself is made with its first request, in
+the API server alone. Who may see a stream is whoever may see its DAG.
 
-Next room: seriatim/page/app.py has the pages.
+Next room: seriatim/web/app.py has the pages.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
-from seriatim.page.address import MOUNT
+from seriatim.web.address import MOUNT
 
 FOLDER = Path(__file__).resolve().parent.parent
 MOUNT_PATH = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/") + MOUNT
@@ -33,7 +34,9 @@ class LazyPageApp:
         """Answer a request."""
         if self.app is None:
             self.app = create_page_app()
-            Thread(target=import_module, args=("pyarrow",), daemon=True).start()  # so that no page waits for it
+            Thread(
+                target=import_module, args=("pyarrow",), daemon=True
+            ).start()  # so that no page waits for it
         await self.app(scope, receive, send)
 
 
@@ -49,8 +52,8 @@ def create_page_app() -> Any:
     from sqlalchemy import select
 
     from seriatim import config
-    from seriatim.page.app import RunSpan, create_app
-    from seriatim.page.read import PageReader
+    from seriatim.web.app import RunSpan, create_app
+    from seriatim.web.read import PageReader
 
     class User:
         """Somebody who is logged in."""
@@ -61,7 +64,9 @@ def create_page_app() -> Any:
         def may_see(self, dag_id: str) -> bool:
             """As Airflow decides for the DAG's own page."""
             details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
-            return bool(get_auth_manager().is_authorized_dag(method="GET", details=details, user=self.user))
+            return bool(
+                get_auth_manager().is_authorized_dag(method="GET", details=details, user=self.user)
+            )
 
         def may_see_of(self, names: list[str]) -> list[str]:
             """Those whose DAG Airflow would list."""
@@ -83,7 +88,9 @@ def create_page_app() -> Any:
             ended = run.end_date.timestamp() if run.end_date else time.time()
             return RunSpan(began.timestamp() if began else time.time(), ended, str(run.state))
 
-    return create_app(PageReader(config.load_settings(folder=FOLDER).streams, time.time), gate, span)
+    return create_app(
+        PageReader(config.load_settings(folder=FOLDER).streams, time.time), gate, span
+    )
 
 
 class SeriatimPage(AirflowPlugin):  # type: ignore[misc]  # Airflow is Any to us

@@ -3,7 +3,7 @@
 Start reading at docs/ARCHITECTURE.md; the heart is `seriatim.core`, the verbs are `seriatim.steps`.
 """
 
-from seriatim.core.machine import Machine
+from seriatim.engine.machine import Machine
 
 __version__ = "0.1.0"
 __all__ = ["Machine"]

@@ -1,6 +1,8 @@
-"""Settings: the only reader of the environment and of seriatim.toml. Environment wins over the file.
+"""Settings: the only reader of the environment and of seriatim.toml. Environment wins over the
+file.
 
-Next room: streams.py reads what users write about their streams; this one is about the machine we run on.
+Next room: streams.py reads what users write about their streams; this one is about the machine we
+run on.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from seriatim.core import crash
-from seriatim.core.errors import ConfigError
+from seriatim.engine import crash_points
+from seriatim.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "SERIATIM_"
 OUTCOME = f"{ENVIRONMENT_PREFIX}OUTCOME"
-"""Names the file in which a command leaves how it ended, for the process that started it. No setting of a person's."""
+"""Names the file in which a command leaves how it ended, for the process that started it. No
+setting of a person's.
+"""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,16 +51,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     smtp_password_file: Path | None = None
     smtp_tls: Literal["none", "starttls", "tls"] = "none"
     outbox: Path = Path()
-    """What runs failed and which mails wait; default: `outbox` in the home. Shared by all who run or watch a stream."""
+    """What runs failed and which mails wait; default: `outbox` in the home. Shared by all who run
+    or watch a stream.
+    """
     spark_connection: str = ""
-    """Airflow's connection whose Spark folds; empty: seriatim_spark if there is one, else `spark_master`."""
+    """Airflow's connection whose Spark folds; empty: seriatim_spark if there is one, else
+    `spark_master`.
+    """
     airflow_url: str = ""
     """Airflow's address, for links in mails."""
     crash_point: str = ""
     """For tests: the named point at which this process kills itself, as NAME or NAME:HIT."""
 
     def __repr__(self) -> str:
-        shown = {name: getattr(self, name) for name in self.__struct_fields__ if name != "smtp_password"}
+        shown = {
+            name: getattr(self, name) for name in self.__struct_fields__ if name != "smtp_password"
+        }
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
@@ -65,7 +75,11 @@ def load_settings(environ: dict[str, str] | None = None, folder: Path | None = N
     environ = dict(os.environ) if environ is None else environ
     given = _read_settings_file((folder or Path.cwd()) / "seriatim.toml")
     fields = set(Settings.__struct_fields__)
-    given |= {field: environ[f"{ENVIRONMENT_PREFIX}{field.upper()}"] for field in fields if environ.get(f"{ENVIRONMENT_PREFIX}{field.upper()}")}
+    given |= {
+        field: environ[f"{ENVIRONMENT_PREFIX}{field.upper()}"]
+        for field in fields
+        if environ.get(f"{ENVIRONMENT_PREFIX}{field.upper()}")
+    }
     given.setdefault("home", _default_home(environ))
     given.setdefault("streams", "streams")
     given.setdefault("outbox", f"{given['home']}/outbox")
@@ -77,19 +91,28 @@ def load_settings(environ: dict[str, str] | None = None, folder: Path | None = N
     try:
         settings = msgspec.convert(given, Settings, dec_hook=_decode_path)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"settings: {error}", next="fix the SERIATIM_* variable or seriatim.toml") from None
+        raise ConfigError(
+            f"settings: {error}", next="fix the SERIATIM_* variable or seriatim.toml"
+        ) from None
     root = (folder or Path.cwd()).absolute()
     return msgspec.structs.replace(
         settings,
         **{
-            name: root / expand_user(getattr(settings, name), f"settings: {name}", f"fix {ENVIRONMENT_PREFIX}{name.upper()}")
+            name: root
+            / expand_user(
+                getattr(settings, name),
+                f"settings: {name}",
+                f"fix {ENVIRONMENT_PREFIX}{name.upper()}",
+            )
             for name in ("home", "streams", "outbox")
         },
     )
 
 
 def expand_user(path: Path, source: str, next_step: str) -> Path:
-    """A path with `~` as the home that it is; where nobody has one, an error that names who said it."""
+    """A path with `~` as the home that it is; where nobody has one, an error that names who said
+    it.
+    """
     try:
         return path.expanduser()
     except RuntimeError:
@@ -97,7 +120,9 @@ def expand_user(path: Path, source: str, next_step: str) -> Path:
 
 
 def is_spark_submitted() -> bool:
-    """Whether spark-submit started this process: then Spark's settings are those it was submitted with."""
+    """Whether spark-submit started this process: then Spark's settings are those it was submitted
+    with.
+    """
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -109,7 +134,8 @@ def child_environment() -> dict[str, str]:
 def take_outcome_path() -> Path | None:
     """Where this command leaves how it ended, if somebody asked; once.
 
-    The variable is taken away, since children inherit the environment: only the command itself may write there.
+    The variable is taken away, since children inherit the environment: only the command itself may
+    write there.
     """
     path = os.environ.pop(OUTCOME, "")
     return Path(path) if path else None
@@ -130,7 +156,9 @@ def _read_settings_file(path: Path) -> dict[str, Any]:
     unknown = sorted(set(given) - set(Settings.__struct_fields__))
     if unknown:
         allowed = ", ".join(sorted(Settings.__struct_fields__))
-        raise ConfigError(f"{path.name}: unknown key {unknown[0]!r}", allowed=allowed, next=f"fix {path}")
+        raise ConfigError(
+            f"{path.name}: unknown key {unknown[0]!r}", allowed=allowed, next=f"fix {path}"
+        )
     return given
 
 
@@ -158,4 +186,4 @@ def arm_crash_point(crash_point: str, *victims: int) -> None:
             for process in (*victims, os.getpid()):
                 os.kill(process, signal.SIGKILL)
 
-    crash.arm(pass_by)
+    crash_points.arm(pass_by)

@@ -1,7 +1,7 @@
 """Ports: what the steps need of the outside world, on one page. Adapters implement them.
 
-Real ones: adapters/kafka.py, spark.py, batches.py, parquet.py, delta.py, clock.py. Fakes for all of them:
-adapters/memory.py, held to the same contract tests.
+Real ones: kafka/log.py, spark.py, batches.py, parquet.py, delta.py, clock.py. Fakes for all of
+them: memory.py, held to the same contract tests.
 """
 
 from __future__ import annotations
@@ -11,10 +11,22 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from seriatim.core.ask import SnapshotRequest
-from seriatim.core.chain import Commit
-from seriatim.core.compact import Intent
-from seriatim.core.current import (
+from seriatim.engine.findings import Finding
+from seriatim.engine.holes import ExplainedRange
+from seriatim.engine.messages import MessageBatch
+from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.record_kinds import MAIN_TABLE
+from seriatim.engine.session import FoldOutput, QuarantinedMessage, Session, SessionEndRecords
+from seriatim.engine.session_filter import ReplacedRecords
+from seriatim.kafka.retention import RetainedLog
+from seriatim.ledger.gaps import Gap, QuarantineFile
+from seriatim.ledger.model import Entry, File, Ledger, Manifest
+from seriatim.ledger.snapshot_needs import SnapshotRequest
+from seriatim.operations.compaction_rules import Intent
+from seriatim.operations.prove.chain import Commit
+from seriatim.operations.prove.rules import FileOutline
+from seriatim.operations.slicing import Bounds, Ranges
+from seriatim.storage.current_rows import (
     CurrentWriteResult,
     Lives,
     PartitionCatchUp,
@@ -22,18 +34,6 @@ from seriatim.core.current import (
     RowKeySpec,
     SessionTable,
 )
-from seriatim.core.gaps import Gap, QuarantineFile
-from seriatim.core.holes import ExplainedRange
-from seriatim.core.integrity import Finding
-from seriatim.core.ledger import Entry, File, Ledger, Manifest
-from seriatim.core.message import MessageBatch
-from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.outputs import MAIN_TABLE
-from seriatim.core.retention import RetainedLog
-from seriatim.core.scope import ReplacedRecords
-from seriatim.core.session import FoldOutput, QuarantinedMessage, Session, SessionEndRecords
-from seriatim.core.slice import Bounds, Ranges
-from seriatim.core.verify import FileOutline
 
 Task = Callable[[Partition, Iterable[MessageBatch]], bytes]
 """Runs where the messages of one partition are; what it returns reaches the driver."""
@@ -52,7 +52,9 @@ class Log(Protocol):
         ...
 
     def first_unreadable_messages(self, ranges: Ranges) -> dict[Partition, tuple[int, str]]:
-        """The first message of each range that the reader cannot take, by offset, and why; for each that has one."""
+        """The first message of each range that the reader cannot take, by offset, and why; for each
+        that has one.
+        """
 
     def sample_message_bytes(self, ranges: Ranges) -> dict[Partition, int]:
         """How large the first messages of a few of these ranges are, on average: keys and values."""
@@ -60,14 +62,18 @@ class Log(Protocol):
     def read_retention(
         self, bounds: Mapping[Partition, Bounds], frontiers: Mapping[Partition, int]
     ) -> dict[Partition, RetainedLog]:
-        """What Kafka holds of partitions with these bounds, seen from these frontiers, and for how long."""
+        """What Kafka holds of partitions with these bounds, seen from these frontiers, and for how
+        long.
+        """
 
 
 class Source(Protocol):
     """The messages of a slice, one task per partition."""
 
     def map(self, task: Task, *, has_small_messages: bool = False) -> list[bytes]:
-        """The task's answers. `small`: messages are known to be, and need not be weighed one by one."""
+        """The task's answers. `small`: messages are known to be, and need not be weighed one by
+        one.
+        """
         ...
 
 
@@ -77,7 +83,9 @@ class ReadOptions(Struct, frozen=True):
     with_headers: bool = False
     """Only messages that are set aside need them, and they cost a tenth of the reading."""
     average_message_bytes: int = 0
-    """How large messages were so far, on average, in the partition where they are largest; 0: not known."""
+    """How large messages were so far, on average, in the partition where they are largest; 0: not
+    known.
+    """
 
 
 DEFAULT_READ_OPTIONS = ReadOptions()
@@ -89,7 +97,11 @@ class Reader(Protocol):
     """Kafka, as the fold reads it. Raises `SourceFailedError` when reading broke."""
 
     def read_slices(
-        self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, options: ReadOptions = DEFAULT_READ_OPTIONS
+        self,
+        starts: Mapping[Partition, int],
+        messages_max: int,
+        on_slice: OnSlice,
+        options: ReadOptions = DEFAULT_READ_OPTIONS,
     ) -> None:
         """From `starts` to the log ends of now, in slices of at most `messages_max`."""
 
@@ -97,7 +109,7 @@ class Reader(Protocol):
         """These ranges and no others."""
 
 
-class SourceFailedError(Exception):  # noqa: N818  # not an error of ours: discovery decides what it means
+class SourceFailedError(Exception):  # not an error of ours: discovery decides what it means
     """Reading broke: data loss, a lost broker or executor. Discovery is asked what it means."""
 
 
@@ -128,7 +140,7 @@ class QuarantineWriter(FileWriter, Protocol):
     def write(self, batch: MessageBatch, messages: list[QuarantinedMessage]) -> None: ...
 
 
-class UnfitRecordsError(Exception):  # noqa: N818  # becomes the finding `raised`
+class UnfitRecordsError(Exception):  # becomes the finding `raised`
     """Records whose values do not fit their columns, by their row in `Folded`."""
 
     def __init__(self, rows: list[int]) -> None:
@@ -139,8 +151,12 @@ class UnfitRecordsError(Exception):  # noqa: N818  # becomes the finding `raised
 class RecordStore(Protocol):
     """Where record files go. Invisible until a commit names them."""
 
-    def record_writer(self, partition: Partition, topic_id: str, stem: str, table: str = MAIN_TABLE) -> RecordWriter: ...
-    def quarantine_writer(self, partition: Partition, topic_id: str, stem: str) -> QuarantineWriter: ...
+    def record_writer(
+        self, partition: Partition, topic_id: str, stem: str, table: str = MAIN_TABLE
+    ) -> RecordWriter: ...
+    def quarantine_writer(
+        self, partition: Partition, topic_id: str, stem: str
+    ) -> QuarantineWriter: ...
     def sweep(self, partition: Partition, stem_prefix: str, keep: set[str]) -> list[str]:
         """Delete a partition's files whose stem begins so and whose paths are not in `keep`."""
 
@@ -151,12 +167,16 @@ class RecordStore(Protocol):
         """Delete files; those that are gone already are no error."""
 
     def intents(self, partition: Partition) -> list[Intent]:
-        """What compactions are about to replace, or have replaced, as far as the files are still there."""
+        """What compactions are about to replace, or have replaced, as far as the files are still
+        there.
+        """
 
     def put_intent(self, intent: Intent) -> None: ...
     def drop_intent(self, intent: Intent) -> None: ...
     def oldest_complete_entry(self) -> tuple[int, str]:
-        """The oldest entry whose files are all there, as far as sweeping goes, and its SHA-256; -1: all are."""
+        """The oldest entry whose files are all there, as far as sweeping goes, and its SHA-256; -1:
+        all are.
+        """
 
     def put_oldest_complete_entry(self, sequence: int, sha256: str) -> None: ...
 
@@ -164,34 +184,61 @@ class RecordStore(Protocol):
 class Rewriter(Protocol):
     """Record files made of others, with the same records."""
 
-    def concatenate(self, partition: Partition, topic_id: str, stem: str, files: Sequence[File]) -> File:
-        """One file of several, in this order; each is proved by its digest before a record of it is copied."""
+    def concatenate(
+        self, partition: Partition, topic_id: str, stem: str, files: Sequence[File]
+    ) -> File:
+        """One file of several, in this order; each is proved by its digest before a record of it is
+        copied.
+        """
         ...
 
 
 class Joiner(Protocol):
-    """Committed files looked at again, and record files made of others: what a refold replaces and what stays."""
+    """Committed files looked at again, and record files made of others: what a refold replaces and
+    what stays.
+    """
 
-    def find_damaged_files(self, files: Iterable[File], *, check_digests: bool = True) -> dict[str, str]:
-        """Files that are not as committed, by path, and why; by their digest, or by their size alone."""
+    def find_damaged_files(
+        self, files: Iterable[File], *, check_digests: bool = True
+    ) -> dict[str, str]:
+        """Files that are not as committed, by path, and why; by their digest, or by their size
+        alone.
+        """
         ...
 
     def has_replaced_records(self, file: File, replaced: ReplacedRecords) -> bool:
         """Whether a file has a record that is replaced."""
         ...
 
-    def has_records_in(self, files: Iterable[File], offset_range: OffsetRange, partition_life: tuple[Partition, str] | None = None) -> bool:
-        """Whether any of these files has a record at these offsets; of one partition and topic id, if that is asked."""
+    def has_records_in(
+        self,
+        files: Iterable[File],
+        offset_range: OffsetRange,
+        partition_life: tuple[Partition, str] | None = None,
+    ) -> bool:
+        """Whether any of these files has a record at these offsets; of one partition and topic id,
+        if that is asked.
+        """
         ...
 
-    def session_tables(self, partition: Partition, topic_id: str, files: Sequence[File], keyed: RowKeySpec) -> Iterable[SessionTable]:
-        """What a partition's records make of each session, each file proved first; `IntegrityError` if one is not."""
+    def session_tables(
+        self, partition: Partition, topic_id: str, files: Sequence[File], keyed: RowKeySpec
+    ) -> Iterable[SessionTable]:
+        """What a partition's records make of each session, each file proved first; `IntegrityError`
+        if one is not.
+        """
         ...
 
     def first_difference_offset(
-        self, old_files: Sequence[File], replaced: ReplacedRecords, new_files: Sequence[File], offset_range: OffsetRange
+        self,
+        old_files: Sequence[File],
+        replaced: ReplacedRecords,
+        new_files: Sequence[File],
+        offset_range: OffsetRange,
     ) -> int | None:
-        """The first offset at which what is replaced in `olds` is not what `news` have at these offsets; None: none."""
+        """The first offset at which what is replaced in `olds` is not what `news` have at these
+        offsets; None: none.
+        """
         ...
 
     def join_files(
@@ -203,7 +250,9 @@ class Joiner(Protocol):
         new_files: Sequence[File],
         offset_range: OffsetRange,
     ) -> File | None:
-        """One file, by offset and index, of what is not replaced in `olds` and what `news` have at these offsets."""
+        """One file, by offset and index, of what is not replaced in `olds` and what `news` have at
+        these offsets.
+        """
         ...
 
 
@@ -214,7 +263,13 @@ class StateStore(Protocol):
     def find_names(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
         """Which of these names are in the files: a cheap look, without proof."""
 
-    def save(self, partition: Partition, stem: str, sessions: Mapping[str, Session], files_to_merge: Iterable[File]) -> File:
+    def save(
+        self,
+        partition: Partition,
+        stem: str,
+        sessions: Mapping[str, Session],
+        files_to_merge: Iterable[File],
+    ) -> File:
         """Write sessions, over those of the files to be merged (oldest first)."""
 
     def all_sessions(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
@@ -240,7 +295,7 @@ class LedgerHead(Struct):
     """Commits by others since the last entry that changed data."""
 
 
-class CommitConflictError(Exception):  # noqa: N818  # an answer, not an error: the commit rule decides
+class CommitConflictError(Exception):  # an answer, not an error: the commit rule decides
     """The compare-and-set was not confirmed. It may have happened all the same."""
 
 
@@ -263,7 +318,9 @@ class LedgerStore(Protocol):
         """The record files of the table as of `head`."""
 
     def active_files(self, head: LedgerHead) -> list[File]:
-        """The same, with bytes, rows, first and last offset; digests are in the entries that added them."""
+        """The same, with bytes, rows, first and last offset; digests are in the entries that added
+        them.
+        """
 
     def files_at(self, stream: str, sequence: int) -> list[File]:
         """The record files of the table as of an earlier entry, as `active_files` has them."""
@@ -274,7 +331,9 @@ class LedgerStore(Protocol):
     def put_manifest(self, sequence: int, content: bytes) -> tuple[str, str]:
         """Store a manifest; its path and SHA-256."""
 
-    def compare_and_set(self, head: LedgerHead | None, entry: Entry, manifest: str, sha256: str) -> None:
+    def compare_and_set(
+        self, head: LedgerHead | None, entry: Entry, manifest: str, sha256: str
+    ) -> None:
         """Commit on top of exactly `head` (None: create), or raise `CommitConflictError`."""
 
     def has_manifest(self, sha256: str, after: int) -> bool:
@@ -290,7 +349,9 @@ class LedgerStore(Protocol):
     def witness(self) -> tuple[int, str] | None: ...
     def put_witness(self, sequence: int, sha256: str) -> None: ...
     def archive_witness(self, reason: str) -> str:
-        """Move the witness away, with the reason in it: a person decided to begin again. Its new path."""
+        """Move the witness away, with the reason in it: a person decided to begin again. Its new
+        path.
+        """
 
 
 DerivedTableName = Literal["gaps", "quarantine"]
@@ -298,7 +359,9 @@ DerivedTableName = Literal["gaps", "quarantine"]
 
 
 class AppliedVersion(Struct, frozen=True):
-    """The entry up to which a derived table is, and what the store needs to compare-and-set on exactly that."""
+    """The entry up to which a derived table is, and what the store needs to compare-and-set on
+    exactly that.
+    """
 
     sequence: int = -1
     sha256: str = ""
@@ -309,12 +372,21 @@ PartitionFiles = Sequence[tuple[Partition, File]]
 
 
 class OutputStore(Protocol):
-    """Tables of a machine's further kinds of records: each put is one commit on exactly `at`, or raises `CommitConflictError`."""
+    """Tables of a machine's further kinds of records: each put is one commit on exactly `at`, or
+    raises `CommitConflictError`.
+    """
 
     tables: Sequence[str]
 
     def applied_version(self, table: str) -> AppliedVersion: ...
-    def put_files(self, table: str, expected: AppliedVersion, ledger: Ledger, added: PartitionFiles, removed: Sequence[str]) -> None: ...
+    def put_files(
+        self,
+        table: str,
+        expected: AppliedVersion,
+        ledger: Ledger,
+        added: PartitionFiles,
+        removed: Sequence[str],
+    ) -> None: ...
 
 
 class DerivedStore(Protocol):
@@ -331,8 +403,16 @@ class DerivedStore(Protocol):
     def put_gaps(self, expected: AppliedVersion, ledger: Ledger, gaps: Sequence[Gap]) -> None:
         """Replace all gaps, in one commit on exactly `at`, or raise `CommitConflictError`."""
 
-    def put_quarantine(self, expected: AppliedVersion, ledger: Ledger, quarantine_files: Sequence[QuarantineFile], released_gaps: Sequence[Gap]) -> None:
-        """Add messages set aside and say of whom was released how, in one commit on exactly `at`, or `CommitConflictError`."""
+    def put_quarantine(
+        self,
+        expected: AppliedVersion,
+        ledger: Ledger,
+        quarantine_files: Sequence[QuarantineFile],
+        released_gaps: Sequence[Gap],
+    ) -> None:
+        """Add messages set aside and say of whom was released how, in one commit on exactly `at`,
+        or `CommitConflictError`.
+        """
 
     def note_up_to_date(self, ledger: Ledger) -> None:
         """Remember that both tables are as of `to`, where nothing had to be put."""
@@ -346,18 +426,27 @@ class CurrentStore(Protocol):
         ...
 
     def put_rows(
-        self, expected: PublishedVersion, ledger: Ledger, lives: Lives, catch_ups: Sequence[PartitionCatchUp], progress: Callable[[int], None]
+        self,
+        expected: PublishedVersion,
+        ledger: Ledger,
+        lives: Lives,
+        catch_ups: Sequence[PartitionCatchUp],
+        progress: Callable[[int], None],
     ) -> CurrentWriteResult:
-        """Bring these partitions up, in one commit on exactly `at`, or raise `CommitConflictError`. Tells records read so far."""
+        """Bring these partitions up, in one commit on exactly `at`, or raise `CommitConflictError`.
+        Tells records read so far.
+        """
         ...
 
 
-class UnreadableFileError(Exception):  # noqa: N818  # an answer: verify tells what it means
+class UnreadableFileError(Exception):  # an answer: verify tells what it means
     """A file that is missing, or that its own format contradicts."""
 
 
 class Audit(Protocol):
-    """A stream's output read anew for verify, as bytes and as what they say. Raises `UnreadableFileError`."""
+    """A stream's output read anew for verify, as bytes and as what they say. Raises
+    `UnreadableFileError`.
+    """
 
     def commits(self) -> list[Commit]: ...
     def paths_readers_see(self, version: int) -> set[str]: ...
@@ -392,7 +481,9 @@ class PastMessageReader(Protocol):
 
 
 class SnapshotRequester(Protocol):
-    """Where producers are asked for snapshots, and the entry (its sequence and SHA-256) up to which they were."""
+    """Where producers are asked for snapshots, and the entry (its sequence and SHA-256) up to which
+    they were.
+    """
 
     def last_requested_entry(self) -> tuple[int, str]: ...
     def put_last_requested_entry(self, sequence: int, sha256: str) -> None: ...

@@ -8,10 +8,11 @@
         assert done.state == Book(levels={10: 3})
         assert not done.findings
 
-`CRASH` in the list ends the process there: the work so far is committed, the state goes through bytes,
-and a new machine takes over. Put it anywhere; a right machine gives the same records. `fold_table` does
-the same for the stock machine. Messages are dicts, Structs or bytes; (session, message) pairs where a
-test has several sessions. What runs is the real fold, over the fakes in seriatim/adapters/memory.
+`CRASH` in the list ends the process there: the work so far is committed, the state goes through
+bytes, and a new machine takes over. Put it anywhere; a right machine gives the same records.
+`fold_table` does the same for the stock machine. Messages are dicts, Structs or bytes; (session,
+message) pairs where a test has several sessions. What runs is the real fold, over the fakes in
+seriatim/adapters/memory.
 
 Next room: adapters/memory has the fakes; `MemoryStream` joins them for tests of whole streams.
 """
@@ -25,7 +26,14 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from seriatim.adapters.memory import (
+from seriatim.engine.findings import Finding, Tier
+from seriatim.engine.judge import OnPoison
+from seriatim.engine.machine import Machine, Runner, UserMachine
+from seriatim.engine.offsets import Partition
+from seriatim.engine.session import Session
+from seriatim.engine.task import PartitionWork, TaskContext, run_task
+from seriatim.ledger.model import Account
+from seriatim.memory import (
     MemoryBatches,
     MemoryChecker,
     MemoryClock,
@@ -40,17 +48,10 @@ from seriatim.adapters.memory import (
     MemoryRequests,
     MemorySight,
 )
-from seriatim.core.integrity import Finding, Tier
-from seriatim.core.judge import OnPoison
-from seriatim.core.ledger import Account
-from seriatim.core.machine import Machine, Runner, UserMachine
-from seriatim.core.offsets import Partition
-from seriatim.core.session import Session
-from seriatim.core.stream import OutputSettings, Stream
-from seriatim.core.stream import parse_stream as parse_stream
+from seriatim.operations.run import FoldContext, FoldRun, RunOutcome, StopOffsets
 from seriatim.ports import Task
-from seriatim.steps.fold import FoldContext, FoldRun, RunOutcome, StopOffsets
-from seriatim.steps.task import PartitionWork, TaskContext, run_task
+from seriatim.stream import OutputSettings, Stream
+from seriatim.stream import parse_stream as parse_stream
 
 __all__ = [
     "CRASH",
@@ -133,7 +134,11 @@ def fold(
     findings, headless = _produce_and_run(world, messages)
     rows = world.rows()
     every = [(row, runner.record_type) for row in rows]
-    every += [(row, kind) for kind, made in runner.other_record_types.items() for row in world.other_rows(made.table)]
+    every += [
+        (row, kind)
+        for kind, made in runner.other_record_types.items()
+        for row in world.other_rows(made.table)
+    ]
     every.sort(key=lambda one: (one[0]["offset"], one[0]["index"]))
     return Folded(
         records=[_record_from_row(kind, row) for row, kind in every],
@@ -179,14 +184,19 @@ def fold_table(
     return Folded(
         records=[{name: row[name] for name in runner.columns} for row in rows],
         rows=rows,
-        states={name: runner.to_plain(runner.load(*saved)) for name, saved in _saved_states(world).items()},
+        states={
+            name: runner.to_plain(runner.load(*saved))
+            for name, saved in _saved_states(world).items()
+        },
         findings=findings,
         headless=headless,
     )
 
 
 class MemoryStream:
-    """A stream whose whole outside world is in memory: produce, run, look. `machine` makes its machine."""
+    """A stream whose whole outside world is in memory: produce, run, look. `machine` makes its
+    machine.
+    """
 
     def __init__(self, stream: Stream, machine: Callable[[], Runner]) -> None:
         self.stream, self.machine = stream, machine
@@ -247,12 +257,18 @@ class MemoryStream:
 
     def other_rows(self, table: str) -> list[dict[str, Any]]:
         """The committed records of one of the machine's other tables, by entry."""
-        return [row for file in self.derived.outputs.files(table) for row in self.files.read(file).rows]
+        return [
+            row for file in self.derived.outputs.files(table) for row in self.files.read(file).rows
+        ]
 
     def accounts(self) -> dict[Partition, Account]:
         """What the ledger knows of each partition."""
         head = self.ledger.head(self.stream.name)
-        return {} if head is None else {Partition.parse(p): a for p, a in head.ledger.partitions.items()}
+        return (
+            {}
+            if head is None
+            else {Partition.parse(p): a for p, a in head.ledger.partitions.items()}
+        )
 
     def sessions(self, partition: Partition) -> dict[str, Session]:
         """The committed sessions of a partition, their state still as bytes."""
@@ -285,7 +301,9 @@ def _split_at_crashes(messages: Iterable[Any]) -> list[list[Any]]:
 
 
 def _encode_message(message: Any) -> bytes | None:
-    return message if message is None or isinstance(message, bytes) else msgspec.json.encode(message)
+    return (
+        message if message is None or isinstance(message, bytes) else msgspec.json.encode(message)
+    )
 
 
 def _saved_states(world: MemoryStream) -> dict[str, tuple[bytes, int]]:

@@ -1,8 +1,8 @@
 """An order book per instrument: an arbitrary machine with typed messages, state and records.
 
-A `book` message is the whole book (a snapshot); a `quote` sets the size at a price, 0 takes it away; a
-`trade` takes size from the best level. The book keeps `DEPTH` levels a side; a record is written
-whenever a visible level changes.
+A `book` message is the whole book (a snapshot); a `quote` sets the size at a price, 0 takes it
+away; a `trade` takes size from the best level. The book keeps `DEPTH` levels a side; a record is
+written whenever a visible level changes.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ def visible(book: Book) -> dict[tuple[str, float], int]:
     return {(name, price): size for name, side in sides for price, size in side.items()}
 
 
-def changes(before: dict[tuple[str, float], int], after: dict[tuple[str, float], int]) -> Iterator[Level]:
+def changes(
+    before: dict[tuple[str, float], int], after: dict[tuple[str, float], int]
+) -> Iterator[Level]:
     """What differs, as records."""
     for place in sorted({*before, *after}):
         if before.get(place) != after.get(place):

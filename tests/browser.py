@@ -1,9 +1,10 @@
-"""A real browser for tests: Chromium without a window, spoken to by its own protocol, so that no driver is needed.
+"""A real browser for tests: Chromium without a window, spoken to by its own protocol, so that no
+driver is needed.
 
-The one package it takes (websockets) is there with Airflow's server. Chromium is looked for on PATH under its
-usual names; where there is none, tests that need it are skipped by name.
+The one package it takes (websockets) is there with Airflow's server. Chromium is looked for on PATH
+under its usual names; where there is none, tests that need it are skipped by name.
 
-Next room: tests/page/test_browser.py and tests/integration/test_airflow_page.py drive it.
+Next room: tests/web/test_browser.py and tests/integration/test_airflow_page.py drive it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
+NAMES = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+    "microsoft-edge",
+)
 START_SECONDS = 300.0
 ANSWER_SECONDS = 180.0
 
@@ -37,9 +45,24 @@ class Browser:
     def __init__(self, folder: Path) -> None:
         program = found()
         assert program, "no browser"
-        words = ["--headless=new", "--remote-debugging-port=0", f"--user-data-dir={folder}", "--hide-scrollbars"]
-        words += ["--no-first-run", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions"]
-        words += ["--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        words = [
+            "--headless=new",
+            "--remote-debugging-port=0",
+            f"--user-data-dir={folder}",
+            "--hide-scrollbars",
+        ]
+        words += [
+            "--no-first-run",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--disable-extensions",
+        ]
+        words += [
+            "--disable-quic",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+        ]
         words += ["--no-sandbox"] if os.geteuid() == 0 else []
         self.process = subprocess.Popen([program, *words, "about:blank"], stderr=subprocess.DEVNULL)
         self.messages: list[str] = []
@@ -98,7 +121,9 @@ class Browser:
 
     def tell(self, script: str) -> Any:
         """The value of an expression on the page."""
-        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -114,7 +139,9 @@ class Browser:
                 if seen:
                     return seen
             time.sleep(0.1)
-        raise AssertionError(f"in vain for {seconds} s: {script}: {seen}; at {self.tell('location.href')}")
+        raise AssertionError(
+            f"in vain for {seconds} s: {script}: {seen}; at {self.tell('location.href')}"
+        )
 
     def type(self, selector: str, words: str) -> None:
         """Into a field, as a person would."""
@@ -137,12 +164,19 @@ class Browser:
         """The window's size."""
         mobile = width < 600
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=mobile
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=mobile,
         )
 
     def colours(self, scheme: str) -> None:
         """The system's wish: light or dark."""
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
 
     def picture(self, path: Path, *, whole: bool = False) -> None:
         """What is seen, as a PNG; `whole`: down to the page's end."""

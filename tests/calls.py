@@ -1,4 +1,6 @@
-"""How much work a piece of code is, as a number of calls: the same on a busy machine as on an idle one."""
+"""How much work a piece of code is, as a number of calls: the same on a busy machine as on an idle
+one.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from types import FrameType
 
 
 def count_calls(work: Callable[[], object]) -> int:
-    """How many functions are called while `work` runs, those of C included. Threads that it starts do not count."""
+    """How many functions are called while `work` runs, those of C included. Threads that it starts
+    do not count.
+    """
     calls = 0
 
     def count(_: FrameType, kind: str, __: object) -> None:

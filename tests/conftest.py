@@ -1,7 +1,8 @@
-"""What tests share: one broker for a whole run, one Spark per worker, topics of their own, `--full` and `--fast`.
+"""What tests share: one broker for a whole run, one Spark per worker, topics of their own, `--full`
+and `--fast`.
 
-The broker is started by the first test that asks for it. With xdist every worker asks; they find the
-one that runs, since its home is handed down to them. The process that began the run stops it.
+The broker is started by the first test that asks for it. With xdist every worker asks; they find
+the one that runs, since its home is handed down to them. The process that began the run stops it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from seriatim import config, wiring
+from seriatim import config, context
 from seriatim.embedded import broker as embedded
 from seriatim.embedded.broker import BrokerInfo
 
@@ -33,13 +34,26 @@ EXAMPLES_FAST = 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How much is run (`--full`, `--fast`), how many worlds are simulated (`--seeds`), who reads Kafka (`--read`)."""
-    parser.addoption("--full", action="store_true", help="run tests marked full, and long suites whole")
+    """How much is run (`--full`, `--fast`), how many worlds are simulated (`--seeds`), who reads
+    Kafka (`--read`).
+    """
     parser.addoption(
-        "--fast", action="store_true", help="of tests marked long, one case of each file; few seeds and examples"
+        "--full", action="store_true", help="run tests marked full, and long suites whole"
     )
-    parser.addoption("--seeds", type=int, default=None, help="how many seeded worlds a simulation runs")
-    parser.addoption("--read", choices=("spark", "task"), default="spark", help="who reads Kafka in integration tests")
+    parser.addoption(
+        "--fast",
+        action="store_true",
+        help="of tests marked long, one case of each file; few seeds and examples",
+    )
+    parser.addoption(
+        "--seeds", type=int, default=None, help="how many seeded worlds a simulation runs"
+    )
+    parser.addoption(
+        "--read",
+        choices=("spark", "task"),
+        default="spark",
+        help="who reads Kafka in integration tests",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,7 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End what the run started. Kafka clients that still live would complain below pytest's last line."""
+    """End what the run started. Kafka clients that still live would complain below pytest's last
+    line.
+    """
     if not hasattr(config, "workerinput"):
         home = Path(os.environ.pop(BROKER_HOME))
         with Path(os.devnull).open("w") as nowhere:
@@ -65,7 +81,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests marked `full` out, unless they are asked for; with `--fast`, most of those marked `long`, too."""
+    """Leave tests marked `full` out, unless they are asked for; with `--fast`, most of those marked
+    `long`, too.
+    """
     if config.getoption("--fast"):
         left_out = _long_tests_left_out(items)
         config.hook.pytest_deselected(items=left_out)
@@ -101,7 +119,9 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="session")
 def seeds(request: pytest.FixtureRequest, full: bool) -> range:
-    """The seeds of a simulation: a sample, many with --full, a handful with --fast, or as many as asked for."""
+    """The seeds of a simulation: a sample, many with --full, a handful with --fast, or as many as
+    asked for.
+    """
     asked: int | None = request.config.getoption("--seeds")
     if asked is not None:
         return range(asked)
@@ -119,7 +139,9 @@ def broker_program() -> embedded.KafkaProgram:
 @pytest.fixture(scope="session")
 def broker(broker_program: embedded.KafkaProgram) -> BrokerInfo:
     """The broker of this test run."""
-    return embedded.start_broker(Path(os.environ[BROKER_HOME]), program=broker_program, print_notice=_silent)
+    return embedded.start_broker(
+        Path(os.environ[BROKER_HOME]), program=broker_program, print_notice=_silent
+    )
 
 
 @pytest.fixture
@@ -131,7 +153,9 @@ def topic_name(request: pytest.FixtureRequest) -> Callable[[], str]:
 
 @pytest.fixture
 def topic(broker: BrokerInfo, topic_name: Callable[[], str]) -> Callable[..., str]:
-    """Creates a topic with `partitions` and `settings` (Kafka's topic settings) and returns its name."""
+    """Creates a topic with `partitions` and `settings` (Kafka's topic settings) and returns its
+    name.
+    """
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
@@ -155,8 +179,11 @@ def spark() -> Iterator[Callable[[], Any]]:
     def get() -> Any:
         if not started:
             settings = config.load_settings()
-            more = {"spark.master": "local[2]", "spark.shuffle.spill.numElementsForceSpillThreshold": "20000"}
-            started.append(wiring.spark_session("tests", settings, _silent, more))
+            more = {
+                "spark.master": "local[2]",
+                "spark.shuffle.spill.numElementsForceSpillThreshold": "20000",
+            }
+            started.append(context.spark_session("tests", settings, _silent, more))
         return started[0]
 
     yield get

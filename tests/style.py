@@ -1,6 +1,8 @@
-"""How densely a Python package is written and how it is named: the measures that tests/test_tidy.py holds to limits.
+"""How densely a Python package is written and how it is named: the measures that tests/test_tidy.py
+holds to limits.
 
-Every measure is taken from the syntax tree, so wrapping a dense expression over more lines changes little.
+Every measure is taken from the syntax tree, so wrapping a dense expression over more lines changes
+little.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class SourceFacts:
 
 @cache
 def facts_of_file(path: Path) -> SourceFacts:
-    """The facts of a file. They are kept; its syntax tree is not, since many large trees slow down the collector."""
+    """The facts of a file. They are kept; its syntax tree is not, since many large trees slow down
+    the collector.
+    """
     return facts_of(path.read_text())
 
 
@@ -126,10 +130,12 @@ def measure_package(sources: Iterable[SourceFacts]) -> StyleFigures:
 
 
 def small_modules_with_one_importer(paths: Mapping[str, Path]) -> dict[str, str]:
-    """Modules that are shorter than SMALL_MODULE_LINES and imported by exactly one other: name → who imports it.
+    """Modules that are shorter than SMALL_MODULE_LINES and imported by exactly one other: name →
+    who imports it.
 
-    `paths` has every module of the product by its dotted name. A package's `__init__` is not a module in this sense:
-    importing anything below it imports it, too. Nor is a module that nobody imports: it is an entry point.
+    `paths` has every module of the product by its dotted name. A package's `__init__` is not a
+    module in this sense: importing anything below it imports it, too. Nor is a module that nobody
+    imports: it is an entry point.
     """
     importers: defaultdict[str, set[str]] = defaultdict(set)
     for name, path in paths.items():
@@ -147,8 +153,12 @@ def small_modules_with_one_importer(paths: Mapping[str, Path]) -> dict[str, str]
     return small_modules
 
 
-def _imported_module(dots: int, module: str, name: str, package: str, modules: Mapping[str, Path]) -> str:
-    """The module that an import statement in `package` names: `from a import b` is a.b if that is a module, else a."""
+def _imported_module(
+    dots: int, module: str, name: str, package: str, modules: Mapping[str, Path]
+) -> str:
+    """The module that an import statement in `package` names: `from a import b` is a.b if that is a
+    module, else a.
+    """
     base = module
     if dots:
         # One dot is the package itself, every further dot is one level up.

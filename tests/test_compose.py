@@ -29,15 +29,21 @@ ROOTS = {None, "root", "0", "0:0"}
 @pytest.fixture(scope="module")
 def airflow_settings() -> set[str]:
     """Every setting that this Airflow knows, as an environment variable."""
-    known = yaml.safe_load((Path(str(files("airflow"))) / "config_templates" / "config.yml").read_text())
+    known = yaml.safe_load(
+        (Path(str(files("airflow"))) / "config_templates" / "config.yml").read_text()
+    )
     return {
-        f"AIRFLOW__{section.upper()}__{name.upper()}" for section, told in known.items() for name in told["options"]
+        f"AIRFLOW__{section.upper()}__{name.upper()}"
+        for section, told in known.items()
+        for name in told["options"]
     }
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
 def test_a_service_is_whole(name: str) -> None:
-    """Only keys that compose knows; an image with a tag; not root; a health check; dependencies that are there."""
+    """Only keys that compose knows; an image with a tag; not root; a health check; dependencies
+    that are there.
+    """
     service = SERVICES[name]
     assert set(service) <= KEYS
     assert re.fullmatch(r"[a-z0-9][a-z0-9./-]*:[A-Za-z0-9._-]+", service["image"])
@@ -55,7 +61,12 @@ def test_it_listens_here_alone(name: str) -> None:
     """Every published port is of 127.0.0.1, and none is published twice."""
     ports = SERVICES[name].get("ports", [])
     assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in ports)
-    others = [port for other, service in SERVICES.items() if other != name for port in service.get("ports", [])]
+    others = [
+        port
+        for other, service in SERVICES.items()
+        if other != name
+        for port in service.get("ports", [])
+    ]
     assert not {port.split(":")[1] for port in ports} & {port.split(":")[1] for port in others}
 
 
@@ -69,7 +80,9 @@ def test_what_is_mounted_is_there(name: str) -> None:
 
 def test_every_volume_is_used() -> None:
     """None is left over."""
-    used = {mount.split(":")[0] for service in SERVICES.values() for mount in service.get("volumes", [])}
+    used = {
+        mount.split(":")[0] for service in SERVICES.values() for mount in service.get("volumes", [])
+    }
     assert set(COMPOSE["volumes"]) == {source for source in used if not source.startswith(".")}
 
 
@@ -86,15 +99,23 @@ def test_settings_have_names_that_somebody_reads(name: str, airflow_settings: se
 def test_no_secret_has_a_default(name: str) -> None:
     """Each comes from outside, and its absence is said."""
     for key, value in SERVICES[name].get("environment", {}).items():
-        if any(part in key.rpartition("__")[2].split("_") for part in SECRETS) and not key.endswith("_FILE"):
+        if any(part in key.rpartition("__")[2].split("_") for part in SECRETS) and not key.endswith(
+            "_FILE"
+        ):
             assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", str(value)), key
     assert not re.search(r"\$\{\w+(:-[^}]*)?\}", TEXT), "a value that may be left out"
 
 
 def test_secrets_stay_where_they_are() -> None:
-    """Neither git nor an image takes .env along; the image's context is what the Dockerfile copies, and no more."""
+    """Neither git nor an image takes .env along; the image's context is what the Dockerfile copies,
+    and no more.
+    """
     assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
-    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     assert lines[0] == "*"
     assert {line[1:] for line in lines if line.startswith("!")} == set(copied())
 
@@ -117,27 +138,40 @@ def test_a_spark_connection_of_yours_reaches_who_submits() -> None:
 
 def copied() -> list[str]:
     """What the Dockerfile copies."""
-    return [word for line in DOCKERFILE.splitlines() if line.startswith("COPY") for word in line.split()[2:-1]]
+    return [
+        word
+        for line in DOCKERFILE.splitlines()
+        if line.startswith("COPY")
+        for word in line.split()[2:-1]
+    ]
 
 
 def test_the_image_is_made_of_what_is_there() -> None:
     """Everything that is copied exists, and the last user is not root."""
     assert copied()
     assert [word for word in copied() if not (ROOT / word).exists()] == []
-    assert [line.split()[1] for line in DOCKERFILE.splitlines() if line.startswith("USER")][-1] == "airflow"
+    assert [line.split()[1] for line in DOCKERFILE.splitlines() if line.startswith("USER")][
+        -1
+    ] == "airflow"
 
 
 def test_versions_are_those_that_were_tried() -> None:
     """Airflow in the image and in the lock are the same."""
-    wanted = re.search(r"^apache-airflow==(\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    wanted = re.search(
+        r"^apache-airflow==(\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE
+    )
     assert wanted
     assert f"apache/airflow:{wanted[1]}-python3.11" in (ROOT / "docker" / "Dockerfile").read_text()
 
 
 def test_what_is_written_to_is_made_for_who_writes() -> None:
-    """Docker gives a volume to root where the image has no such folder. JARs are fetched to where tasks look."""
+    """Docker gives a volume to root where the image has no such folder. JARs are fetched to where
+    tasks look.
+    """
     ours = SERVICES["scheduler"]
-    made = set(re.findall(r"/opt/\S+", re.search(r"install --directory --owner=airflow.*", DOCKERFILE)[0]))  # type: ignore[index]
+    made = set(
+        re.findall(r"/opt/\S+", re.search(r"install --directory --owner=airflow.*", DOCKERFILE)[0])
+    )  # type: ignore[index]
     volumes = {mount.split(":")[1] for mount in ours["volumes"] if not mount.startswith(".")}
     assert volumes - {"/opt/airflow/logs"} <= made  # that one is Airflow's own
     assert {"/opt/seriatim", ours["environment"]["SERIATIM_HOME"]} <= made

@@ -1,4 +1,6 @@
-"""Settings: environment over file over defaults; relative folders are the project's; no secret in a shared file."""
+"""Settings: environment over file over defaults; relative folders are the project's; no secret in a
+shared file.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from seriatim import config
-from seriatim.core.errors import ConfigError
+from seriatim.errors import ConfigError
 
 
 def test_folders_are_taken_from_the_project(tmp_path: Path) -> None:
@@ -21,8 +23,14 @@ def test_folders_are_taken_from_the_project(tmp_path: Path) -> None:
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     """One setting, two places."""
     (tmp_path / "seriatim.toml").write_text('smtp = "mail:25"\noutbox = "box"\n')
-    made = config.load_settings({"SERIATIM_SMTP": "other:26", "SERIATIM_STREAMS": "/elsewhere"}, tmp_path)
-    assert (made.smtp, made.streams, made.outbox) == ("other:26", Path("/elsewhere"), tmp_path / "box")
+    made = config.load_settings(
+        {"SERIATIM_SMTP": "other:26", "SERIATIM_STREAMS": "/elsewhere"}, tmp_path
+    )
+    assert (made.smtp, made.streams, made.outbox) == (
+        "other:26",
+        Path("/elsewhere"),
+        tmp_path / "box",
+    )
 
 
 def test_a_password_in_the_file_is_refused(tmp_path: Path) -> None:
@@ -33,7 +41,10 @@ def test_a_password_in_the_file_is_refused(tmp_path: Path) -> None:
     assert "canary" not in refused.value.render()
     assert "smtp_password_file" in refused.value.next
     (tmp_path / "seriatim.toml").write_text('smtp_password_file = "secret"\n')
-    assert config.load_settings({"SERIATIM_SMTP_PASSWORD": "canary"}, tmp_path).smtp_password == "canary"
+    assert (
+        config.load_settings({"SERIATIM_SMTP_PASSWORD": "canary"}, tmp_path).smtp_password
+        == "canary"
+    )
 
 
 def test_a_wrong_choice_is_refused(tmp_path: Path) -> None:
@@ -44,7 +55,9 @@ def test_a_wrong_choice_is_refused(tmp_path: Path) -> None:
 
 def test_a_password_is_in_no_text_of_settings() -> None:
     """Whoever prints them, in a log or an error, prints no secret."""
-    settings = config.load_settings({"SERIATIM_SMTP_PASSWORD": "canary-77", "SERIATIM_SMTP": "mail:25"})
+    settings = config.load_settings(
+        {"SERIATIM_SMTP_PASSWORD": "canary-77", "SERIATIM_SMTP": "mail:25"}
+    )
     assert settings.smtp_password == "canary-77"
     assert "canary" not in f"{settings} {settings!r}"
     assert "mail:25" in repr(settings)

@@ -20,14 +20,20 @@ def _shown(program: str) -> Iterator[tuple[str, str]]:
     for page in PAGES:
         text = (ROOT / page).read_text()
         blocks = re.findall(r"```(?:console|bash|sh)?\n(.*?)```", text, re.DOTALL)
-        lines = [line.removeprefix("$ ").split("#")[0].strip() for block in blocks for line in block.splitlines()]
+        lines = [
+            line.removeprefix("$ ").split("#")[0].strip()
+            for block in blocks
+            for line in block.splitlines()
+        ]
         for line in (*lines, *re.findall(r"`([^`\n]+)`", text)):
             if line.startswith(f"{program} "):
                 yield page, line
 
 
 def _unknown_options(line: str) -> list[str]:
-    """Walk the words of a command line as far as they name commands; the options must be the last one's."""
+    """Walk the words of a command line as far as they name commands; the options must be the last
+    one's.
+    """
     command, words = typer.main.get_command(app), line.split()[1:]
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
@@ -56,13 +62,17 @@ def test_the_search_finds_commands() -> None:
     assert len(list(_shown("make"))) >= 5
 
 
-@pytest.mark.parametrize("line", ["seriatim kafka fly", "seriatim nonsense", "seriatim kafka start --prot 1"])
+@pytest.mark.parametrize(
+    "line", ["seriatim kafka fly", "seriatim nonsense", "seriatim kafka start --prot 1"]
+)
 def test_a_wrong_command_is_seen(line: str) -> None:
     """The check itself can fail."""
     assert _unknown_options(line)
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/ARCHITECTURE.md", "docs/GLOSSARY.md", "CHANGELOG.md"])
+@pytest.mark.parametrize(
+    "page", [*PAGES, "docs/ARCHITECTURE.md", "docs/GLOSSARY.md", "CHANGELOG.md"]
+)
 def test_links_lead_somewhere(page: str) -> None:
     """Every relative link in a page names a file that is there."""
     text = (ROOT / page).read_text()

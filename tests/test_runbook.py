@@ -7,21 +7,39 @@ from pathlib import Path
 
 import pytest
 
-from seriatim.core.alert import MAIL_DELAY_SECONDS, Alert
-from seriatim.core.errors import ConfigError, FencedError, IntegrityError, PlatformError, SeriatimError
-from seriatim.core.integrity import FINDING_TITLES, Finding
-from seriatim.core.mail import MailContext, compose_mail
+from seriatim.alerts.incidents import MAIL_DELAY_SECONDS, Alert
+from seriatim.alerts.mail import MailContext, compose_mail
+from seriatim.engine.findings import FINDING_TITLES, Finding
+from seriatim.errors import ConfigError, FencedError, IntegrityError, PlatformError, SeriatimError
 from tests.test_readme import _unknown_options
 
-PAGES = {name: (Path(__file__).parent.parent / "docs" / name).read_text() for name in ("RUNBOOK.md", "ALERTS.md")}
-CONCERNS = ("halted", "quarantine", "circuit", "late", "time left", "held", "buffer", "blind", "trouble", "run")
+PAGES = {
+    name: (Path(__file__).parent.parent / "docs" / name).read_text()
+    for name in ("RUNBOOK.md", "ALERTS.md")
+}
+CONCERNS = (
+    "halted",
+    "quarantine",
+    "circuit",
+    "late",
+    "time left",
+    "held",
+    "buffer",
+    "blind",
+    "trouble",
+    "run",
+)
 
 
 @pytest.mark.parametrize("finding", sorted(FINDING_TITLES))
 def test_every_finding_is_there(finding: str) -> None:
     """By what the subject of its mail says, with its own name beside it."""
     assert f"\n| `{FINDING_TITLES[finding]}` | `{finding}` |" in PAGES["RUNBOOK.md"]
-    mail = compose_mail(Alert(findings=[Finding(finding=finding, topic="a", partition=0)]), MailContext(stream="s", to=()), 0.0)
+    mail = compose_mail(
+        Alert(findings=[Finding(finding=finding, topic="a", partition=0)]),
+        MailContext(stream="s", to=()),
+        0.0,
+    )
     assert mail.subject.startswith(f"[seriatim] s: {FINDING_TITLES[finding]} in ")
 
 
@@ -33,7 +51,9 @@ def test_every_alert_is_there(concern: str) -> None:
     assert set(MAIL_DELAY_SECONDS) <= set(CONCERNS)
 
 
-@pytest.mark.parametrize("error", [SeriatimError, ConfigError, IntegrityError, PlatformError, FencedError])
+@pytest.mark.parametrize(
+    "error", [SeriatimError, ConfigError, IntegrityError, PlatformError, FencedError]
+)
 def test_every_exit_code_is_there(error: type[SeriatimError]) -> None:
     """With whether a retry can help."""
     assert re.search(rf"^\| {error.exit_code} \|", PAGES["RUNBOOK.md"], re.MULTILINE)

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from seriatim.core.errors import ConfigError, PlatformError
-from seriatim.core.machine import Machine, UserMachine
-from seriatim.core.offsets import Partition
-from seriatim.core.stream import OutputSettings, Stream
+from seriatim.engine.machine import Machine, UserMachine
+from seriatim.engine.offsets import Partition
+from seriatim.errors import ConfigError, PlatformError
+from seriatim.stream import OutputSettings, Stream
 from seriatim.testing import CRASH, MemoryStream, fold, fold_table
 
 
@@ -174,7 +174,9 @@ class Hostile(Machine[Tally, Add, Sum]):
             return ["no record"]  # type: ignore[list-item]
         if message.how == "memory":
             raise MemoryError
-        return [Sum(2**63 if message.how == "unfit" else state.total if message.how != "spoil" else 0)]
+        return [
+            Sum(2**63 if message.how == "unfit" else state.total if message.how != "spoil" else 0)
+        ]
 
     def is_snapshot(self, message: Add) -> bool:
         """Where the sum is set."""
@@ -190,11 +192,20 @@ HOWS = ["raise", "exit", "recurse", "spoil", "other", "unfit", "snapshot raises"
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("crash", [False, True])
-def test_what_a_machine_does_wrong_is_undone_and_sets_its_session_aside(how: str, crash: bool) -> None:
+def test_what_a_machine_does_wrong_is_undone_and_sets_its_session_aside(
+    how: str, crash: bool
+) -> None:
     """The state stays as before the message, others go on, and the next snapshot releases it."""
     middle = [CRASH] if crash else []
     bad, later = ("s", Add(5, how)), ("s", Add(7))
-    messages = [("s", Add(1, start=True)), ("t", Add(1, start=True)), *middle, bad, later, ("t", Add(2))]
+    messages = [
+        ("s", Add(1, start=True)),
+        ("t", Add(1, start=True)),
+        *middle,
+        bad,
+        later,
+        ("t", Add(2)),
+    ]
     done = fold(Hostile, messages)
     assert [(f.finding, f.offset, f.session) for f in done.findings] == [("raised", 2, "s")]
     assert done.states == {"s": Tally(1), "t": Tally(3)}
@@ -224,7 +235,9 @@ def test_a_start_that_gives_no_state() -> None:
 
 
 def test_out_of_memory_is_the_platforms_trouble() -> None:
-    """It says nothing about the message: nothing is set aside, the run fails and may be tried again."""
+    """It says nothing about the message: nothing is set aside, the run fails and may be tried
+    again.
+    """
     with pytest.raises(PlatformError, match="MemoryError"):
         fold(Hostile, [Add(1, start=True), Add(1, "memory")])
 
@@ -258,7 +271,9 @@ def versioned(version: int, state: Any, **more: Any) -> type[Machine[Any, Any, A
 
     body = {
         "state_version": version,
-        "start": lambda _self, _session: OldState(0) if version == 1 else NewState(0, doubled=False),
+        "start": lambda _self, _session: (
+            OldState(0) if version == 1 else NewState(0, doubled=False)
+        ),
         "apply": apply,
         "is_snapshot": lambda _self, message: message.start,
         "__orig_bases__": (Machine[state, Add, Sum],),
@@ -278,7 +293,9 @@ def upgrade(_self: Any, old: bytes, version: int) -> NewState:
 
 def stream_of(kind: type[Machine[Any, Any, Any]]) -> MemoryStream:
     """A stream in memory with this machine."""
-    stream = Stream(name="v", topics="in", machine="m:Versioned", output=OutputSettings(path="memory"))
+    stream = Stream(
+        name="v", topics="in", machine="m:Versioned", output=OutputSettings(path="memory")
+    )
     return MemoryStream(stream, lambda: UserMachine("m:Versioned", kind))
 
 
@@ -296,10 +313,14 @@ def two_versions(second: type[Machine[Any, Any, Any]]) -> MemoryStream:
 
 
 def test_older_state_is_upgraded_when_it_is_touched() -> None:
-    """What upgrades goes on; what cannot is set aside with its old bytes; what is not touched stays old."""
+    """What upgrades goes on; what cannot is set aside with its old bytes; what is not touched stays
+    old.
+    """
     world = two_versions(versioned(2, NewState, upgrade=upgrade))
     outcome = world.run()
-    assert [(f.finding, f.session, f.cause) for f in outcome.findings] == [("raised", "unlucky", "ValueError: unlucky")]
+    assert [(f.finding, f.session, f.cause) for f in outcome.findings] == [
+        ("raised", "unlucky", "ValueError: unlucky")
+    ]
     sessions = world.sessions(Partition("in", 0))
     assert {name: session.state_version for name, session in sessions.items()} == {
         "s": 2,
@@ -341,7 +362,9 @@ class Loose(Struct):
 
 
 def test_a_crash_shows_state_that_bytes_change() -> None:
-    """A tuple comes back as a list, so the records depend on where a slice ends: docs/STREAMS.md says how to see it."""
+    """A tuple comes back as a list, so the records depend on where a slice ends: docs/STREAMS.md
+    says how to see it.
+    """
 
     class Forgetful(Machine[Loose, Trade, Level]):
         """Tells a tuple from a list."""
@@ -357,4 +380,7 @@ def test_a_crash_shows_state_that_bytes_change() -> None:
 
     trades = [Trade(1), Trade(2)]
     assert fold(Forgetful, trades).records != fold(Forgetful, [trades[0], CRASH, trades[1]]).records
-    assert fold(OrderBook, [Quote(1, 2), *trades]).records == fold(OrderBook, [Quote(1, 2), CRASH, *trades]).records
+    assert (
+        fold(OrderBook, [Quote(1, 2), *trades]).records
+        == fold(OrderBook, [Quote(1, 2), CRASH, *trades]).records
+    )

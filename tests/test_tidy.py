@@ -1,7 +1,8 @@
-"""Style as a test: how densely the package is written, how it is named, docstrings, and words of the glossary.
+"""Style as a test: how densely the package is written, how it is named, docstrings, and words of
+the glossary.
 
-The measures are those of tests/style.py. Their limits are a ratchet: a figure may only become better, and a limit
-follows it. Where they are to end is in CONTRIBUTING.md.
+The measures are those of tests/style.py. Their limits are a ratchet: a figure may only become
+better, and a limit follows it. Where they are to end is in CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -18,17 +19,29 @@ from typing import Literal
 
 import pytest
 
-from tests.style import StyleFigures, facts_of, facts_of_file, measure_package, small_modules_with_one_importer
+from tests.style import (
+    StyleFigures,
+    facts_of,
+    facts_of_file,
+    measure_package,
+    small_modules_with_one_importer,
+)
 
 ROOT = Path(__file__).parent.parent
-PRODUCT = sorted(path for room in ("seriatim", "dags", "plugins", "spark_apps") for path in (ROOT / room).rglob("*.py"))
+PRODUCT = sorted(
+    path
+    for room in ("seriatim", "dags", "plugins", "spark_apps")
+    for path in (ROOT / room).rglob("*.py")
+)
 PACKAGE = [path for path in PRODUCT if path.is_relative_to(ROOT / "seriatim")]
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How far a figure may go, and how much better than its limit it may be before the limit has to follow."""
+    """How far a figure may go, and how much better than its limit it may be before the limit has to
+    follow.
+    """
 
     value: float
     tolerance: float
@@ -47,18 +60,18 @@ LIMITS = {
 
 # Modules under 60 lines that only one other module imports. The list may only become shorter.
 SMALL_MODULES = {
-    "seriatim.adapters.capture": "a format of its own (kcat's), and nothing of it concerns the command",
-    "seriatim.adapters.memory.ask": "a fake beside the real one; the package only gathers the fakes",
-    "seriatim.bulk.choose": "must not import numba, which the rest of bulk does",
+    "seriatim.kafka.raw_capture": "a format of its own (kcat's), and nothing of it concerns the command",
+    "seriatim.memory.snapshot_requests": "a fake beside the real one; the package only gathers the fakes",
+    "seriatim.fast.choose": "must not import numba, which the rest of bulk does",
     "seriatim.cli.jars": "a command is a module",
-    "seriatim.core.expiry": "pure rule of its own, with tests of its own",
-    "seriatim.core.fields": "holds what an expression may touch, apart from its grammar",
+    "seriatim.engine.expiry": "pure rule of its own, with tests of its own",
+    "seriatim.operations.inspect.fields": "holds what an expression may touch, apart from its grammar",
     "seriatim.embedded.java_noise": "imported by wiring alone, tested alone: it swaps a file descriptor",
-    "seriatim.steps.ask": "a step is a module",
-    "seriatim.steps.find": "to be moved: a session's partition is looked up by its saved state",
-    "seriatim.steps.glance": "to be moved: nobody but page/leave.py needs it",
-    "seriatim.steps.wish": "to be moved: read options are made for the fold alone",
-    "seriatim.suites": "reads files, which cli/check.py must not do by itself",
+    "seriatim.operations.ask_for_snapshots": "a step is a module",
+    "seriatim.operations.inspect.find_session": "to be moved: a session's partition is looked up by its saved state",
+    "seriatim.operations.status_file": "to be moved: nobody but web/write_status.py needs it",
+    "seriatim.operations.read_options": "to be moved: read options are made for the fold alone",
+    "seriatim.operations.prove.suite_files": "reads files, which cli/check.py must not do by itself",
 }
 
 BANNED = {
@@ -115,7 +128,9 @@ def _banned_in(text: str) -> list[str]:
 
 
 def _own_words(path: Path) -> Iterator[tuple[int, str]]:
-    """Every identifier, comment and docstring, with its line. Other strings may name others' things."""
+    """Every identifier, comment and docstring, with its line. Other strings may name others'
+    things.
+    """
     text = path.read_text()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type in (tokenize.NAME, tokenize.COMMENT) and token.string not in THEIRS:
@@ -138,7 +153,9 @@ def test_every_module_says_what_it_is() -> None:
 
 
 def test_every_figure_is_at_its_limit() -> None:
-    """No measure of the package is worse than its limit, and no limit is looser than today's figure asks for."""
+    """No measure of the package is worse than its limit, and no limit is looser than today's figure
+    asks for.
+    """
     figures = asdict(measure_package(map(facts_of_file, PACKAGE))) | {
         "small_modules_with_one_importer": len(SMALL_MODULES)
     }
@@ -148,10 +165,16 @@ def test_every_figure_is_at_its_limit() -> None:
 
 
 def test_every_small_module_with_one_importer_is_listed() -> None:
-    """A module under 60 lines that one other imports belongs into that one, unless the list says why not."""
+    """A module under 60 lines that one other imports belongs into that one, unless the list says
+    why not.
+    """
     small_modules = small_modules_with_one_importer(MODULES)
-    assert small_modules.keys() - SMALL_MODULES.keys() == set(), "move it into its importer, or list it with a reason"
-    assert SMALL_MODULES.keys() - small_modules.keys() == set(), "no longer such a module: take it off the list"
+    assert small_modules.keys() - SMALL_MODULES.keys() == set(), (
+        "move it into its importer, or list it with a reason"
+    )
+    assert SMALL_MODULES.keys() - small_modules.keys() == set(), (
+        "no longer such a module: take it off the list"
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,7 +224,10 @@ def test_the_measures_are_those_of_a_source_counted_by_hand() -> None:
 @pytest.mark.parametrize(
     ("measure", "worse_source"),
     [
-        ("nodes_per_code_line", PLAIN_SOURCE.replace("return total", "return [n if n else 0 for n in (total, 1)]")),
+        (
+            "nodes_per_code_line",
+            PLAIN_SOURCE.replace("return total", "return [n if n else 0 for n in (total, 1)]"),
+        ),
         ("function_nodes_p95", PLAIN_SOURCE.replace("return total", "return total + 1")),
         ("function_nodes_max", PLAIN_SOURCE.replace("return total", "return total + 1")),
         ("vague_names_percent", PLAIN_SOURCE.replace("left_number", "left")),
@@ -211,7 +237,10 @@ def test_the_measures_are_those_of_a_source_counted_by_hand() -> None:
 )
 def test_every_measure_sees_what_it_measures(measure: str, worse_source: str) -> None:
     """A denser, larger or vaguer source has the higher figure."""
-    before, after = measure_package([facts_of(PLAIN_SOURCE)]), measure_package([facts_of(worse_source)])
+    before, after = (
+        measure_package([facts_of(PLAIN_SOURCE)]),
+        measure_package([facts_of(worse_source)]),
+    )
     assert getattr(after, measure) > getattr(before, measure)
 
 
@@ -224,7 +253,8 @@ def test_a_comment_less_is_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    "statement", ["import a.tiny", "from a import tiny", "from a.tiny import x", "from . import tiny"]
+    "statement",
+    ["import a.tiny", "from a import tiny", "from a.tiny import x", "from . import tiny"],
 )
 def test_a_small_module_with_one_importer_is_seen(tmp_path: Path, statement: str) -> None:
     """However it is imported; a second importer, or 60 lines, and it is none any more."""
@@ -252,7 +282,9 @@ def test_one_word_for_one_thing() -> None:
     banned_uses = []
     for path in PRODUCT:
         for line, text in _own_words(path):
-            banned_uses += [(f"{_name(path)}:{line}", word, BANNED[word]) for word in _banned_in(text)]
+            banned_uses += [
+                (f"{_name(path)}:{line}", word, BANNED[word]) for word in _banned_in(text)
+            ]
     assert banned_uses == [], "say it with the word on the right; see docs/GLOSSARY.md"
 
 
@@ -268,7 +300,9 @@ def test_one_word_for_one_thing() -> None:
     ],
 )
 def test_banned_words_are_seen(text: str, banned: list[str]) -> None:
-    """The search itself can fail: plurals, camel case and two words are seen, parts of words are not."""
+    """The search itself can fail: plurals, camel case and two words are seen, parts of words are
+    not.
+    """
     assert _banned_in(text) == banned
 
 

@@ -1,7 +1,8 @@
 """Command: an Airflow task that runs one `seriatim` command. Task id = command = verb.
 
-The command runs in a process of its own, as a list of words: nothing goes through a shell or a template. What it says
-is in the task's log line by line; the outcome it leaves in a file becomes a typed error, and a note for the alert.
+The command runs in a process of its own, as a list of words: nothing goes through a shell or a
+template. What it says is in the task's log line by line; the outcome it leaves in a file becomes a
+typed error, and a note for the alert.
 
 Next room: airflow/fold.py does the same through spark-submit; airflow/outcome.py has the errors.
 """
@@ -26,10 +27,16 @@ from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryActi
 from msgspec.structs import replace
 
 from seriatim import config
-from seriatim.airflow import place
+from seriatim.airflow import environment
 from seriatim.airflow.outcome import build_error, outcome_file, read_outcome
-from seriatim.core.errors import BrokenPromiseError, ConfigError, IntegrityError, PlatformError, SeriatimError
-from seriatim.core.failure import CommandOutcome
+from seriatim.errors import (
+    BrokenPromiseError,
+    ConfigError,
+    IntegrityError,
+    PlatformError,
+    SeriatimError,
+)
+from seriatim.failure import CommandOutcome
 
 START_DATE = datetime(2026, 1, 1)  # noqa: DTZ001  # Airflow takes it as UTC
 TERMINATE_GRACE_SECONDS = 5.0
@@ -60,7 +67,9 @@ def common_task_arguments(folder: Path) -> dict[str, Any]:
 
 
 def schedule_arguments(cron: str) -> dict[str, Any]:
-    """What our DAGs that run by themselves have in common; without a cron line they wait for a person."""
+    """What our DAGs that run by themselves have in common; without a cron line they wait for a
+    person.
+    """
     return {
         "schedule": CronDataIntervalTimetable(cron, timezone="UTC") if cron else None,
         "start_date": START_DATE,
@@ -84,7 +93,12 @@ class CommandOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.requires_ledger = requires_ledger
-        self.arguments, self.folder, self.stream, self.accepted_exit_codes = list(arguments), folder, stream, tuple(accepted_exit_codes)
+        self.arguments, self.folder, self.stream, self.accepted_exit_codes = (
+            list(arguments),
+            folder,
+            stream,
+            tuple(accepted_exit_codes),
+        )
         self._process: subprocess.Popen[str] | None = None
 
     def build_arguments(self, context: Any) -> list[str]:  # noqa: ARG002  # subclasses read the form
@@ -98,7 +112,7 @@ class CommandOperator(BaseOperator):
     def run_command(self, context: Any) -> str:
         """Run it; what it printed. Nothing, where it needs a first run that never was."""
         words = self._build_arguments_or_report(context)
-        if self.requires_ledger and not place.has_ledger(self.folder, self.stream):
+        if self.requires_ledger and not environment.has_ledger(self.folder, self.stream):
             self.log.info("%s: it was never run, so there is nothing to do yet", self.stream)
             return ""
         self.log.info("seriatim %s", " ".join(words))
@@ -132,13 +146,17 @@ class CommandOperator(BaseOperator):
         self._add_note(context, error)
         return error
 
-    def _run_process(self, arguments: list[str], output: IO[str]) -> tuple[int, CommandOutcome | None]:
-        """The process to its end: what it prints goes to `output`, what it says to the log as it comes."""
+    def _run_process(
+        self, arguments: list[str], output: IO[str]
+    ) -> tuple[int, CommandOutcome | None]:
+        """The process to its end: what it prints goes to `output`, what it says to the log as it
+        comes.
+        """
         with outcome_file() as path:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "seriatim", *arguments],
                 cwd=self.folder,
-                env={**place.command_environment(self.folder), config.OUTCOME: str(path)},
+                env={**environment.command_environment(self.folder), config.OUTCOME: str(path)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.PIPE,
@@ -151,15 +169,19 @@ class CommandOperator(BaseOperator):
             return self._process.wait(), read_outcome(path)
 
     def is_requested_by_form(self, context: Any) -> bool:  # noqa: ARG002  # subclasses read the form
-        """Whether a person's form asks for something of its own: what is wrong with that is no incident."""
+        """Whether a person's form asks for something of its own: what is wrong with that is no
+        incident.
+        """
         return False
 
     def _add_note(self, context: Any, error: SeriatimError) -> None:
         """A note for the alert, where there is a stream that it concerns."""
         if self.stream:
-            note = place.task_note(context, self.task_id, error)
+            note = environment.task_note(context, self.task_id, error)
             asked = isinstance(error, ConfigError) and self.is_requested_by_form(context)
-            place.add_note(self.folder, self.stream, replace(note, is_form_error=asked), self.log)
+            environment.add_note(
+                self.folder, self.stream, replace(note, is_form_error=asked), self.log
+            )
 
     def on_kill(self) -> None:
         """End the process and all that it started."""
@@ -168,13 +190,17 @@ class CommandOperator(BaseOperator):
 
 
 def die_with_parent() -> None:
-    """In a new process: end when the task that started it is killed, also by a signal that nobody can catch."""
+    """In a new process: end when the task that started it is killed, also by a signal that nobody
+    can catch.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def terminate_process_tree(pid: int) -> None:
-    """Ask a process and its children to end; kill those that do not. Whoever started it waits for it, not we."""
+    """Ask a process and its children to end; kill those that do not. Whoever started it waits for
+    it, not we.
+    """
     try:
         whole = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     except psutil.NoSuchProcess:

@@ -1,8 +1,10 @@
-"""Fold: the task that folds, through spark-submit on the Spark of connection `seriatim_spark`; without one, here.
+"""Fold: the task that folds, through spark-submit on the Spark of connection `seriatim_spark`;
+without one, here.
 
-A thin subclass of Airflow's own operator: unknown connections are refused (it would take YARN), lines come out as they
-were said, the outcome that the driver leaves becomes a typed error, and a kill takes the driver along. Nothing secret
-is in an argument: settings and their files reach the driver by the environment it inherits.
+A thin subclass of Airflow's own operator: unknown connections are refused (it would take YARN),
+lines come out as they were said, the outcome that the driver leaves becomes a typed error, and a
+kill takes the driver along. Nothing secret is in an argument: settings and their files reach the
+driver by the environment it inherits.
 
 Next room: spark_apps/fold.py is what is submitted; airflow/params.py reads the form.
 """
@@ -20,14 +22,14 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 
-from seriatim import config, streams, tuned
-from seriatim.airflow import place
+from seriatim import config, spark_settings, stream_files
+from seriatim.airflow import environment
 from seriatim.airflow.command import die_with_parent, terminate_process_tree
 from seriatim.airflow.link import RunPage
 from seriatim.airflow.outcome import build_error, outcome_file, read_outcome
+from seriatim.airflow.run_request import command_arguments, parse_run_request
 from seriatim.config import Settings
-from seriatim.core.errors import ConfigError, PlatformError, SeriatimError
-from seriatim.core.request import command_arguments, parse_run_request
+from seriatim.errors import ConfigError, PlatformError, SeriatimError
 
 SPARK_CONNECTION_ID = "seriatim_spark"
 APPLICATION = "spark_apps/fold.py"
@@ -49,7 +51,9 @@ class LoggedSparkSubmitHook(SparkSubmitHook):
         super().__init__(**kwargs)
 
     def get_connection(self, conn_id: str) -> Any:
-        """The connection; ours may be missing, any other is refused: Airflow would take YARN for it."""
+        """The connection; ours may be missing, any other is refused: Airflow would take YARN for
+        it.
+        """
         try:
             return super().get_connection(conn_id)
         except AirflowNotFoundException:
@@ -74,7 +78,8 @@ class LoggedSparkSubmitHook(SparkSubmitHook):
             self.log.info("%s", line)
 
     def _build_spark_submit_command(self, application: str) -> list[str]:
-        """The command; its environment names the outcome file, which a driver on this machine inherits.
+        """The command; its environment names the outcome file, which a driver on this machine
+        inherits.
 
         A driver that the cluster starts elsewhere does not: its exit code alone says how it ended.
         """
@@ -97,7 +102,10 @@ class FoldOperator(SparkSubmitOperator):
 
     def __init__(self, *, stream: str, folder: str, **kwargs: Any) -> None:
         super().__init__(
-            application=str(Path(folder) / APPLICATION), name=f"seriatim {stream}", durable=False, **kwargs
+            application=str(Path(folder) / APPLICATION),
+            name=f"seriatim {stream}",
+            durable=False,
+            **kwargs,
         )
         self.stream, self.folder = stream, folder
         self._submit_hook: LoggedSparkSubmitHook | None = None
@@ -107,10 +115,16 @@ class FoldOperator(SparkSubmitOperator):
         request = parse_run_request(dict(context["params"]))
         if request.action != "backfill" and request.dry_run:
             return []
-        return command_arguments(request, self.stream, self._scratch_folder(context) if request.action == "replay" else "")
+        return command_arguments(
+            request,
+            self.stream,
+            self._scratch_folder(context) if request.action == "replay" else "",
+        )
 
     def _scratch_folder(self, context: Any) -> str:
-        """Where a replay goes: a folder for each try, below the home. Who has compared it may delete it."""
+        """Where a replay goes: a folder for each try, below the home. Who has compared it may
+        delete it.
+        """
         run, attempt = re.sub(r"[^A-Za-z0-9]+", "-", context["run_id"]), context["ti"].try_number
         home = config.load_settings(folder=Path(self.folder)).home
         return str(home / "scratch" / self.stream / f"{run}-{attempt}")
@@ -135,7 +149,11 @@ class FoldOperator(SparkSubmitOperator):
             self._submit_hook.outcome_path = path
             try:
                 super().execute(context)
-            except (AirflowException, OSError, RuntimeError) as error:  # Airflow's is the same whatever happened
+            except (
+                AirflowException,
+                OSError,
+                RuntimeError,
+            ) as error:  # Airflow's is the same whatever happened
                 known = self._known_error(self._submit_hook, words[0], error)
                 self._add_note(context, known)
                 raise known from None
@@ -157,18 +175,26 @@ class FoldOperator(SparkSubmitOperator):
             spark_binary=self._spark_binary,
             conf={},
         )
-        file = streams.load_stream(self.stream, settings.streams)
-        options = tuned.java_options(file.stream)
-        hook._conf |= {"spark.driver.extraJavaOptions": options, "spark.ui.showConsoleProgress": "false"}
+        file = stream_files.load_stream(self.stream, settings.streams)
+        options = spark_settings.java_options(file.stream)
+        hook._conf |= {
+            "spark.driver.extraJavaOptions": options,
+            "spark.ui.showConsoleProgress": "false",
+        }
         if hook.is_local:
-            hook._conf |= tuned.local_spark_settings(file.stream)
-            hook._env_vars = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+            hook._conf |= spark_settings.local_spark_settings(file.stream)
+            hook._env_vars = {
+                "PYSPARK_PYTHON": sys.executable,
+                "PYSPARK_DRIVER_PYTHON": sys.executable,
+            }
         else:
             machines = sorted(map(str, Path(file.folder).glob("*.py")))
             hook._py_files = ",".join(machines) or None
         return hook
 
-    def _known_error(self, hook: LoggedSparkSubmitHook, verb: str, error: Exception) -> SeriatimError:
+    def _known_error(
+        self, hook: LoggedSparkSubmitHook, verb: str, error: Exception
+    ) -> SeriatimError:
         """What the submission came to, as an error of ours."""
         process = hook._submit_sp
         code = process.poll() if process is not None else None
@@ -179,14 +205,19 @@ class FoldOperator(SparkSubmitOperator):
 
     def _add_note(self, context: Any, error: SeriatimError) -> None:
         """A note for the alert."""
-        place.add_note(self.folder, self.stream, place.task_note(context, self.task_id, error), self.log)
+        environment.add_note(
+            self.folder, self.stream, environment.task_note(context, self.task_id, error), self.log
+        )
 
     def on_kill(self) -> None:
         """The driver is a child of spark-submit's JVM: both end, and Spark's own workers with them."""
         process = self._submit_hook._submit_sp if self._submit_hook is not None else None
         if process is not None:
             terminate_process_tree(process.pid)
-        if self._submit_hook is not None and self._submit_hook._connection["deploy_mode"] == "cluster":
+        if (
+            self._submit_hook is not None
+            and self._submit_hook._connection["deploy_mode"] == "cluster"
+        ):
             super().on_kill()
 
 

@@ -1,6 +1,7 @@
-"""Link: a button on a task that leads to what its run did: entries, findings, report, behind Airflow's login.
+"""Link: a button on a task that leads to what its run did: entries, findings, report, behind
+Airflow's login.
 
-Next room: page/app.py shows it.
+Next room: web/app.py shows it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from typing import Any
 
 from airflow.sdk import BaseOperatorLink
 
-from seriatim.airflow import place
-from seriatim.page import address
+from seriatim.airflow import environment
+from seriatim.web import address
 
 
 class RunPage(BaseOperatorLink):
@@ -20,4 +21,4 @@ class RunPage(BaseOperatorLink):
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002  # Airflow's signature
         """The run's page."""
-        return address.run_url(place.airflow_base_url(), ti_key.dag_id, ti_key.run_id)
+        return address.run_url(environment.airflow_base_url(), ti_key.dag_id, ti_key.run_id)

@@ -1,10 +1,11 @@
 """Outcomes: what a process that ended means, as an error of ours.
 
-A task names a file in the environment of the command it starts, and the command leaves there how it ended, as a value
-(core/failure.py). A process that died on the way, or that was never ours (Spark's launcher), leaves none: then its exit
-code is all that is known.
+A task names a file in the environment of the command it starts, and the command leaves there how it
+ended, as a value (failure.py). A process that died on the way, or that was never ours (Spark's
+launcher), leaves none: then its exit code is all that is known.
 
-Next room: airflow/command.py and airflow/fold.py raise the error; cli/__init__.py leaves the outcome.
+Next room: airflow/command.py and airflow/fold.py raise the error; cli/__init__.py leaves the
+outcome.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from seriatim.core.errors import (
+from seriatim.errors import (
     SIGKILL_ADVICE,
     SIGKILL_CAUSE,
     ConfigError,
@@ -26,10 +27,11 @@ from seriatim.core.errors import (
     PlatformError,
     SeriatimError,
 )
-from seriatim.core.failure import CommandOutcome
+from seriatim.failure import CommandOutcome
 
 ERROR_TYPE_BY_EXIT_CODE: dict[int, type[SeriatimError]] = {
-    error_class.exit_code: error_class for error_class in (ConfigError, IntegrityError, PlatformError, FencedError)
+    error_class.exit_code: error_class
+    for error_class in (ConfigError, IntegrityError, PlatformError, FencedError)
 }
 """Without code 1: Spark's launcher also ends with it, so that alone does not mean a bug of ours."""
 SHELL_SIGNAL = 128
@@ -54,7 +56,9 @@ def read_outcome(path: Path) -> CommandOutcome | None:
 
 
 def build_error(name: str, code: int, outcome: CommandOutcome | None) -> SeriatimError:
-    """The error of a process that ended with `code`: its own, where it left one that belongs to this end."""
+    """The error of a process that ended with `code`: its own, where it left one that belongs to
+    this end.
+    """
     # A process can still be killed after it left its outcome: then the code, which is how it really ended, differs.
     if outcome is not None and outcome.failure is not None and outcome.exit_code == code:
         return outcome.failure.to_error()

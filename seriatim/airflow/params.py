@@ -1,7 +1,8 @@
-"""The trigger form: what a person may ask of a run, typed and in sections. Airflow refuses at once what does not fit.
+"""The trigger form: what a person may ask of a run, typed and in sections. Airflow refuses at once
+what does not fit.
 
-What a schema cannot say (a range that goes backward, a topic that is not there) is refused by the task `plan`, which
-checks the same values again: core/request.py.
+What a schema cannot say (a range that goes backward, a topic that is not there) is refused by the
+task `plan`, which checks the same values again: airflow/run_request.py.
 
 Next room: airflow/fold.py makes a command of it.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from airflow.sdk import Param
 
-from seriatim.core.request import (
+from seriatim.airflow.run_request import (
     EDGE_EXAMPLES,
     MESSAGES_MAX,
     NAMES_LISTED_MAX,
@@ -23,7 +24,11 @@ from seriatim.core.request import (
     TRACED_SESSIONS_MAX,
 )
 
-SECTION_ACTION, SECTION_MESSAGES, SECTION_OPTIONS = "What to do", "Which messages (backfill, replay)", "How"
+SECTION_ACTION, SECTION_MESSAGES, SECTION_OPTIONS = (
+    "What to do",
+    "Which messages (backfill, replay)",
+    "How",
+)
 LINE_END_PATTERN = r"$(?!\n)"
 """`$` alone would let a line end through."""
 
@@ -40,11 +45,25 @@ def stream_params() -> dict[str, Param]:
             title="Action",
             section=SECTION_ACTION,
         ),
-        "dry_run": Param(False, "Only show what would be done.", type="boolean", title="Dry run", section=SECTION_ACTION),
-        "topics": _list_param("Topics", "Topic names, one a line. Empty: all of the stream.", TOPIC_PATTERN),
-        "partitions": _list_param("Partitions", "Like prefix-a/3, one a line; instead of topics.", PARTITION_PATTERN),
-        "from": _edge_param("From", f"The first message: {EDGE_EXAMPLES}. An offset needs exactly one partition."),
-        "until": _edge_param("Until", "The first message not meant any more: the same. Empty: to the frontier."),
+        "dry_run": Param(
+            False,
+            "Only show what would be done.",
+            type="boolean",
+            title="Dry run",
+            section=SECTION_ACTION,
+        ),
+        "topics": _list_param(
+            "Topics", "Topic names, one a line. Empty: all of the stream.", TOPIC_PATTERN
+        ),
+        "partitions": _list_param(
+            "Partitions", "Like prefix-a/3, one a line; instead of topics.", PARTITION_PATTERN
+        ),
+        "from": _edge_param(
+            "From", f"The first message: {EDGE_EXAMPLES}. An offset needs exactly one partition."
+        ),
+        "until": _edge_param(
+            "Until", "The first message not meant any more: the same. Empty: to the frontier."
+        ),
         "messages_max": Param(
             None,
             "Messages in one slice. Empty: as the stream file says.",
@@ -81,14 +100,31 @@ def _list_param(title: str, description: str, pattern: str) -> Param:
 
 def _edge_param(title: str, description: str) -> Param:
     pattern = f"^(?:{OFFSET_PATTERN}|{TIME_PATTERN})?{LINE_END_PATTERN}"
-    return Param(None, description, type=["string", "null"], pattern=pattern, title=title, section=SECTION_MESSAGES)
+    return Param(
+        None,
+        description,
+        type=["string", "null"],
+        pattern=pattern,
+        title=title,
+        section=SECTION_MESSAGES,
+    )
 
 
 def partition_param(description: str) -> Param:
     """One partition, or none."""
-    return Param(None, description, type=["string", "null"], pattern=f"^(?:{PARTITION_PATTERN})?{LINE_END_PATTERN}")
+    return Param(
+        None,
+        description,
+        type=["string", "null"],
+        pattern=f"^(?:{PARTITION_PATTERN})?{LINE_END_PATTERN}",
+    )
 
 
 def offset_param(description: str) -> Param:
     """One offset, or none."""
-    return Param(None, description, type=["string", "null"], pattern=f"^(?:{OFFSET_PATTERN})?{LINE_END_PATTERN}")
+    return Param(
+        None,
+        description,
+        type=["string", "null"],
+        pattern=f"^(?:{OFFSET_PATTERN})?{LINE_END_PATTERN}",
+    )

@@ -17,8 +17,8 @@ import msgspec
 import typer
 
 from seriatim import __version__, config
-from seriatim.core.errors import BrokenPromiseError, PlatformError, SeriatimError
-from seriatim.core.failure import CommandOutcome, Failure
+from seriatim.errors import BrokenPromiseError, PlatformError, SeriatimError
+from seriatim.failure import CommandOutcome, Failure
 
 app = typer.Typer(
     name="seriatim",
@@ -50,7 +50,10 @@ def _print_version(value: bool) -> None:
 def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
     version: Annotated[  # noqa: ARG001  # its callback does it
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Ordered, stateful streams from Kafka into Delta tables, with proof."""
@@ -58,12 +61,16 @@ def root(
 
 
 def print_notice(text: str, **fields: Any) -> None:
-    """Progress and asides, on stderr, so that stdout stays what was asked for. `fields` are for scripts."""
+    """Progress and asides, on stderr, so that stdout stays what was asked for. `fields` are for
+    scripts.
+    """
     typer.echo(_encode_json({**fields, "message": text}) if Options.json else text, err=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; turn our errors into one screen, an exit code, and an outcome for whoever asked for one."""
+    """Run a command; turn our errors into one screen, an exit code, and an outcome for whoever
+    asked for one.
+    """
     Options.is_own_process = arguments is None
     outcome_path = config.take_outcome_path()
     try:
@@ -74,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         known = error if isinstance(error, SeriatimError) else unexpected_error(error)
         if Options.debug:
-            leave_outcome(outcome_path, CommandOutcome(exit_code=known.exit_code, failure=Failure.of(known)))
+            leave_outcome(
+                outcome_path, CommandOutcome(exit_code=known.exit_code, failure=Failure.of(known))
+            )
             raise
         fail(known, outcome_path)
 
@@ -82,12 +91,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def fail(error: SeriatimError, outcome_path: Path | None) -> NoReturn:
     """End the command with an error."""
     print_error(error)
-    leave_outcome(outcome_path, CommandOutcome(exit_code=error.exit_code, failure=Failure.of(error)))
+    leave_outcome(
+        outcome_path, CommandOutcome(exit_code=error.exit_code, failure=Failure.of(error))
+    )
     sys.exit(error.exit_code)
 
 
 def leave_outcome(path: Path | None, outcome: CommandOutcome) -> None:
-    """Leave how the command ended, whole or not at all. If the disk refuses, the exit code still says the most."""
+    """Leave how the command ended, whole or not at all. If the disk refuses, the exit code still
+    says the most.
+    """
     if path is None:
         return
     draft = path.with_name(f"{path.name}.draft")
@@ -122,10 +135,14 @@ def unexpected_error(error: Exception) -> SeriatimError:
     """What no step foresaw: trouble with the disk or network, or our own bug."""
     what = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError):
-        return PlatformError(what, next="look at the disk (room, rights) and the network, then run again")
+        return PlatformError(
+            what, next="look at the disk (room, rights) and the network, then run again"
+        )
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{last.filename}:{last.lineno} in {last.name}"
-    return BrokenPromiseError(what, where=where, next="report this as a bug, with the output of --debug")
+    return BrokenPromiseError(
+        what, where=where, next="report this as a bug, with the output of --debug"
+    )
 
 
 # Each module adds its commands to `app`, so they come after it.
@@ -140,7 +157,6 @@ from seriatim.cli import (  # noqa: E402, F401
     gaps,
     jars,
     kafka,
-    look,
     produce,
     publish,
     repair,
@@ -148,6 +164,7 @@ from seriatim.cli import (  # noqa: E402, F401
     report,
     run,
     state,
+    status,
     top,
     trace,
     verify,

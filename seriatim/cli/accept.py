@@ -1,6 +1,7 @@
-"""`seriatim accept` and `seriatim retire`: a person's decisions, each with its reason in the ledger.
+"""`seriatim accept` and `seriatim retire`: a person's decisions, each with its reason in the
+ledger.
 
-Next room: steps/accept.py, steps/restored.py and steps/retire.py do it.
+Next room: operations/accept.py, operations/restore.py and operations/retire.py do it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ import typer
 from seriatim import config
 from seriatim.cli import Options, app
 from seriatim.cli.run import Json, StreamName
-from seriatim.core.errors import ConfigError
+from seriatim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from seriatim.steps.accept import TopicDecision
-    from seriatim.steps.restored import RestoreDecision
-    from seriatim.steps.retire import RetireDecision
-    from seriatim.streams import StreamFile
+    from seriatim.operations.accept import TopicDecision
+    from seriatim.operations.restore import RestoreDecision
+    from seriatim.operations.retire import RetireDecision
+    from seriatim.stream_files import StreamFile
 
-Because = Annotated[str, typer.Option("--because", metavar="TEXT", help="Why. It is kept in the ledger; required.")]
+Because = Annotated[
+    str, typer.Option("--because", metavar="TEXT", help="Why. It is kept in the ledger; required.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; change nothing.")]
 
 
@@ -29,26 +32,35 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen;
 def accept(
     stream: StreamName,
     topic: Annotated[
-        str, typer.Argument(metavar="[TOPIC]", help="A topic that was made again, or one that is retired.")
+        str,
+        typer.Argument(
+            metavar="[TOPIC]", help="A topic that was made again, or one that is retired."
+        ),
     ] = "",
     because: Because = "",
     restored: Annotated[
-        bool, typer.Option("--restored", help="The ledger was put back on purpose: its witness follows it.")
+        bool,
+        typer.Option(
+            "--restored", help="The ledger was put back on purpose: its witness follows it."
+        ),
     ] = False,
     sequence: Annotated[
-        int | None, typer.Option(min=0, help="What a check called bad, up to this entry, is right as it is.")
+        int | None,
+        typer.Option(min=0, help="What a check called bad, up to this entry, is right as it is."),
     ] = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Accept a topic as it is in Kafka now: one made again begins its new life, a retired one goes on.
+    """Accept a topic as it is in Kafka now: one made again begins its new life, a retired one goes
+    on.
 
-    The sessions of the old life end: records that take their rows back are part of the decision. The next run
-    reads the new life from its first offset. After a deliberate restore of the output folder use --restored. After a
-    bad check, --sequence N accepts what was judged up to that entry, and closes the circuit.
+    The sessions of the old life end: records that take their rows back are part of the decision.
+    The next run reads the new life from its first offset. After a deliberate restore of the output
+    folder use --restored. After a bad check, --sequence N accepts what was judged up to that entry,
+    and closes the circuit.
 
-    Example: seriatim accept demo demo-a --because "moved to the new cluster" --dry-run
-    Example: seriatim accept demo --sequence 41 --because "prices below 0 are rebates"
+    Example: seriatim accept demo demo-a --because "moved to the new cluster" --dry-run Example:
+    seriatim accept demo --sequence 41 --because "prices below 0 are rebates"
     """
     if bool(topic) + restored + (sequence is not None) != 1:
         way = f"seriatim accept {stream} TOPIC, seriatim accept {stream} --restored, or --sequence N after a bad check"
@@ -65,7 +77,9 @@ def accept(
 @app.command()
 def retire(
     stream: StreamName,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic, or one partition as TOPIC/NUMBER.")],
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC", help="A topic, or one partition as TOPIC/NUMBER.")
+    ],
     because: Because = "",
     dry_run: DryRun = False,
     json: Json = False,
@@ -76,12 +90,12 @@ def retire(
 
     Example: seriatim retire demo demo-a --because "replaced by demo-b"
     """
-    from seriatim import wiring
-    from seriatim.adapters.clock import WallClock
-    from seriatim.steps.retire import retire_topic as decide
+    from seriatim import context
+    from seriatim.clock import WallClock
+    from seriatim.operations.retire import retire_topic as decide
 
     file = _load_stream(stream, because, dry_run=dry_run, json=json)
-    store, log = wiring.ledger(file, with_schema=True), wiring.log(file, config.load_settings())
+    store, log = context.ledger(file, with_schema=True), context.log(file, config.load_settings())
     decision = decide(
         store,
         log,
@@ -89,7 +103,7 @@ def retire(
         file.stream.name,
         file.stream.topics,
         topic,
-        wiring.new_attempt(),
+        context.new_attempt(),
         because,
         dry_run=dry_run,
     )
@@ -97,38 +111,48 @@ def retire(
 
 
 def _load_stream(stream: str, because: str, *, dry_run: bool, json: bool) -> StreamFile:
-    from seriatim import streams
+    from seriatim import stream_files
 
     Options.json = json
     settings = config.load_settings()
     config.arm_crash_point(settings.crash_point)
     if not because.strip() and not dry_run:
         raise ConfigError(
-            "a decision needs its reason: --because is missing", next='add --because "…"; --dry-run needs none'
+            "a decision needs its reason: --because is missing",
+            next='add --because "…"; --dry-run needs none',
         )
-    return streams.load_stream(stream, settings.streams)
+    return stream_files.load_stream(stream, settings.streams)
 
 
 def _accept_topic(file: StreamFile, topic: str, because: str, *, dry_run: bool, json: bool) -> None:
-    from seriatim import wiring
-    from seriatim.steps.accept import accept_topic as decide
+    from seriatim import context
+    from seriatim.operations.accept import accept_topic as decide
 
-    decision = decide(wiring.decision_context(file, config.load_settings()), topic, because, dry_run=dry_run)
+    decision = decide(
+        context.decision_context(file, config.load_settings()), topic, because, dry_run=dry_run
+    )
     _print_accepted(file.stream.name, decision, json=json)
 
 
-def _accept_check(file: StreamFile, sequence: int, because: str, *, dry_run: bool, json: bool) -> None:
-    from seriatim import wiring
-    from seriatim.adapters.clock import WallClock
-    from seriatim.core.verdict import describe_failed_range
-    from seriatim.steps.check import accept_failed_check
+def _accept_check(
+    file: StreamFile, sequence: int, because: str, *, dry_run: bool, json: bool
+) -> None:
+    from seriatim import context
+    from seriatim.clock import WallClock
+    from seriatim.ledger.verdicts import describe_failed_range
+    from seriatim.operations.prove.check import accept_failed_check
 
-    name, store = file.stream.name, wiring.ledger(file, with_schema=True)
-    decided = accept_failed_check(store, WallClock(), name, wiring.new_attempt(), sequence, because, dry_run=dry_run)
+    name, store = file.stream.name, context.ledger(file, with_schema=True)
+    decided = accept_failed_check(
+        store, WallClock(), name, context.new_attempt(), sequence, because, dry_run=dry_run
+    )
     after = decided.ledger
     values = {
         "stream": name,
-        "accepted": [{"partition": one.partition, "from": one.start, "until": one.until} for one in decided.failures],
+        "accepted": [
+            {"partition": one.partition, "from": one.start, "until": one.until}
+            for one in decided.failures
+        ],
         "because": because or None,
         "sequence": None if dry_run else after.sequence,
         "circuit": after.circuit,
@@ -137,7 +161,9 @@ def _accept_check(file: StreamFile, sequence: int, because: str, *, dry_run: boo
     if json:
         return _print_json(values)
     for one in decided.failures:
-        typer.echo(f"{name}: {_describe_entry(-1 if dry_run else after.sequence)}: right as it is: {describe_failed_range(one)}")
+        typer.echo(
+            f"{name}: {_describe_entry(-1 if dry_run else after.sequence)}: right as it is: {describe_failed_range(one)}"
+        )
     if dry_run:
         typer.echo(f'next: seriatim accept {name} --sequence {sequence} --because "…"')
     else:
@@ -146,17 +172,19 @@ def _accept_check(file: StreamFile, sequence: int, because: str, *, dry_run: boo
 
 
 def _accept_restored(file: StreamFile, because: str, *, dry_run: bool, json: bool) -> None:
-    from seriatim import wiring
-    from seriatim.adapters.clock import WallClock
-    from seriatim.steps.restored import accept_restored_ledger as decide
+    from seriatim import context
+    from seriatim.clock import WallClock
+    from seriatim.operations.restore import accept_restored_ledger as decide
 
-    store = wiring.ledger(file, with_schema=True)
-    decision = decide(store, WallClock(), file.stream.name, wiring.new_attempt(), because, dry_run=dry_run)
+    store = context.ledger(file, with_schema=True)
+    decision = decide(
+        store, WallClock(), file.stream.name, context.new_attempt(), because, dry_run=dry_run
+    )
     _print_restored(file.stream.name, decision, json=json)
 
 
 def _print_accepted(stream: str, decision: TopicDecision, *, json: bool) -> None:
-    from seriatim.cli import show
+    from seriatim.cli import output
 
     rows = [
         {
@@ -182,7 +210,7 @@ def _print_accepted(stream: str, decision: TopicDecision, *, json: bool) -> None
                 "partitions": rows,
             }
         )
-    show.print_table(list(rows[0]), rows)
+    output.print_table(list(rows[0]), rows)
     sessions, records = (
         sum(one.ended_sessions for one in decision.partitions),
         sum(one.end_records for one in decision.partitions),
@@ -199,7 +227,7 @@ def _print_accepted(stream: str, decision: TopicDecision, *, json: bool) -> None
 
 
 def _print_retired(stream: str, decision: RetireDecision, *, json: bool) -> None:
-    from seriatim.cli import show
+    from seriatim.cli import output
 
     rows = [
         {
@@ -221,10 +249,12 @@ def _print_retired(stream: str, decision: RetireDecision, *, json: bool) -> None
                 "partitions": rows,
             }
         )
-    show.print_table(list(rows[0]), rows)
+    output.print_table(list(rows[0]), rows)
     unread = sum(one.unread_messages for one in decision.partitions)
     lost = f"; {unread} messages stay unread" if unread else ""
-    typer.echo(f"{stream}: {_describe_entry(decision.sequence)}: {len(rows)} of {decision.topic} retired, state kept{lost}")
+    typer.echo(
+        f"{stream}: {_describe_entry(decision.sequence)}: {len(rows)} of {decision.topic} retired, state kept{lost}"
+    )
     return None
 
 
@@ -242,15 +272,26 @@ def _print_restored(stream: str, decision: RestoreDecision, *, json: bool) -> No
         return _print_json(values)
     typer.echo(decision.contradiction)
     if decision.ledger_sequence < 0:
-        done = f"moved to {decision.archived_witness_path}" if decision.archived_witness_path else "would be moved aside"
-        typer.echo(f"{stream}: the witness {done}: the next run begins at the first offsets that Kafka has")
+        done = (
+            f"moved to {decision.archived_witness_path}"
+            if decision.archived_witness_path
+            else "would be moved aside"
+        )
+        typer.echo(
+            f"{stream}: the witness {done}: the next run begins at the first offsets that Kafka has"
+        )
     else:
         lost = decision.witness_sequence - decision.ledger_sequence
         typer.echo(
             f"{stream}: {_describe_entry(decision.sequence)}: the witness follows the ledger from entry {decision.witness_sequence} "
-            f"to {decision.ledger_sequence}" + (f"; {lost} entries are given up" if lost > 0 else "")
+            f"to {decision.ledger_sequence}"
+            + (f"; {lost} entries are given up" if lost > 0 else "")
         )
-    return _print_next_command(stream, 0 if decision.archived_witness_path else decision.sequence, f"accept {stream} --restored")
+    return _print_next_command(
+        stream,
+        0 if decision.archived_witness_path else decision.sequence,
+        f"accept {stream} --restored",
+    )
 
 
 def _print_json(value: dict[str, Any]) -> None:
@@ -263,4 +304,6 @@ def _describe_entry(sequence: int) -> str:
 
 def _print_next_command(stream: str, sequence: int, command: str) -> None:
     done = sequence >= 0
-    typer.echo(f"next: seriatim run {stream}" if done else f'next: seriatim {command} --because "…"')
+    typer.echo(
+        f"next: seriatim run {stream}" if done else f'next: seriatim {command} --because "…"'
+    )

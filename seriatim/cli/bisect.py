@@ -1,6 +1,7 @@
 """`seriatim bisect`: the first message after which a session's state breaks an invariant.
 
-Next room: steps/bisect.py hunts; core/expression.py is what an invariant may say.
+Next room: operations/inspect/bisect.py hunts; operations/inspect/expression.py is what an invariant
+may say.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seriatim.cli import app, print_notice
-from seriatim.cli.looking import (
+from seriatim.cli.lookback import (
     From,
     InPartition,
     SessionName,
@@ -24,14 +25,14 @@ from seriatim.cli.looking import (
     step_values,
 )
 from seriatim.cli.run import Json, StreamName
-from seriatim.core.errors import ConfigError, IntegrityError
+from seriatim.errors import ConfigError, IntegrityError
 
 if TYPE_CHECKING:
-    from seriatim.cli.looking import LookbackCommand
-    from seriatim.core.expression import Expression
-    from seriatim.core.step import TraceStep
-    from seriatim.steps.bisect import BisectResult, Invariant
-    from seriatim.steps.retrace import SessionReplay
+    from seriatim.cli.lookback import LookbackCommand
+    from seriatim.operations.inspect.bisect import BisectResult, Invariant
+    from seriatim.operations.inspect.expression import Expression
+    from seriatim.operations.inspect.session_replay import SessionReplay
+    from seriatim.operations.inspect.trace_step import TraceStep
 
 FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 STEPS_AROUND = 3
@@ -42,45 +43,57 @@ def bisect(
     stream: StreamName,
     session: SessionName,
     invariant: Annotated[
-        str, typer.Option(help="What must hold after every message: 'len(state.rows) < 500', or module:function.")
+        str,
+        typer.Option(
+            help="What must hold after every message: 'len(state.rows) < 500', or module:function."
+        ),
     ],
     topic: Topic = None,
     partition: InPartition = None,
     start: From = None,
     until: Until = None,
     every: Annotated[
-        bool, typer.Option("--every", help="Look after each message: for what heals again by itself.")
+        bool,
+        typer.Option("--every", help="Look after each message: for what heals again by itself."),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Find the first message of a session after which an invariant does not hold, and show what is around it.
+    """Find the first message of a session after which an invariant does not hold, and show what is
+    around it.
 
-    Looks at saved states first, then folds by halves between two of them. Names: state, offset, time, session,
-    sequence, damaged, quarantined. A function gets the state and says True or False; its module must lie beside the
-    stream file, others are refused (exit code 2). Exit code 3 where it breaks, 0 where it holds at the end.
+    Looks at saved states first, then folds by halves between two of them. Names: state, offset,
+    time, session, sequence, damaged, quarantined. A function gets the state and says True or False;
+    its module must lie beside the stream file, others are refused (exit code 2). Exit code 3 where
+    it breaks, 0 where it holds at the end.
 
-    Example: seriatim bisect demo session-00007 --invariant 'all(row.price >= 0 for row in state.rows)'
+    Example: seriatim bisect demo session-00007 --invariant 'all(row.price >= 0 for row in
+    state.rows)'
     """
-    from seriatim.steps.bisect import Bisection
+    from seriatim.operations.inspect.bisect import Bisection
 
     with open_lookback(stream, json=json) as opened:
         asked, expression = _parse_invariant(opened, invariant)
         place, first = opened.find_session(session, topic, partition)
         way = opened.session_replay(place, session)
         begin = opened.begin_replay(way, start, first)
-        end = min(opened.resolve_offset(way, until, way.committed_end), max(way.committed_end, way.bounds.log_end))
+        end = min(
+            opened.resolve_offset(way, until, way.committed_end),
+            max(way.committed_end, way.bounds.log_end),
+        )
         of_state = expression is None or "state" in expression.names
         done = Bisection(way, asked, uses_state=of_state).run(begin, end, check_every_message=every)
         opened.stop_progress()
         if expression is not None and expression.unseen_fields:
-            print_notice(f"{opened.name}: nothing ever had {', '.join(sorted(expression.unseen_fields))}: is it spelled right?")
+            print_notice(
+                f"{opened.name}: nothing ever had {', '.join(sorted(expression.unseen_fields))}: is it spelled right?"
+            )
         _print_result(opened, way, done, invariant, json=json)
 
 
 def _parse_invariant(command: LookbackCommand, text: str) -> tuple[Invariant, Expression | None]:
     """What a person typed, as something to be asked."""
-    from seriatim.core.expression import parse_expression
-    from seriatim.steps.bisect import INVARIANT_NAMES
+    from seriatim.operations.inspect.bisect import INVARIANT_NAMES
+    from seriatim.operations.inspect.expression import parse_expression
 
     if not FUNCTION_NAME.fullmatch(text):
         expression = parse_expression(text, INVARIANT_NAMES)
@@ -100,7 +113,9 @@ def _parse_invariant(command: LookbackCommand, text: str) -> tuple[Invariant, Ex
 
 
 def load_function(folder: str, text: str) -> Any:
-    """A function that the user wrote, by `module:name`. A module that is not beside the stream file is not imported."""
+    """A function that the user wrote, by `module:name`. A module that is not beside the stream file
+    is not imported.
+    """
     import importlib
     import sys
 
@@ -120,12 +135,17 @@ def load_function(folder: str, text: str) -> Any:
             next=f"put {module}.py beside the stream file",
         ) from error
     if not callable(found):
-        raise ConfigError(f"--invariant {text}: {module} has no function {name!r}", next=f"write def {name}(state): …")
+        raise ConfigError(
+            f"--invariant {text}: {module} has no function {name!r}",
+            next=f"write def {name}(state): …",
+        )
     return found
 
 
 def _is_beside(folder: str, module: str) -> bool:
-    """Whether Python would take a module from this folder itself. Asking imports nothing; nobody has it: true."""
+    """Whether Python would take a module from this folder itself. Asking imports nothing; nobody
+    has it: true.
+    """
     import importlib.util
 
     top_name = module.partition(".")[0]
@@ -145,9 +165,16 @@ def _is_beside(folder: str, module: str) -> bool:
     return all(Path(place).absolute().parent == Path(folder).absolute() for place in places)
 
 
-def _print_result(command: LookbackCommand, replay: SessionReplay, result: BisectResult, invariant: str, *, json: bool) -> None:
+def _print_result(
+    command: LookbackCommand,
+    replay: SessionReplay,
+    result: BisectResult,
+    invariant: str,
+    *,
+    json: bool,
+) -> None:
     """The place and what is around it; a broken invariant ends with exit code 3."""
-    from seriatim.core.integrity import shell_quote, shorten
+    from seriatim.engine.findings import shell_quote, shorten
 
     cost = f"{result.folds} folds over {result.messages} messages, {result.saved_states_checked} saved states looked at"
     around = _steps_around(replay, result) if result.first_broken_offset >= 0 else []
@@ -163,13 +190,24 @@ def _print_result(command: LookbackCommand, replay: SessionReplay, result: Bisec
         }
         steps = [step_values(command.runner, step, replay.committed_end) for step in around]
         broken = result.first_broken_offset if result.first_broken_offset >= 0 else None
-        place = {"stream": command.name, "session": replay.session_name, "partition": str(replay.partition)}
+        place = {
+            "stream": command.name,
+            "session": replay.session_name,
+            "partition": str(replay.partition),
+        }
         print_json({**place, "broken": broken, **values, "around": steps})
     elif result.first_broken_offset < 0 and not result.saved_state_differs:
-        typer.echo(f"{command.name}: it holds after offset {result.end_offset - 1} ({cost}); --every looks after each message")
+        typer.echo(
+            f"{command.name}: it holds after offset {result.end_offset - 1} ({cost}); --every looks after each message"
+        )
     elif result.first_broken_offset >= 0:
         for step in around:
-            print_step(command.runner, step, replay.committed_end, mark="→ " if step.offset == result.first_broken_offset else "  ")
+            print_step(
+                command.runner,
+                step,
+                replay.committed_end,
+                mark="→ " if step.offset == result.first_broken_offset else "  ",
+            )
         typer.echo(cost)
     if result.saved_state_differs:
         raise IntegrityError(
@@ -184,7 +222,9 @@ def _print_result(command: LookbackCommand, replay: SessionReplay, result: Bisec
         raise IntegrityError(
             f"{command.name}: {replay.partition}: {told}",
             session=shorten(replay.session_name),
-            good=f"after offset {result.last_good_offset} it did" if result.last_good_offset >= 0 else "",
+            good=f"after offset {result.last_good_offset} it did"
+            if result.last_good_offset >= 0
+            else "",
             next=f"look at what touched the row: seriatim explain {command.name} --row KEY --session {shell_quote(replay.session_name)}"
             f" --topic {replay.partition.topic}",
         )

@@ -1,6 +1,8 @@
-"""`seriatim check`: gate 2. What was committed and not judged yet is judged by suites of expectations.
+"""`seriatim check`: gate 2. What was committed and not judged yet is judged by suites of
+expectations.
 
-Next room: steps/check.py does it; seriatim/suites.py finds the suites.
+Next room: operations/prove/check.py does it; seriatim/operations/prove/suite_files.py finds the
+suites.
 """
 
 from __future__ import annotations
@@ -17,41 +19,41 @@ from seriatim.cli import Options, app, print_notice
 from seriatim.cli.run import Json, StreamName
 
 if TYPE_CHECKING:
-    from seriatim.core.integrity import Finding
-    from seriatim.core.ledger import Ledger
-    from seriatim.core.stream import Stream
-    from seriatim.steps.check import CheckContext, CheckResult
-    from seriatim.steps.gather import CheckTableSpec
-    from seriatim.streams import StreamFile
+    from seriatim.engine.findings import Finding
+    from seriatim.ledger.model import Ledger
+    from seriatim.operations.prove.check import CheckContext, CheckResult
+    from seriatim.operations.prove.gather_evidence import CheckTableSpec
+    from seriatim.stream import Stream
+    from seriatim.stream_files import StreamFile
 
 
 @app.command()
 def check(stream: StreamName, json: Json = False) -> None:
     """Judge every ledger entry that was not judged yet, by the suites in expectations/.
 
-    The verdict is an entry of its own: good or bad per partition. A bad one (exit code 3) opens the circuit: nothing
-    newer is published until the partition is repaired and checked again, or a person accepts it. A check that is
-    itself broken (exit code 2) is no verdict at all.
+    The verdict is an entry of its own: good or bad per partition. A bad one (exit code 3) opens the
+    circuit: nothing newer is published until the partition is repaired and checked again, or a
+    person accepts it. A check that is itself broken (exit code 2) is no verdict at all.
 
     Example: seriatim check demo --json
     """
-    from seriatim import streams
+    from seriatim import stream_files
 
     Options.json = json
     settings = config.load_settings()
     config.arm_crash_point(settings.crash_point)
-    check_and_report(streams.load_stream(stream, settings.streams), json=json)
+    check_and_report(stream_files.load_stream(stream, settings.streams), json=json)
 
 
 def check_and_report(file: StreamFile, *, json: bool) -> CheckResult:
     """Check a stream and tell what came of it; what is bad raises, after it was told."""
-    from seriatim import streams
-    from seriatim.cli import report, show
-    from seriatim.steps.check import check_stream as run
-    from seriatim.steps.tell import mark_reported, unreported_findings
+    from seriatim import stream_files
+    from seriatim.cli import output, report
+    from seriatim.operations.prove.check import check_stream as run
+    from seriatim.operations.report_findings import mark_reported, unreported_findings
 
-    streams.refuse_unwritable_output(file)
-    name, progress = file.stream.name, show.RunProgress(file.stream.name, "records")
+    stream_files.refuse_unwritable_output(file)
+    name, progress = file.stream.name, output.RunProgress(file.stream.name, "records")
     made = check_context(file, progress)
     try:
         done = run(made)
@@ -59,7 +61,7 @@ def check_and_report(file: StreamFile, *, json: bool) -> CheckResult:
         progress.close()
     found = unreported_findings(made.ledger, name)
     report.write_run_report(file, done.judged_after, done.sequence)
-    show.print_findings(name, found, json=json)
+    output.print_findings(name, found, json=json)
     mark_reported(made.ledger, done.ledger.sequence)
     _print_result(name, done, found, json=json)
     return done
@@ -67,26 +69,29 @@ def check_and_report(file: StreamFile, *, json: bool) -> CheckResult:
 
 def check_context(file: StreamFile, progress: Any = None) -> CheckContext:
     """What a check is made with, for real."""
-    from seriatim import streams, suites, wiring
-    from seriatim.adapters.clock import WallClock
-    from seriatim.adapters.gx import GreatExpectations
-    from seriatim.adapters.parquet import ParquetRecords
-    from seriatim.adapters.sight import RecordScan
-    from seriatim.steps.check import CheckContext
+    from seriatim import context, stream_files
+    from seriatim.clock import WallClock
+    from seriatim.operations.prove import suite_files
+    from seriatim.operations.prove.check import CheckContext
+    from seriatim.operations.prove.great_expectations_suites import GreatExpectations
+    from seriatim.storage.record_files import ParquetRecords
+    from seriatim.storage.record_scan import RecordScan
 
     stream, root = file.stream, Path(file.stream.output.path)
-    columns = streams.load_runner(file).columns
+    columns = stream_files.load_runner(file).columns
     return CheckContext(
         stream=stream.name,
-        suites=suites.load_suites(stream, Path(file.folder)),
-        ledger=wiring.ledger(file, with_schema=True),
-        open_state=lambda: wiring.state(file),
-        records=ParquetRecords(root, columns, stream.output.compression, stream.output.partition_by),
+        suites=suite_files.load_suites(stream, Path(file.folder)),
+        ledger=context.ledger(file, with_schema=True),
+        open_state=lambda: context.state(file),
+        records=ParquetRecords(
+            root, columns, stream.output.compression, stream.output.partition_by
+        ),
         record_scanner=RecordScan(root),
         checker=GreatExpectations(root),
         table_spec=check_table_spec(stream),
         clock=WallClock(),
-        new_attempt=wiring.new_attempt,
+        new_attempt=context.new_attempt,
         peak_memory_bytes=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         progress=progress or (lambda _done, _total: None),
     )
@@ -94,27 +99,36 @@ def check_context(file: StreamFile, progress: Any = None) -> CheckContext:
 
 def check_table_spec(stream: Stream) -> CheckTableSpec | None:
     """The stock machine, whose records say how they fold; None for any other."""
-    from seriatim.steps.gather import CheckTableSpec
+    from seriatim.operations.prove.gather_evidence import CheckTableSpec
 
     if stream.machine != "table":
         return None
     given = stream.table
-    return CheckTableSpec(given.key, tuple(given.columns), given.before, stream.table_machine().load)
+    return CheckTableSpec(
+        given.key, tuple(given.columns), given.before, stream.table_machine().load
+    )
 
 
 def print_open_circuit(ledger: Ledger) -> None:
     """A banner while the circuit is open."""
-    from seriatim.core.verdict import circuit_advice, describe_failed_range
+    from seriatim.ledger.verdicts import circuit_advice, describe_failed_range
 
     if ledger.circuit == "open":
         failed = "; ".join(describe_failed_range(one) for one in ledger.failed_ranges[:5])
         text = f"{ledger.stream}: the circuit is open, current stays at entry {ledger.checked} or before: {failed}"
-        print_notice(f"{text}\n  next: {circuit_advice(ledger)}", circuit="open", checked=ledger.checked, next=circuit_advice(ledger))
+        print_notice(
+            f"{text}\n  next: {circuit_advice(ledger)}",
+            circuit="open",
+            checked=ledger.checked,
+            next=circuit_advice(ledger),
+        )
 
 
-def _print_result(stream: str, check_result: CheckResult, findings: list[Finding], *, json: bool) -> None:
-    from seriatim.core.integrity import FindingsError, new_findings_error
-    from seriatim.core.verdict import circuit_advice
+def _print_result(
+    stream: str, check_result: CheckResult, findings: list[Finding], *, json: bool
+) -> None:
+    from seriatim.engine.findings import FindingsError, new_findings_error
+    from seriatim.ledger.verdicts import circuit_advice
 
     for note in check_result.notes:
         print_notice(f"{stream}: {note}", note=note)
@@ -153,7 +167,12 @@ def _result_values(stream: str, result: CheckResult, findings: list[Finding]) ->
         "verdict": result.verdict,
         "records": result.records,
         "promises": [
-            {"partition": str(one.partition), "promise": one.promise, "holds": one.holds, "broken": one.broken_count}
+            {
+                "partition": str(one.partition),
+                "promise": one.promise,
+                "holds": one.holds,
+                "broken": one.broken_count,
+            }
             for one in result.evidence
         ],
         "expectations": result.expectations,

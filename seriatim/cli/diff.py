@@ -1,6 +1,6 @@
 """`seriatim diff`: two outputs compared by offset: of streams, or of replays.
 
-Next room: steps/diff.py compares; cli/scratch.py writes what is compared.
+Next room: operations/inspect/diff.py compares; cli/replay_range.py writes what is compared.
 """
 
 from __future__ import annotations
@@ -12,32 +12,35 @@ import typer
 
 from seriatim import config
 from seriatim.cli import Options, app, print_notice
-from seriatim.cli.looking import print_json, render_value
+from seriatim.cli.lookback import print_json, render_value
 from seriatim.cli.run import Json
-from seriatim.core.errors import ConfigError, IntegrityError
-from seriatim.core.integrity import shell_quote
-from seriatim.core.offsets import OffsetRange, Partition
+from seriatim.engine.findings import shell_quote
+from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.errors import ConfigError, IntegrityError
 
 if TYPE_CHECKING:
-    from seriatim.adapters.lookup import RecordQuery
-    from seriatim.steps.diff import DiffResult, RecordDifference
+    from seriatim.operations.inspect.diff import DiffResult, RecordDifference
+    from seriatim.storage.record_query import RecordQuery
 
 RangesByPartition = dict[tuple[Partition, str], OffsetRange]
-OutputArgument = Annotated[str, typer.Argument(help="A stream, or a folder that `seriatim replay … --to` wrote.")]
+OutputArgument = Annotated[
+    str, typer.Argument(help="A stream, or a folder that `seriatim replay … --to` wrote.")
+]
 DIFFERENCES_SHOWN = 5
 
 
 @app.command()
 def diff(left: OutputArgument, right: OutputArgument, json: Json = False) -> None:
-    """Compare the records of two outputs, offset by offset: print the first differences and count them.
+    """Compare the records of two outputs, offset by offset: print the first differences and count
+    them.
 
-    Compared is what both have folded: partitions, offsets and columns that only one of them has are named. Exit code
-    0 if nothing differs, 3 if something does.
+    Compared is what both have folded: partitions, offsets and columns that only one of them has are
+    named. Exit code 0 if nothing differs, 3 if something does.
 
     Example: seriatim diff demo /tmp/again
     """
-    from seriatim.cli.show import RunProgress
-    from seriatim.steps.diff import diff_records
+    from seriatim.cli.output import RunProgress
+    from seriatim.operations.inspect.diff import diff_records
 
     Options.json = json
     (one, ones, stream), (other, others, other_stream) = _open_output(left), _open_output(right)
@@ -58,36 +61,53 @@ def diff(left: OutputArgument, right: OutputArgument, json: Json = False) -> Non
 
 
 def _open_output(name: str) -> tuple[RecordQuery, RangesByPartition, str]:
-    """An output, which offsets it has folded, and the stream whose messages they are; empty: it does not say."""
-    from seriatim import streams, wiring
-    from seriatim.adapters import scratch
-    from seriatim.adapters.lookup import RecordQuery
-    from seriatim.steps.commit import read_head
+    """An output, which offsets it has folded, and the stream whose messages they are; empty: it
+    does not say.
+    """
+    from seriatim import context, stream_files
+    from seriatim.ledger.commit import read_head
+    from seriatim.storage import scratch
+    from seriatim.storage.record_query import RecordQuery
 
     folder = config.expand_user(Path(name), name, "give the name of a stream, or a folder")
     if folder.is_dir() and (folder / scratch.MANIFEST_FILE).exists():
         manifest = scratch.read_manifest(folder)
         _warn_missing_messages(name, manifest)
-        return RecordQuery(folder, None), scratch.folded_ranges(folder), str(manifest.get("replay") or "")
+        return (
+            RecordQuery(folder, None),
+            scratch.folded_ranges(folder),
+            str(manifest.get("replay") or ""),
+        )
     if folder.is_dir() and not name.endswith(".toml") and ("/" in name or folder.is_absolute()):
         scratch.read_manifest(folder)
-    file = streams.load_stream(name, config.load_settings().streams)
-    head = read_head(wiring.ledger(file), file.stream.name)
+    file = stream_files.load_stream(name, config.load_settings().streams)
+    head = read_head(context.ledger(file), file.stream.name)
     if head is None:
-        raise ConfigError(f"{file.stream.name}: it was never run", next=f"seriatim run {file.stream.name}")
+        raise ConfigError(
+            f"{file.stream.name}: it was never run", next=f"seriatim run {file.stream.name}"
+        )
     accounts = head.ledger.partitions.items()
-    folded = {(Partition.parse(p), a.topic_id): OffsetRange(min(a.initial_frontier, a.frontier), a.frontier) for p, a in accounts}
+    folded = {
+        (Partition.parse(p), a.topic_id): OffsetRange(
+            min(a.initial_frontier, a.frontier), a.frontier
+        )
+        for p, a in accounts
+    }
     root = Path(file.stream.output.path)
     return RecordQuery(root, file.stream.name, version=head.token.version()), folded, name
 
 
 def _warn_missing_messages(name: str, manifest: dict[str, Any]) -> None:
-    """A replay over messages that were gone differs by them; what is damaged is told by whoever reads it whole."""
+    """A replay over messages that were gone differs by them; what is damaged is told by whoever
+    reads it whole.
+    """
     parts = manifest.get("partitions")
     for part in parts if isinstance(parts, list) else ():
         if isinstance(part, dict) and part.get("missing"):
             place = f"{part.get('topic')}/{part.get('partition')}"
-            print_notice(f"{name} was folded without {part['missing']} messages of {place}: Kafka did not have them any more")
+            print_notice(
+                f"{name} was folded without {part['missing']} messages of {place}: Kafka did not have them any more"
+            )
 
 
 def _print_result(left: str, right: str, stream: str, result: DiffResult, *, json: bool) -> None:
@@ -120,7 +140,13 @@ def _result_values(left: str, right: str, result: DiffResult) -> dict[str, Any]:
         "left": left,
         "right": right,
         "compared": [
-            {"topic": p.topic, "partition": p.number, "topic_id": life, "from": whole.start, "until": whole.end}
+            {
+                "topic": p.topic,
+                "partition": p.number,
+                "topic_id": life,
+                "from": whole.start,
+                "until": whole.end,
+            }
             for (p, life), whole in result.ranges.items()
         ],
         "records": result.records,
@@ -149,10 +175,13 @@ def _difference_values(difference: RecordDifference) -> dict[str, Any]:
 def _print_difference(left: str, right: str, difference: RecordDifference) -> None:
     there = difference.left or difference.right or {}
     typer.secho(
-        f"{difference.partition} offset {difference.offset} index {difference.index}  session {render_value(there.get('session'))}", bold=True
+        f"{difference.partition} offset {difference.offset} index {difference.index}  session {render_value(there.get('session'))}",
+        bold=True,
     )
     if difference.columns and difference.left and difference.right:
         for name in difference.columns:
-            typer.echo(f"    {name:<12} {render_value(difference.left[name])} → {render_value(difference.right[name])}")
+            typer.echo(
+                f"    {name:<12} {render_value(difference.left[name])} → {render_value(difference.right[name])}"
+            )
     else:
         typer.echo(f"    only in {left if difference.left else right}: {render_value(there)}")

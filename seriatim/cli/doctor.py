@@ -1,6 +1,6 @@
 """`seriatim doctor`: what this machine has and lacks, and what would help.
 
-Next room: seriatim/embedded/checkup.py looks.
+Next room: seriatim/embedded/doctor.py looks.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import typer
 
 from seriatim import config
 from seriatim.cli import app
-from seriatim.core.errors import SeriatimError
+from seriatim.errors import SeriatimError
 
 if TYPE_CHECKING:
     from seriatim.config import Settings
-    from seriatim.embedded.checkup import DoctorCheck
+    from seriatim.embedded.doctor import DoctorCheck
 
 NAME_WIDTH = 14
 
@@ -29,12 +29,12 @@ def doctor(
 ) -> None:
     """Check everything that Seriatim needs, and say how to fix what is missing.
 
-    ✓ is good, ✗ is required and missing, – is optional and not set up, or could be better. Exit 0 only if
-    nothing required is missing, else 2.
+    ✓ is good, ✗ is required and missing, – is optional and not set up, or could be better. Exit 0
+    only if nothing required is missing, else 2.
 
     Example: seriatim doctor
     """
-    from seriatim.embedded import checkup
+    from seriatim.embedded import doctor as checkup
 
     missing, settings = False, config.load_settings()
     for check in chain(checkup.run_checks(settings), check_retention(settings)):
@@ -46,23 +46,29 @@ def doctor(
 
 def check_retention(settings: Settings) -> Iterator[DoctorCheck]:
     """Whether every stream's topics keep messages for long enough. A line for each that does not."""
-    from seriatim import streams, wiring
-    from seriatim.adapters.clock import WallClock
-    from seriatim.core.ledger import Ledger
-    from seriatim.embedded.checkup import DoctorCheck
-    from seriatim.steps.plan import short_retention
+    from seriatim import context, stream_files
+    from seriatim.clock import WallClock
+    from seriatim.embedded.doctor import DoctorCheck
+    from seriatim.ledger.model import Ledger
+    from seriatim.operations.plan import short_retention
 
     warned, looked = False, 0
-    for name in streams.list_streams(settings.streams):
+    for name in stream_files.list_streams(settings.streams):
         try:
-            file = streams.load_stream(name, settings.streams)
+            file = stream_files.load_stream(name, settings.streams)
         except SeriatimError as error:
-            yield DoctorCheck("retention", False, False, f"{name}: not looked at: {error.message}", error.next)
+            yield DoctorCheck(
+                "retention", False, False, f"{name}: not looked at: {error.message}", error.next
+            )
             continue
         try:
-            found = short_retention(file.stream, wiring.log(file, settings), Ledger(stream=name), WallClock())
+            found = short_retention(
+                file.stream, context.log(file, settings), Ledger(stream=name), WallClock()
+            )
         except SeriatimError as error:
-            yield DoctorCheck("retention", False, False, f"{name}: not looked at: {error.message}", error.next)
+            yield DoctorCheck(
+                "retention", False, False, f"{name}: not looked at: {error.message}", error.next
+            )
             return  # the broker is the same for all: the next stream would wait for it as long
         looked += 1
         for topic in found:

@@ -1,6 +1,6 @@
 """`seriatim explain`: one row of the output, back to the messages that made it.
 
-Next room: steps/explain.py finds them.
+Next room: operations/inspect/explain.py finds them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from seriatim.cli import app, print_notice
-from seriatim.cli.looking import (
+from seriatim.cli.lookback import (
     Topic,
     check_session_name,
     open_lookback,
@@ -21,11 +21,11 @@ from seriatim.cli.looking import (
     shorten_text,
 )
 from seriatim.cli.run import Json, StreamName
-from seriatim.core.errors import ConfigError
+from seriatim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from seriatim.cli.looking import LookbackCommand
-    from seriatim.steps.explain import RowExplanation, RowTouch
+    from seriatim.cli.lookback import LookbackCommand
+    from seriatim.operations.inspect.explain import RowExplanation, RowTouch
 
 SESSIONS_SHOWN_MAX = 20
 POSITION_COLUMNS = ("topic", "topic_id", "partition", "offset", "timestamp", "session", "sequence")
@@ -34,23 +34,29 @@ POSITION_COLUMNS = ("topic", "topic_id", "partition", "offset", "timestamp", "se
 @app.command()
 def explain(
     stream: StreamName,
-    row: Annotated[str, typer.Option(metavar="KEY", help="The row's key; of several columns 'a,2' or '[\"a\", 2]'.")],
+    row: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY", help="The row's key; of several columns 'a,2' or '[\"a\", 2]'."
+        ),
+    ],
     session: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this session's row.", callback=check_session_name)
+        str | None,
+        typer.Option(metavar="NAME", help="Only this session's row.", callback=check_session_name),
     ] = None,
     topic: Topic = None,
     json: Json = False,
 ) -> None:
     """Show every message that touched a row, the record each gave, and what the row is now.
 
-    From the committed records back to Kafka's offsets. Of the stock machine also messages that named the row and left
-    no record: set aside, dropped, headless, or contradicted by the rows. Where several sessions have such a row, they
-    are listed: choose one with --session.
+    From the committed records back to Kafka's offsets. Of the stock machine also messages that
+    named the row and left no record: set aside, dropped, headless, or contradicted by the rows.
+    Where several sessions have such a row, they are listed: choose one with --session.
 
     Example: seriatim explain demo --row b --session session-00007
     """
-    from seriatim.adapters.lookup import RecordQuery
-    from seriatim.steps.explain import RowExplainer, parse_row_key, records_by_session
+    from seriatim.operations.inspect.explain import RowExplainer, parse_row_key, records_by_session
+    from seriatim.storage.record_query import RecordQuery
 
     with open_lookback(stream, json=json) as opened:
         key = parse_row_key(opened.runner, row)
@@ -72,7 +78,9 @@ def explain(
                 _print_result(one, row)
 
 
-def _sessions_without_records(command: LookbackCommand, session: str | None, topic: str | None) -> dict[Any, list[Any]]:
+def _sessions_without_records(
+    command: LookbackCommand, session: str | None, topic: str | None
+) -> dict[Any, list[Any]]:
     """A row without a record: messages of the session that was named may have tried."""
     if session is None:
         raise ConfigError(
@@ -84,8 +92,10 @@ def _sessions_without_records(command: LookbackCommand, session: str | None, top
     return {(place.topic, place.number, account.topic_id, session): []}
 
 
-def _print_sessions(command: LookbackCommand, records_by_session: dict[Any, list[Any]], *, json: bool) -> None:
-    from seriatim.cli import show
+def _print_sessions(
+    command: LookbackCommand, records_by_session: dict[Any, list[Any]], *, json: bool
+) -> None:
+    from seriatim.cli import output
 
     rows = [
         {
@@ -102,7 +112,7 @@ def _print_sessions(command: LookbackCommand, records_by_session: dict[Any, list
     if json:
         print_json({"stream": command.name, "sessions": rows})
         return
-    show.print_table(list(rows[0]), rows[:SESSIONS_SHOWN_MAX])
+    output.print_table(list(rows[0]), rows[:SESSIONS_SHOWN_MAX])
     print_notice(f"{command.name}: {len(rows)} sessions have this row; choose one with --session")
 
 
@@ -139,12 +149,18 @@ def _result_values(stream: str, row: str, result: RowExplanation) -> dict[str, A
 def _machine_values(record: dict[str, Any]) -> dict[str, Any]:
     """A record without what its message says already."""
     same = record.get("source_offset") == record["offset"]
-    return {k: v for k, v in record.items() if k not in POSITION_COLUMNS and not (same and k == "source_offset")}
+    return {
+        k: v
+        for k, v in record.items()
+        if k not in POSITION_COLUMNS and not (same and k == "source_offset")
+    }
 
 
 def _print_result(result: RowExplanation, row: str) -> None:
     place = f"{result.partition}, session {shorten_text(result.session)}"
-    typer.secho(f"Row {shorten_text(row)} in {place}: touched by {len(result.touches)} messages", bold=True)
+    typer.secho(
+        f"Row {shorten_text(row)} in {place}: touched by {len(result.touches)} messages", bold=True
+    )
     for touch in result.touches:
         _print_touch(touch)
     typer.echo(f"now: {'it is not there' if result.value is None else render_value(result.value)}")
@@ -156,7 +172,10 @@ def _print_touch(touch: RowTouch) -> None:
     when = "" if touch.timestamp is None else f"  {render_time(touch.timestamp)}"
     counted = "" if touch.sequence is None else f"  seq {touch.sequence}"
     color = typer.colors.RED if touch.findings or not touch.records else None
-    typer.secho(f"  {touch.offset}{when}{counted}  {touch.outcome}{'' if touch.records else ', no record'}", fg=color)
+    typer.secho(
+        f"  {touch.offset}{when}{counted}  {touch.outcome}{'' if touch.records else ', no record'}",
+        fg=color,
+    )
     if touch.message is not None:
         typer.echo(f"      message  {render_value(touch.message)}")
     for record in touch.records:

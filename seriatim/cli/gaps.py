@@ -1,6 +1,7 @@
-"""`seriatim gaps`, `rebuild` and `quarantine release`: what not to trust, the tables that say so, and a person's word.
+"""`seriatim gaps`, `rebuild` and `quarantine release`: what not to trust, the tables that say so,
+and a person's word.
 
-Next room: steps/derive.py and steps/release.py do it.
+Next room: operations/derived_tables.py and operations/release.py do it.
 """
 
 from __future__ import annotations
@@ -14,49 +15,63 @@ from seriatim import config
 from seriatim.cli import Options, app, print_notice
 from seriatim.cli.accept import Because, DryRun
 from seriatim.cli.run import Json, StreamName
-from seriatim.core.errors import ConfigError
+from seriatim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from seriatim.core.ledger import Ledger
+    from seriatim.ledger.model import Ledger
     from seriatim.ports import LedgerStore
 
 COLUMNS = ["topic", "partition", "session", "from", "until", "finding", "cause"]
 COLUMNS += ["opened", "closed", "closed_how", "mended"]
 Topic = Annotated[
-    str | None, typer.Option(help="TOPIC or TOPIC/N, where a session of this name waits in several places.")
+    str | None,
+    typer.Option(help="TOPIC or TOPIC/N, where a session of this name waits in several places."),
 ]
 
-quarantine = typer.Typer(name="quarantine", help="Sessions that were set aside.", no_args_is_help=True)
+quarantine = typer.Typer(
+    name="quarantine", help="Sessions that were set aside.", no_args_is_help=True
+)
 app.add_typer(quarantine)
 
 
 @app.command()
 def gaps(
     stream: StreamName,
-    only_open: Annotated[bool, typer.Option("--open", help="Only those that are not over yet.")] = False,
+    only_open: Annotated[
+        bool, typer.Option("--open", help="Only those that are not over yet.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """List the stretches of output not to trust: offsets, session (none: all), finding, what closed them.
+    """List the stretches of output not to trust: offsets, session (none: all), finding, what closed
+    them.
 
     As of the ledger. The same is in the Delta table `gaps` below the output path, for queries.
 
     Example: seriatim gaps demo --open
     """
-    from seriatim import streams, wiring
-    from seriatim.cli import show
-    from seriatim.steps.derive import read_gaps
+    from seriatim import context, stream_files
+    from seriatim.cli import output
+    from seriatim.operations.derived_tables import read_gaps
 
     Options.json = json
-    file = streams.load_stream(stream, config.load_settings().streams)
-    name, store = file.stream.name, wiring.ledger(file)
+    file = stream_files.load_stream(stream, config.load_settings().streams)
+    name, store = file.stream.name, context.ledger(file)
     ledger = _load_ledger(store, name)
-    found = [gap.to_row() for gap in read_gaps(store, wiring.derived_tables(file), ledger) if not only_open or gap.closed is None]
+    found = [
+        gap.to_row()
+        for gap in read_gaps(store, context.derived_tables(file), ledger)
+        if not only_open or gap.closed is None
+    ]
     if json:
         return _print_json({"stream": name, "sequence": ledger.sequence, "gaps": found})
     if found:
-        show.print_table(COLUMNS, [{**row, "session": _render_session(row["session"])} for row in found])
+        output.print_table(
+            COLUMNS, [{**row, "session": _render_session(row["session"])} for row in found]
+        )
     still = sum(row["closed"] is None for row in found)
-    typer.echo(f"{name}: {len(found)} gap{'s' * (len(found) != 1)}, {still} open, as of entry {ledger.sequence}")
+    typer.echo(
+        f"{name}: {len(found)} gap{'s' * (len(found) != 1)}, {still} open, as of entry {ledger.sequence}"
+    )
     return None
 
 
@@ -64,20 +79,20 @@ def gaps(
 def rebuild(stream: StreamName, json: Json = False) -> None:
     """Make the tables `gaps` and `quarantine` again, from the ledger's first entry on.
 
-    Runs keep them up by themselves; this is for tables that were deleted or changed by hand. Readers see the old
-    table until the new one is there.
+    Runs keep them up by themselves; this is for tables that were deleted or changed by hand.
+    Readers see the old table until the new one is there.
 
     Example: seriatim rebuild demo
     """
-    from seriatim import streams, wiring
-    from seriatim.steps.derive import catch_up_derived
+    from seriatim import context, stream_files
+    from seriatim.operations.derived_tables import catch_up_derived
 
     Options.json = json
-    file = streams.load_stream(stream, config.load_settings().streams)
-    name, store = file.stream.name, wiring.ledger(file)
+    file = stream_files.load_stream(stream, config.load_settings().streams)
+    name, store = file.stream.name, context.ledger(file)
     ledger = _load_ledger(store, name)
     print_notice(f"{name}: reading {ledger.sequence + 1} entries", entries=ledger.sequence + 1)
-    catch_up_derived(store, wiring.derived_tables(file), ledger, rebuild=True)
+    catch_up_derived(store, context.derived_tables(file), ledger, rebuild=True)
     if json:
         _print_json({"stream": name, "sequence": ledger.sequence})
     else:
@@ -93,29 +108,40 @@ def release(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Take a session out of quarantine by hand: its next messages apply again, to its last good state.
+    """Take a session out of quarantine by hand: its next messages apply again, to its last good
+    state.
 
-    The messages that were set aside stay in the table `quarantine`. Usually the session's next snapshot does all
-    this; by hand it is for sessions without snapshots, or whose producer was mended.
+    The messages that were set aside stay in the table `quarantine`. Usually the session's next
+    snapshot does all this; by hand it is for sessions without snapshots, or whose producer was
+    mended.
 
-    Example: seriatim quarantine release demo session-00007 --because "the producer sends the row again"
+    Example: seriatim quarantine release demo session-00007 --because "the producer sends the row
+    again"
     """
-    from seriatim import streams, wiring
-    from seriatim.steps.derive import catch_up_after_run
-    from seriatim.steps.release import release_session as decide
+    from seriatim import context, stream_files
+    from seriatim.operations.derived_tables import catch_up_after_run
+    from seriatim.operations.release import release_session as decide
 
     Options.json = json
     settings = config.load_settings()
     config.arm_crash_point(settings.crash_point)
     if not because.strip() and not dry_run:
         raise ConfigError(
-            "a decision needs its reason: --because is missing", next='add --because "…"; --dry-run needs none'
+            "a decision needs its reason: --because is missing",
+            next='add --because "…"; --dry-run needs none',
         )
-    file = streams.load_stream(stream, settings.streams)
-    name, means = file.stream.name, wiring.decision_context(file, settings)
+    file = stream_files.load_stream(stream, settings.streams)
+    name, means = file.stream.name, context.decision_context(file, settings)
     made = decide(means, session, because, topic, dry_run=dry_run)
-    if not dry_run and (trouble := catch_up_after_run(means.ledger, wiring.derived_tables(file), _load_ledger(means.ledger, name))):
-        print_notice(f"{name}: the tables gaps and quarantine are behind; the next run catches up\n{trouble}", behind=trouble)
+    if not dry_run and (
+        trouble := catch_up_after_run(
+            means.ledger, context.derived_tables(file), _load_ledger(means.ledger, name)
+        )
+    ):
+        print_notice(
+            f"{name}: the tables gaps and quarantine are behind; the next run catches up\n{trouble}",
+            behind=trouble,
+        )
     told = {**msgspec.to_builtins(made), "partition": str(made.partition), "stream": name}
     if json:
         return _print_json({**told, "sequence": None if dry_run else made.sequence})
@@ -128,7 +154,7 @@ def release(
 
 
 def _load_ledger(store: LedgerStore, stream: str) -> Ledger:
-    from seriatim.steps.commit import read_head
+    from seriatim.ledger.commit import read_head
 
     head = read_head(store, stream)
     if head is None:

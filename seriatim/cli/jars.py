@@ -1,4 +1,5 @@
-"""`seriatim jars`: the JARs of jars.lock, fetched and proved; and, for developers, the lock made anew.
+"""`seriatim jars`: the JARs of jars.lock, fetched and proved; and, for developers, the lock made
+anew.
 
 Next room: seriatim/embedded/jars.py keeps them.
 """
@@ -21,7 +22,9 @@ app.add_typer(jars, name="jars")
 def fetch(
     group: Annotated[
         list[str] | None,
-        typer.Option(help="spark, kafka, bench or bench-streams; may be repeated. Default: all but bench."),
+        typer.Option(
+            help="spark, kafka, bench or bench-streams; may be repeated. Default: all but bench."
+        ),
     ] = None,
 ) -> None:
     """Fetch what is missing or damaged, and prove every file by its SHA-256.
@@ -40,7 +43,9 @@ def fetch(
 
 @jars.command()
 def lock(
-    output: Annotated[Path | None, typer.Option(help="Where to write it. Default: in the package.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Where to write it. Default: in the package.")
+    ] = None,
 ) -> None:
     """For developers: make jars.lock anew from jars.toml.
 

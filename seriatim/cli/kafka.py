@@ -12,9 +12,11 @@ import typer
 
 from seriatim import config
 from seriatim.cli import app, print_notice
-from seriatim.core.errors import PlatformError
+from seriatim.errors import PlatformError
 
-kafka = typer.Typer(help="The embedded Kafka broker: real, single, on 127.0.0.1.", no_args_is_help=True)
+kafka = typer.Typer(
+    help="The embedded Kafka broker: real, single, on 127.0.0.1.", no_args_is_help=True
+)
 app.add_typer(kafka, name="kafka")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -24,7 +26,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def start(
     port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="Port on 127.0.0.1. Default: the last one, else a free one."),
+        typer.Option(
+            min=1, max=65535, help="Port on 127.0.0.1. Default: the last one, else a free one."
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -34,8 +38,8 @@ def start(
 ) -> None:
     """Start the broker, or find it running; return when it answers, and leave it running.
 
-    Topics are not created by themselves; --set auto.create.topics.enable=true changes that. Settings
-    hold for this start alone.
+    Topics are not created by themselves; --set auto.create.topics.enable=true changes that.
+    Settings hold for this start alone.
 
     Example: seriatim kafka start --port 9092 --set log.retention.hours=1
     """
@@ -44,7 +48,10 @@ def start(
     overrides = properties.parse_overrides(settings or [])
     home = config.load_settings().home
     program = broker.find_kafka_program(config.load_settings(), print_notice)
-    _print_broker(broker.start_broker(home, port, overrides, program=program, print_notice=print_notice), json=json)
+    _print_broker(
+        broker.start_broker(home, port, overrides, program=program, print_notice=print_notice),
+        json=json,
+    )
 
 
 @kafka.command()
@@ -72,7 +79,9 @@ def status(json: Json = False) -> None:
     if running is None:
         if json:
             typer.echo(msgspec.json.encode(dict.fromkeys(("bootstrap_servers", "pid", "data"))))
-        raise PlatformError("no embedded broker is running", home=str(home), next="seriatim kafka start")
+        raise PlatformError(
+            "no embedded broker is running", home=str(home), next="seriatim kafka start"
+        )
     _print_broker(running, json=json)
 
 

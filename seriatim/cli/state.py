@@ -1,6 +1,7 @@
 """`seriatim state`: what the machine holds for a session, now or at any point of its past.
 
-Next room: steps/retrace.py folds to a point; steps/status.py reads what an entry saved.
+Next room: operations/inspect/session_replay.py folds to a point; operations/status.py reads what an
+entry saved.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import typer
 
 from seriatim import config
 from seriatim.cli import Options, app, print_notice
-from seriatim.cli.looking import (
+from seriatim.cli.lookback import (
     InPartition,
     SessionName,
     Topic,
@@ -22,11 +23,11 @@ from seriatim.cli.looking import (
     shorten_text,
 )
 from seriatim.cli.run import Json, StreamName
-from seriatim.core.errors import ConfigError, IntegrityError
+from seriatim.errors import ConfigError, IntegrityError
 
 if TYPE_CHECKING:
-    from seriatim.cli.looking import LookbackCommand
-    from seriatim.steps.retrace import SessionReplay
+    from seriatim.cli.lookback import LookbackCommand
+    from seriatim.operations.inspect.session_replay import SessionReplay
 
 
 @app.command()
@@ -35,24 +36,34 @@ def state(
     session: SessionName,
     topic: Topic = None,
     partition: InPartition = None,
-    version: Annotated[int | None, typer.Option(min=0, help="As of this ledger entry. Default: the last.")] = None,
-    at_offset: Annotated[int | None, typer.Option(min=0, help="After the message at this offset.")] = None,
+    version: Annotated[
+        int | None, typer.Option(min=0, help="As of this ledger entry. Default: the last.")
+    ] = None,
+    at_offset: Annotated[
+        int | None, typer.Option(min=0, help="After the message at this offset.")
+    ] = None,
     at_time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Before the first message at or after it: 2026-11-16T08:00:00Z.")
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Before the first message at or after it: 2026-11-16T08:00:00Z."
+        ),
     ] = None,
     diff: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="N M", help="What differs between two points: offsets, or times in UTC."),
+        typer.Option(
+            metavar="N M", help="What differs between two points: offsets, or times in UTC."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what the machine holds for a session: now, as of an entry, after any offset, or at any time.
+    """Show what the machine holds for a session: now, as of an entry, after any offset, or at any
+    time.
 
-    An offset is reached by folding on from the nearest saved state with the messages that Kafka has. Offsets are
-    inclusive: --at-offset 41337 is the state after that message.
+    An offset is reached by folding on from the nearest saved state with the messages that Kafka
+    has. Offsets are inclusive: --at-offset 41337 is the state after that message.
 
-    Example: seriatim state demo session-00007 --at-offset 41337
-    Example: seriatim state demo session-00007 --diff 41000 41337
+    Example: seriatim state demo session-00007 --at-offset 41337 Example: seriatim state demo
+    session-00007 --diff 41000 41337
     """
     points = {"--version": version, "--at-offset": at_offset, "--at-time": at_time, "--diff": diff}
     given = [name for name, value in points.items() if value is not None]
@@ -62,7 +73,10 @@ def state(
         parse_time_ms(at_time)
     if at_offset is None and at_time is None and diff is None:
         if partition is not None:
-            raise ConfigError("--partition is for a point of the past", next="give --at-offset with it, or use --topic")
+            raise ConfigError(
+                "--partition is for a point of the past",
+                next="give --at-offset with it, or use --topic",
+            )
         _print_saved_state(stream, session, topic, version, json=json)
         return
     with open_lookback(stream, json=json) as opened:
@@ -77,29 +91,35 @@ def state(
         print_json(found) if json else _print_state(found)
 
 
-def _print_saved_state(stream: str, session: str, topic: str | None, version: int | None, *, json: bool) -> None:
+def _print_saved_state(
+    stream: str, session: str, topic: str | None, version: int | None, *, json: bool
+) -> None:
     """As an entry saved it."""
-    from seriatim import streams, wiring
-    from seriatim.steps.commit import read_head
-    from seriatim.steps.status import session_states
-    from seriatim.steps.sweep import refuse_swept
+    from seriatim import context, stream_files
+    from seriatim.ledger.commit import read_head
+    from seriatim.operations.status import session_states
+    from seriatim.operations.sweep import refuse_swept
 
     Options.json = json
-    file = streams.load_stream(stream, config.load_settings().streams)
-    name, store = file.stream.name, wiring.ledger(file)
+    file = stream_files.load_stream(stream, config.load_settings().streams)
+    name, store = file.stream.name, context.ledger(file)
     head = read_head(store, name)
     if head is None:
         raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
     ledger = head.ledger if version is None else store.ledger_at(name, version)
-    wiring.refuse_machine_for_ledger(file, ledger)
+    context.refuse_machine_for_ledger(file, ledger)
     try:
-        found = session_states(file.stream, streams.load_runner(file), ledger, wiring.state(file), session, topic)
+        found = session_states(
+            file.stream, stream_files.load_runner(file), ledger, context.state(file), session, topic
+        )
     except IntegrityError:
-        refuse_swept(store, wiring.record_files(file), head.ledger, ledger.sequence, "state")
+        refuse_swept(store, context.record_files(file), head.ledger, ledger.sequence, "state")
         raise
     if len(found) > 1:
         places = ", ".join(f"{one['topic']}/{one['partition']}" for one in found)
-        raise ConfigError(f"{name}: session {session!r} lives in {places}", next="choose one with --topic")
+        raise ConfigError(
+            f"{name}: session {session!r} lives in {places}", next="choose one with --topic"
+        )
     print_json(found[0]) if json else _print_state(found[0])
 
 
@@ -113,11 +133,13 @@ def _fold_to_offset(command: LookbackCommand, replay: SessionReplay, end: int) -
     replay.begin_at(end)
     replay.fold_to(end)
     if end > replay.committed_end:
-        print_notice(f"{command.name}: {replay.partition} is committed up to offset {replay.committed_end}; beyond it is what a run would make")
+        print_notice(
+            f"{command.name}: {replay.partition} is committed up to offset {replay.committed_end}; beyond it is what a run would make"
+        )
 
 
 def _state_values_at(command: LookbackCommand, replay: SessionReplay, end: int) -> dict[str, Any]:
-    from seriatim.core.looks import state_to_plain
+    from seriatim.operations.inspect.views import state_to_plain
 
     _fold_to_offset(command, replay, end)
     session = replay.tracing_fold.session
@@ -136,42 +158,63 @@ def _state_values_at(command: LookbackCommand, replay: SessionReplay, end: int) 
     }
 
 
-def _print_difference(command: LookbackCommand, replay: SessionReplay, points: tuple[str, str], *, json: bool) -> None:
+def _print_difference(
+    command: LookbackCommand, replay: SessionReplay, points: tuple[str, str], *, json: bool
+) -> None:
     """What differs between two points."""
-    from seriatim.core.looks import diff_states
+    from seriatim.operations.inspect.views import diff_states
 
     ends = [command.resolve_point(replay, text) for text in points]
     states = []
     for end in ends:
         _fold_to_offset(command, replay, end)
         states.append(replay.tracing_fold.copy_of_state())
-    found = [{"what": one.what, "before": one.before, "after": one.after} for one in diff_states(command.runner, *states)]
+    found = [
+        {"what": one.what, "before": one.before, "after": one.after}
+        for one in diff_states(command.runner, *states)
+    ]
     if json:
-        place = {"session": replay.session_name, "topic": replay.partition.topic, "partition": replay.partition.number}
-        print_json({**place, "from_offset": ends[0] - 1, "to_offset": ends[1] - 1, "changes": found})
+        place = {
+            "session": replay.session_name,
+            "topic": replay.partition.topic,
+            "partition": replay.partition.number,
+        }
+        print_json(
+            {**place, "from_offset": ends[0] - 1, "to_offset": ends[1] - 1, "changes": found}
+        )
         return
     typer.echo(
         f"{shorten_text(replay.session_name)} in {replay.partition}: {len(found)} differ between offset {ends[0] - 1} and {ends[1] - 1}"
     )
     for one in found:
-        typer.echo(f"  {render_value(one['what'])}  {render_value(one['before'])} → {render_value(one['after'])}")
+        typer.echo(
+            f"  {render_value(one['what'])}  {render_value(one['before'])} → {render_value(one['after'])}"
+        )
 
 
 def _print_state(values: dict[str, Any]) -> None:
     import msgspec
 
-    from seriatim.cli import show
+    from seriatim.cli import output
 
     place = f"{values['topic']}/{values['partition']}"
-    typer.echo(f"{shorten_text(values['session'])} in {place}, {values['status']}, as of offset {values['offset']}")
+    typer.echo(
+        f"{shorten_text(values['session'])} in {place}, {values['status']}, as of offset {values['offset']}"
+    )
     state = values["state"]
     if isinstance(state, dict) and list(state) == ["rows"] and state["rows"]:
         rows = [{name: _render_cell(value) for name, value in row.items()} for row in state["rows"]]
-        show.print_table(list(rows[0]), rows)
+        output.print_table(list(rows[0]), rows)
     else:
         typer.echo(msgspec.json.format(msgspec.json.encode(state)).decode())
 
 
 def _render_cell(value: Any) -> Any:
-    """A column's value: false, null and an empty text are three things, and all look like nothing in a table."""
-    return render_value(value) if value is None or value is False or value is True or value == "" else value
+    """A column's value: false, null and an empty text are three things, and all look like nothing
+    in a table.
+    """
+    return (
+        render_value(value)
+        if value is None or value is False or value is True or value == ""
+        else value
+    )

@@ -1,6 +1,7 @@
 """`seriatim trace`: one session, message by message, with what each did.
 
-Next room: steps/retrace.py goes the session's way; cli/looking.py shows a step.
+Next room: operations/inspect/session_replay.py goes the session's way; cli/lookback.py shows a
+step.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 
 from seriatim.cli import app, print_notice
-from seriatim.cli.looking import (
+from seriatim.cli.lookback import (
     From,
     InPartition,
     SessionName,
@@ -32,15 +33,18 @@ def trace(
     partition: InPartition = None,
     start: From = None,
     until: Until = None,
-    findings: Annotated[bool, typer.Option("--findings", help="Only messages with findings.")] = False,
+    findings: Annotated[
+        bool, typer.Option("--findings", help="Only messages with findings.")
+    ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many messages.")] = None,
     json: Json = False,
 ) -> None:
-    """Show each message of a session: offset, time, message, rows before → after, records, findings.
+    """Show each message of a session: offset, time, message, rows before → after, records,
+    findings.
 
-    Folds in this process, from the nearest saved state on, with the stream's own machine and tier; no Spark, and
-    nothing is changed. From the session's first message to the frontier; --until may lie beyond it: that shows
-    what the next run would do. With --json one object a line.
+    Folds in this process, from the nearest saved state on, with the stream's own machine and tier;
+    no Spark, and nothing is changed. From the session's first message to the frontier; --until may
+    lie beyond it: that shows what the next run would do. With --json one object a line.
 
     Example: seriatim trace demo session-00007 --from 41000 --until 41020
     """
@@ -48,7 +52,10 @@ def trace(
         place, first = opened.find_session(session, topic, partition)
         way = opened.session_replay(place, session)
         begin = opened.begin_replay(way, start, first)
-        end = min(opened.resolve_offset(way, until, way.committed_end), max(way.committed_end, way.bounds.log_end))
+        end = min(
+            opened.resolve_offset(way, until, way.committed_end),
+            max(way.committed_end, way.bounds.log_end),
+        )
         way.fold_to(begin)
         opened.stop_progress()
         shown = 0
@@ -64,7 +71,12 @@ def trace(
                 return
         if way.differs_from_saved():
             told = f"{opened.name}: at offset {way.next_offset} this is not the state that was committed: the machine or the"
-            print_notice(f"{told} stream's file changed since; --from {way.next_offset} begins with the committed one", parted=way.next_offset)
+            print_notice(
+                f"{told} stream's file changed since; --from {way.next_offset} begins with the committed one",
+                parted=way.next_offset,
+            )
         if not shown:
             what = "findings" if findings else "messages"
-            print_notice(f"{opened.name}: session {session!r} has no {what} in {place} [{begin}, {end})")
+            print_notice(
+                f"{opened.name}: session {session!r} has no {what} in {place} [{begin}, {end})"
+            )

@@ -1,8 +1,10 @@
-"""The embedded broker: a real Apache Kafka, one KRaft process, on 127.0.0.1, with its data under our home.
+"""The embedded broker: a real Apache Kafka, one KRaft process, on 127.0.0.1, with its data under
+our home.
 
-There is no pid file that could be stale. A running broker is found in the process table by a marker on
-its command line, and its address in the settings file that was written before it was started. So
-`kill -9` of the broker or of whoever started it, at any moment, leaves nothing that has to be cleaned up.
+There is no pid file that could be stale. A running broker is found in the process table by a marker
+on its command line, and its address in the settings file that was written before it was started. So
+`kill -9` of the broker or of whoever started it, at any moment, leaves nothing that has to be
+cleaned up.
 
 Next room: properties.py has its settings; jars.py its program.
 """
@@ -26,10 +28,10 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from seriatim import config
-from seriatim.client import create_client
-from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.embedded import jars, java, properties
-from seriatim.embedded.alone import file_lock
+from seriatim.embedded.file_lock import file_lock
+from seriatim.errors import ConfigError, PlatformError
+from seriatim.kafka.client import create_client
 
 HEAP_SIZE = "512m"
 START_TIMEOUT_SECONDS = 300
@@ -67,7 +69,10 @@ class KafkaProgram(msgspec.Struct, frozen=True):
 
 def find_kafka_program(settings: config.Settings, print_notice: PrintNotice) -> KafkaProgram:
     """Java and Kafka's JARs on this machine, fetched if need be."""
-    return KafkaProgram(java.find_java(config.child_environment()), jars.ensure_jars("kafka", settings, print_notice))
+    return KafkaProgram(
+        java.find_java(config.child_environment()),
+        jars.ensure_jars("kafka", settings, print_notice),
+    )
 
 
 def start_broker(
@@ -78,10 +83,14 @@ def start_broker(
     program: KafkaProgram,
     print_notice: PrintNotice,
 ) -> BrokerInfo:
-    """Start the broker of this home and return when it answers; one that runs already is left as it is."""
+    """Start the broker of this home and return when it answers; one that runs already is left as it
+    is.
+    """
     folder = _broker_folder(home)
     wanted = dict(overrides or {})
-    with file_lock(folder / "lock", print_notice, "waiting: another start or stop of this broker is under way"):
+    with file_lock(
+        folder / "lock", print_notice, "waiting: another start or stop of this broker is under way"
+    ):
         running = _find_process(folder)
         if running:
             _refuse_other_settings(folder, port, wanted)
@@ -96,7 +105,9 @@ def start_broker(
 def stop_broker(home: Path, print_notice: PrintNotice) -> bool:
     """Stop the broker of this home cleanly; False if none was running."""
     folder = _broker_folder(home)
-    with file_lock(folder / "lock", print_notice, "waiting: another start or stop of this broker is under way"):
+    with file_lock(
+        folder / "lock", print_notice, "waiting: another start or stop of this broker is under way"
+    ):
         running = _find_process(folder)
         if running:
             _terminate(running, print_notice)
@@ -118,7 +129,9 @@ def broker_log_file(home: Path) -> Path:
 def _broker_folder(home: Path) -> Path:
     folder = (home / "kafka").resolve()
     if "," in str(folder) or ":" in str(folder):
-        raise ConfigError(f"Kafka cannot live in {folder}: a comma or colon", next="choose another SERIATIM_HOME")
+        raise ConfigError(
+            f"Kafka cannot live in {folder}: a comma or colon", next="choose another SERIATIM_HOME"
+        )
     return folder
 
 
@@ -151,7 +164,9 @@ def _refuse_other_settings(folder: Path, port: int | None, overrides: Mapping[st
 
 
 def _format_once(folder: Path, program: KafkaProgram) -> None:
-    """Give a new broker its cluster id. Done aside and moved into place, so there is no half-made folder."""
+    """Give a new broker its cluster id. Done aside and moved into place, so there is no half-made
+    folder.
+    """
     if (folder / "data" / "meta.properties").exists():
         return
     scratch = folder / "data.new"
@@ -159,8 +174,12 @@ def _format_once(folder: Path, program: KafkaProgram) -> None:
     settings = folder / "format.properties"
     properties.write_properties(settings, properties.broker_settings(scratch, 1, 2, {}))
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
-    command = program.command(folder, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings))
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    command = program.command(
+        folder, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)
+    )
+    done = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
     if done.returncode:
         cause = _last_error(done.stdout + done.stderr)
         raise PlatformError("the broker's data folder could not be made", cause=cause)
@@ -168,8 +187,16 @@ def _format_once(folder: Path, program: KafkaProgram) -> None:
     settings.unlink()
 
 
-def _launch(folder: Path, port: int | None, overrides: Mapping[str, str], program: KafkaProgram, print_notice: PrintNotice) -> psutil.Process:
-    """Start Kafka. Without a given port somebody may be quicker at the one we found: then try another."""
+def _launch(
+    folder: Path,
+    port: int | None,
+    overrides: Mapping[str, str],
+    program: KafkaProgram,
+    print_notice: PrintNotice,
+) -> psutil.Process:
+    """Start Kafka. Without a given port somebody may be quicker at the one we found: then try
+    another.
+    """
     for _ in range(PORT_TRIES):
         _write_settings(folder, port, overrides)
         process = _spawn(folder, program)
@@ -187,8 +214,12 @@ def _write_settings(folder: Path, port: int | None, overrides: Mapping[str, str]
     path = folder / "server.properties"
     chosen = port or _previous_port(path) or properties.free_port()
     if port and not _wait_until_free(port):
-        raise ConfigError(f"port {port} is taken by another program", next="choose another --port, or none")
-    settings = properties.broker_settings(folder / "data", chosen, properties.free_port(), overrides)
+        raise ConfigError(
+            f"port {port} is taken by another program", next="choose another --port, or none"
+        )
+    settings = properties.broker_settings(
+        folder / "data", chosen, properties.free_port(), overrides
+    )
     properties.write_properties(path, settings)
 
 
@@ -199,7 +230,9 @@ def _previous_port(settings: Path) -> int | None:
 
 
 def _wait_until_free(port: int) -> bool:
-    """Whether the port is free, or soon: a broker that was just killed takes a moment to let go of it."""
+    """Whether the port is free, or soon: a broker that was just killed takes a moment to let go of
+    it.
+    """
     patience = time.monotonic() + PORT_WAIT_SECONDS_MAX
     while not properties.is_port_free(port):
         if time.monotonic() > patience:
@@ -219,11 +252,15 @@ def _spawn(folder: Path, program: KafkaProgram) -> psutil.Process:
         (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
         (os.POSIX_SPAWN_OPEN, 2, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
     ]
-    pid = os.posix_spawn(command[0], command, config.child_environment(), file_actions=opened, setsid=True)
+    pid = os.posix_spawn(
+        command[0], command, config.child_environment(), file_actions=opened, setsid=True
+    )
     return psutil.Process(pid)
 
 
-def _wait_until_ready_or_interrupted(folder: Path, process: psutil.Process, print_notice: PrintNotice) -> bool:
+def _wait_until_ready_or_interrupted(
+    folder: Path, process: psutil.Process, print_notice: PrintNotice
+) -> bool:
     """Whoever presses Ctrl-C while it starts does not want it."""
     try:
         return _wait_until_ready(folder, process, print_notice)
@@ -252,7 +289,9 @@ def _wait_until_ready(folder: Path, process: psutil.Process, print_notice: Print
 
 
 def cluster_id(
-    bootstrap_servers: str, timeout_seconds: float = 1.0, client_settings: Mapping[str, str] | None = None
+    bootstrap_servers: str,
+    timeout_seconds: float = 1.0,
+    client_settings: Mapping[str, str] | None = None,
 ) -> str | None:
     """The id of the cluster at this address, by a real metadata request; None if none answers."""
     fixed = {"bootstrap.servers": bootstrap_servers, "log_level": 0}
@@ -274,12 +313,16 @@ def _terminate(process: psutil.Process, print_notice: PrintNotice) -> None:
     try:
         process.wait(STOP_SECONDS)
     except psutil.TimeoutExpired:
-        print_notice(f"the broker did not stop in {STOP_SECONDS} s: killing it; the next start recovers its data")
+        print_notice(
+            f"the broker did not stop in {STOP_SECONDS} s: killing it; the next start recovers its data"
+        )
         process.kill()
         process.wait()
 
 
-def _refuse_unknown_settings(folder: Path, process: psutil.Process, overrides: Mapping[str, str], print_notice: PrintNotice) -> None:
+def _refuse_unknown_settings(
+    folder: Path, process: psutil.Process, overrides: Mapping[str, str], print_notice: PrintNotice
+) -> None:
     """Kafka ignores a setting it does not know; a person who mistyped one must hear of it."""
     if not overrides:
         return
@@ -290,12 +333,16 @@ def _refuse_unknown_settings(folder: Path, process: psutil.Process, overrides: M
         alike = difflib.get_close_matches(unknown[0], known, n=1)
         raise ConfigError(
             f"--set {unknown[0]}: Kafka has no such setting",
-            next=f"did you mean {alike[0]}?" if alike else "see the broker settings in Kafka's documentation",
+            next=f"did you mean {alike[0]}?"
+            if alike
+            else "see the broker settings in Kafka's documentation",
         )
 
 
 def _known_settings(bootstrap_servers: str) -> list[str]:
-    """The settings Kafka knows. It lists unknown ones too, but keeps their value secret, like a password."""
+    """The settings Kafka knows. It lists unknown ones too, but keeps their value secret, like a
+    password.
+    """
     broker = ConfigResource(ConfigResource.Type.BROKER, "1")
     client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     answer = client.describe_configs([broker])[broker].result(timeout=10)
@@ -309,5 +356,7 @@ def _read_log(folder: Path) -> str:
 def _last_error(log: str) -> str:
     """The line that says why: Kafka's last error, else its last words."""
     lines = log.splitlines()
-    errors = [line for line in lines if " ERROR " in line or "Exception" in line or "Error:" in line]
+    errors = [
+        line for line in lines if " ERROR " in line or "Exception" in line or "Error:" in line
+    ]
     return (errors or lines or [""])[-1][:500]

@@ -1,4 +1,5 @@
-"""Ivy: gets JARs by name. It ships inside the pyspark package, so nothing has to be installed for it.
+"""Ivy: gets JARs by name. It ships inside the pyspark package, so nothing has to be installed for
+it.
 
 No repository is named here: Ivy's own default is used, or the settings file a user gives (a mirror,
 credentials). What arrives is not trusted: jars.py compares every file with the lock.
@@ -19,8 +20,8 @@ from xml.sax.saxutils import quoteattr
 import msgspec
 
 from seriatim import config
-from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.embedded import java
+from seriatim.errors import ConfigError, PlatformError
 
 STALL_SECONDS = 120
 NOTICE_EVERY_SECONDS = 2.0
@@ -47,11 +48,15 @@ class Coordinate(msgspec.Struct, frozen=True, order=True):
         """From "organisation:name:revision" or "organisation:name:revision:classifier"."""
         parts = text.split(":")
         if len(parts) not in (3, 4) or not all(parts):
-            raise ConfigError(f"not a JAR's name: {text!r}", next="write organisation:name:revision")
+            raise ConfigError(
+                f"not a JAR's name: {text!r}", next="write organisation:name:revision"
+            )
         return cls(*parts)
 
     def __str__(self) -> str:
-        return ":".join(filter(None, (self.organisation, self.name, self.revision, self.classifier)))
+        return ":".join(
+            filter(None, (self.organisation, self.name, self.revision, self.classifier))
+        )
 
     @property
     def file_name(self) -> str:
@@ -60,14 +65,22 @@ class Coordinate(msgspec.Struct, frozen=True, order=True):
         return f"{self.organisation}_{self.name}-{self.revision}{tail}.jar"
 
 
-def fetch_jars(coordinates: Sequence[Coordinate], scratch: Path, settings: config.Settings, print_notice: PrintNotice) -> None:
+def fetch_jars(
+    coordinates: Sequence[Coordinate],
+    scratch: Path,
+    settings: config.Settings,
+    print_notice: PrintNotice,
+) -> None:
     """Put exactly these JARs into `scratch`, under their file names."""
     pattern = "[organisation]_[artifact]-[revision](-[classifier]).[ext]"
     _run_ivy(coordinates, pattern, scratch, settings, print_notice, transitive=False)
 
 
 def fetch_jars_with_dependencies(
-    coordinates: Sequence[Coordinate], scratch: Path, settings: config.Settings, print_notice: PrintNotice
+    coordinates: Sequence[Coordinate],
+    scratch: Path,
+    settings: config.Settings,
+    print_notice: PrintNotice,
 ) -> list[tuple[Coordinate, Path]]:
     """These JARs and all that they need, with the files."""
     pattern = "[organisation]/[artifact]/[revision](/[classifier])/[artifact].[ext]"
@@ -92,14 +105,24 @@ def _run_ivy(
 ) -> None:
     """Start Ivy on a list made for it, report progress, and turn its failures into one sentence."""
     (scratch / "ivy.xml").write_text(_ivy_module_xml(coordinates, transitive=transitive))
-    (scratch / "ivysettings.xml").write_text(_ivy_settings_xml(RESOLVER_BY_DESCRIPTOR if transitive else RESOLVER_BY_NAME))
+    (scratch / "ivysettings.xml").write_text(
+        _ivy_settings_xml(RESOLVER_BY_DESCRIPTOR if transitive else RESOLVER_BY_NAME)
+    )
     log = scratch / "ivy.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            _ivy_command(scratch, pattern, settings), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            _ivy_command(scratch, pattern, settings),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
         )
         try:
-            _wait_for_ivy(process, scratch / "cache", "" if transitive else f"/{len(coordinates)}", print_notice)
+            _wait_for_ivy(
+                process,
+                scratch / "cache",
+                "" if transitive else f"/{len(coordinates)}",
+                print_notice,
+            )
         finally:
             process.kill()
             process.wait()
@@ -108,10 +131,31 @@ def _run_ivy(
 
 
 def _ivy_command(scratch: Path, pattern: str, settings: config.Settings) -> list[str]:
-    program = [str(java.find_java(config.child_environment())), "-cp", str(_spark_jars() / "*"), "org.apache.ivy.Main"]
+    program = [
+        str(java.find_java(config.child_environment())),
+        "-cp",
+        str(_spark_jars() / "*"),
+        "org.apache.ivy.Main",
+    ]
     rules = _user_settings_file(settings) or scratch / "ivysettings.xml"
-    given = ["-settings", str(rules), "-ivy", str(scratch / "ivy.xml"), "-cache", str(scratch / "cache")]
-    return [*program, *given, "-retrieve", str(scratch / "lib" / pattern), "-types", "jar", "bundle", "-warn"]
+    given = [
+        "-settings",
+        str(rules),
+        "-ivy",
+        str(scratch / "ivy.xml"),
+        "-cache",
+        str(scratch / "cache"),
+    ]
+    return [
+        *program,
+        *given,
+        "-retrieve",
+        str(scratch / "lib" / pattern),
+        "-types",
+        "jar",
+        "bundle",
+        "-warn",
+    ]
 
 
 def _spark_jars() -> Path:
@@ -129,13 +173,18 @@ def _spark_jars() -> Path:
 def _user_settings_file(settings: config.Settings) -> Path | None:
     rules = settings.ivy_settings
     if rules and not rules.is_file():
-        raise ConfigError(f"the Ivy settings file {rules} does not exist", next="fix or unset SERIATIM_IVY_SETTINGS")
+        raise ConfigError(
+            f"the Ivy settings file {rules} does not exist",
+            next="fix or unset SERIATIM_IVY_SETTINGS",
+        )
     return rules
 
 
 def _ivy_module_xml(coordinates: Iterable[Coordinate], *, transitive: bool) -> str:
     """Our shopping list in Ivy's language."""
-    lines = "\n".join(_dependency_xml(coordinate, transitive=transitive) for coordinate in coordinates)
+    lines = "\n".join(
+        _dependency_xml(coordinate, transitive=transitive) for coordinate in coordinates
+    )
     return (
         '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">\n'
         '<info organisation="seriatim" module="parts"/>\n'
@@ -145,7 +194,9 @@ def _ivy_module_xml(coordinates: Iterable[Coordinate], *, transitive: bool) -> s
 
 
 def _dependency_xml(coordinate: Coordinate, *, transitive: bool) -> str:
-    """One JAR; the artifact is spelled out only where nothing else is wanted, or it would be the only one."""
+    """One JAR; the artifact is spelled out only where nothing else is wanted, or it would be the
+    only one.
+    """
     name, classifier = quoteattr(coordinate.name), quoteattr(coordinate.classifier)
     artifact = f'<artifact name={name} type="jar" ext="jar"'
     artifact += f" m:classifier={classifier}/>" if coordinate.classifier else "/>"
@@ -160,7 +211,9 @@ def _ivy_settings_xml(resolver: str) -> str:
     return f'<ivysettings><settings defaultResolver="parts"/>\n<resolvers>{resolver}</resolvers></ivysettings>\n'
 
 
-def _wait_for_ivy(process: subprocess.Popen[bytes], cache: Path, of_total: str, print_notice: PrintNotice) -> None:
+def _wait_for_ivy(
+    process: subprocess.Popen[bytes], cache: Path, of_total: str, print_notice: PrintNotice
+) -> None:
     """Wait for Ivy; tell how many JARs have arrived; give up when nothing has moved for long."""
     seen, moved_at, told_at = (0, 0), time.monotonic(), time.monotonic()
     while process.poll() is None:
@@ -197,7 +250,9 @@ def _ivy_error(log: str) -> PlatformError:
     """Ivy says much; what matters is which JARs it did not get, and its first own error."""
     lines = [line.strip() for line in log.splitlines()]
     missing = sorted(set(re.findall(r"^\s*:: (\S+#\S+;[^\s:!]+)", log, re.MULTILINE)))
-    errors = [line for line in lines if line.startswith(("Server access error", "ERROR", "Exception"))]
+    errors = [
+        line for line in lines if line.startswith(("Server access error", "ERROR", "Exception"))
+    ]
     return PlatformError(
         f"JARs could not be fetched: {', '.join(missing[:3]) or 'Ivy failed'}"
         + (f" and {len(missing) - 3} more" if len(missing) > 3 else ""),

@@ -1,7 +1,7 @@
 """JARs: exactly those of jars.lock, in a cache under SERIATIM_HOME, each proved by its SHA-256.
 
-A file is hashed when it arrives and whenever its size or change time is not the one remembered, so a
-start costs a few `stat` calls, and a truncated or altered file is noticed and fetched again.
+A file is hashed when it arrives and whenever its size or change time is not the one remembered, so
+a start costs a few `stat` calls, and a truncated or altered file is noticed and fetched again.
 
 Next room: ivy.py fetches; broker.py and the Spark session use what is here.
 """
@@ -21,10 +21,10 @@ from typing import Literal
 import msgspec
 
 from seriatim.config import Settings
-from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.embedded import ivy
-from seriatim.embedded.alone import file_lock
+from seriatim.embedded.file_lock import file_lock
 from seriatim.embedded.ivy import Coordinate
+from seriatim.errors import ConfigError, PlatformError
 
 LOCK_FILE = Path(str(files("seriatim.embedded") / "jars.lock"))
 CHOICE_FILE = Path(str(files("seriatim.embedded") / "jars.toml"))
@@ -76,7 +76,9 @@ def locked_jars(group: str) -> list[Jar]:
     """The JARs of a group, as locked."""
     locked = _read_lock()
     if group not in locked:
-        raise ConfigError(f"no group of JARs is called {group!r}", next=f"use one of {', '.join(locked)}")
+        raise ConfigError(
+            f"no group of JARs is called {group!r}", next=f"use one of {', '.join(locked)}"
+        )
     return locked[group]
 
 
@@ -88,7 +90,9 @@ def jar_conditions(jars: Iterable[Jar], folder: Path) -> dict[Jar, JarCondition]
 def make_lock(settings: Settings, print_notice: PrintNotice) -> str:
     """The text of a new jars.lock: what jars.toml names and all that it needs, as fetched now."""
     choices = msgspec.toml.decode(CHOICE_FILE.read_bytes(), type=dict[str, JarGroupChoice])
-    return HEADER + "".join(_locked_group(name, choices[name], settings, print_notice) for name in sorted(choices))
+    return HEADER + "".join(
+        _locked_group(name, choices[name], settings, print_notice) for name in sorted(choices)
+    )
 
 
 def _read_lock() -> dict[str, list[Jar]]:
@@ -99,7 +103,9 @@ def _read_lock() -> dict[str, list[Jar]]:
     }
 
 
-def _locked_group(group: str, choice: JarGroupChoice, settings: Settings, print_notice: PrintNotice) -> str:
+def _locked_group(
+    group: str, choice: JarGroupChoice, settings: Settings, print_notice: PrintNotice
+) -> str:
     chosen = [Coordinate.parse(text) for text in choice.jars]
     print_notice(f"{group}: {len(chosen)} JARs chosen")
     with tempfile.TemporaryDirectory(prefix="seriatim-jars-") as scratch:
@@ -110,7 +116,11 @@ def _locked_group(group: str, choice: JarGroupChoice, settings: Settings, print_
 
 
 def _fetch_chosen(
-    chosen: list[Coordinate], scratch: Path, choice: JarGroupChoice, settings: Settings, print_notice: PrintNotice
+    chosen: list[Coordinate],
+    scratch: Path,
+    choice: JarGroupChoice,
+    settings: Settings,
+    print_notice: PrintNotice,
 ) -> list[tuple[Coordinate, Path]]:
     if choice.transitive:
         return ivy.fetch_jars_with_dependencies(chosen, scratch, settings, print_notice)
@@ -118,9 +128,13 @@ def _fetch_chosen(
     return [(coordinate, scratch / "lib" / coordinate.file_name) for coordinate in chosen]
 
 
-def _fetch_lacking(jars: Sequence[Jar], folder: Path, settings: Settings, print_notice: PrintNotice) -> None:
+def _fetch_lacking(
+    jars: Sequence[Jar], folder: Path, settings: Settings, print_notice: PrintNotice
+) -> None:
     """Fetch what is not good, one process at a time: who waited may find that all is done."""
-    with file_lock(folder / "lock", print_notice, "waiting: another process is fetching JARs into this cache"):
+    with file_lock(
+        folder / "lock", print_notice, "waiting: another process is fetching JARs into this cache"
+    ):
         lacking = {jar: how for jar, how in jar_conditions(jars, folder).items() if how != "good"}
         for jar in (jar for jar, how in lacking.items() if how == "damaged"):
             print_notice(f"{jar.file_name} is damaged: fetching it again")
@@ -128,7 +142,9 @@ def _fetch_lacking(jars: Sequence[Jar], folder: Path, settings: Settings, print_
             _fetch_into_cache(list(lacking), folder, settings, print_notice)
 
 
-def _fetch_into_cache(lacking: Sequence[Jar], folder: Path, settings: Settings, print_notice: PrintNotice) -> None:
+def _fetch_into_cache(
+    lacking: Sequence[Jar], folder: Path, settings: Settings, print_notice: PrintNotice
+) -> None:
     """Get JARs into a scratch folder, prove them there, then move each into place in one step."""
     for left_by_a_killed_one in folder.glob(".fetch-*"):
         shutil.rmtree(left_by_a_killed_one)
@@ -179,7 +195,9 @@ def _is_remembered_good(jars: Sequence[Jar], folder: Path, group: str) -> bool:
 
 
 def _write_proof_file(jars: Sequence[Jar], folder: Path, group: str) -> None:
-    """Write down how the proved files look. A cache that may only be read is hashed each time instead."""
+    """Write down how the proved files look. A cache that may only be read is hashed each time
+    instead.
+    """
     try:
         scratch = folder / f".{_proof_file(folder, group).name}.{os.getpid()}"
         scratch.write_bytes(_file_attributes(jars, folder))
@@ -190,4 +208,6 @@ def _write_proof_file(jars: Sequence[Jar], folder: Path, group: str) -> None:
 
 def _file_attributes(jars: Sequence[Jar], folder: Path) -> bytes:
     looks = [(jar, (folder / jar.file_name).stat()) for jar in jars]
-    return msgspec.json.encode([[jar.file_name, jar.sha256, look.st_size, look.st_ctime_ns] for jar, look in looks])
+    return msgspec.json.encode(
+        [[jar.file_name, jar.sha256, look.st_size, look.st_ctime_ns] for jar, look in looks]
+    )

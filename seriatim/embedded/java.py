@@ -11,18 +11,23 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from seriatim.core.errors import ConfigError
+from seriatim.errors import ConfigError
 
 OLDEST_VERSION = 17
 ADVICE = f"install Java {OLDEST_VERSION} or 21 (package openjdk-17-jre-headless or the like), or set JAVA_HOME to one"
 
 
 def find_java(environ: Mapping[str, str]) -> Path:
-    """The java binary: JAVA_HOME's if that is set, else the one on PATH; new enough, or ConfigError."""
+    """The java binary: JAVA_HOME's if that is set, else the one on PATH; new enough, or
+    ConfigError.
+    """
     java = _locate_java(environ)
     version = major_version(java)
     if version < OLDEST_VERSION:
-        raise ConfigError(f"Java {version} at {java} is too old: Spark needs {OLDEST_VERSION} or newer", next=ADVICE)
+        raise ConfigError(
+            f"Java {version} at {java} is too old: Spark needs {OLDEST_VERSION} or newer",
+            next=ADVICE,
+        )
     return java
 
 
@@ -48,13 +53,17 @@ def _locate_java(environ: Mapping[str, str]) -> Path:
         return java
     on_path = shutil.which("java", path=environ.get("PATH", ""))
     if on_path is None:
-        raise ConfigError("no Java found: JAVA_HOME is not set and there is no java on PATH", next=ADVICE)
+        raise ConfigError(
+            "no Java found: JAVA_HOME is not set and there is no java on PATH", next=ADVICE
+        )
     return Path(on_path)
 
 
 def _run_java_version(java: Path) -> str:
     try:
-        asked = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        asked = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{java} cannot be run: {error}", next=ADVICE) from None
     return asked.stderr + asked.stdout

@@ -19,7 +19,9 @@ STDERR_DESCRIPTOR = 2
 
 @contextmanager
 def quiet_java() -> Iterator[None]:
-    """Children started within it write to stderr through a filter, for life. Our own lines go straight there."""
+    """Children started within it write to stderr through a filter, for life. Our own lines go
+    straight there.
+    """
     sys.stderr.flush()
     real, (outlet, inlet) = os.dup(STDERR_DESCRIPTOR), os.pipe()
     threading.Thread(target=_forward_lines, args=(outlet, real), daemon=True).start()
@@ -34,7 +36,10 @@ def quiet_java() -> Iterator[None]:
 
 def _forward_lines(read_descriptor: int, stderr_descriptor: int) -> None:
     """Line by line, until the last child has closed its end."""
-    with os.fdopen(read_descriptor, "rb") as lines, os.fdopen(stderr_descriptor, "wb", buffering=0) as stderr:
+    with (
+        os.fdopen(read_descriptor, "rb") as lines,
+        os.fdopen(stderr_descriptor, "wb", buffering=0) as stderr,
+    ):
         for line in lines:
             if line != INCUBATOR_WARNING:
                 stderr.write(line)

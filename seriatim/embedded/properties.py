@@ -13,7 +13,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from seriatim.core.errors import ConfigError
+from seriatim.errors import ConfigError
 
 HOST = "127.0.0.1"
 
@@ -37,7 +37,9 @@ DEFAULTS = {
 }
 
 
-def broker_settings(data: Path, port: int, controller_port: int, overrides: Mapping[str, str]) -> dict[str, str]:
+def broker_settings(
+    data: Path, port: int, controller_port: int, overrides: Mapping[str, str]
+) -> dict[str, str]:
     """All settings of one start. What ties the broker to its place cannot be overridden."""
     ours = {
         "process.roles": "broker,controller",
@@ -61,7 +63,9 @@ def parse_overrides(texts: list[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(f"--set {text!r} is not KEY=VALUE", next="like --set log.retention.hours=1")
+            raise ConfigError(
+                f"--set {text!r} is not KEY=VALUE", next="like --set log.retention.hours=1"
+            )
         overrides[key.strip()] = value.strip()
     return overrides
 
@@ -114,12 +118,16 @@ def _escape_for_java(value: str) -> str:
     r"""Java reads these files as Latin-1: anything else is written as \uXXXX."""
     units = value.encode("utf-16-be")
     codes = [int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2)]
-    return "".join(chr(code) if 32 <= code < 127 and code != ord("\\") else f"\\u{code:04x}" for code in codes)
+    return "".join(
+        chr(code) if 32 <= code < 127 and code != ord("\\") else f"\\u{code:04x}" for code in codes
+    )
 
 
 def _check_override(key: str, value: str, fixed_settings: Mapping[str, str]) -> None:
     if not re.fullmatch(r"[a-z0-9][A-Za-z0-9._-]*", key) or not _is_plain_text(value):
-        raise ConfigError(f"--set {key}={value!r} is not a Kafka setting", next="write KEY=VALUE, one line")
+        raise ConfigError(
+            f"--set {key}={value!r} is not a Kafka setting", next="write KEY=VALUE, one line"
+        )
     if key in fixed_settings:
         advice = "use --port" if "listeners" in key else "leave it out"
         raise ConfigError(f"--set {key}: the embedded broker sets this itself", next=advice)

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-from seriatim.core.errors import ConfigError
 from seriatim.embedded import java
+from seriatim.errors import ConfigError
 
 OLDEST_PYTHON = (3, 11)
 REINSTALL_ADVICE = "make setup in a clone, else install what requirements.lock names"
@@ -46,14 +46,19 @@ def check_python(python_version: tuple[int, ...]) -> None:
 
 def check_packages(installed_version: InstalledVersion) -> None:
     """Two packages of Spark write the same files; pandas 3 changed what Spark relies on."""
-    spark, client, pandas = (installed_version(name) for name in ("pyspark", "pyspark-client", "pandas"))
+    spark, client, pandas = (
+        installed_version(name) for name in ("pyspark", "pyspark-client", "pandas")
+    )
     if spark and client and spark != client:
         raise ConfigError(
             f"pyspark {spark} and pyspark-client {client} overwrite each other's files: make them the same",
             next=REINSTALL_ADVICE,
         )
     if pandas and int(pandas.split(".")[0]) >= 3:
-        raise ConfigError(f"pandas {pandas} does not work with this Spark: it must be below 3", next=REINSTALL_ADVICE)
+        raise ConfigError(
+            f"pandas {pandas} does not work with this Spark: it must be below 3",
+            next=REINSTALL_ADVICE,
+        )
 
 
 def _dotted_version(parts: tuple[int, ...]) -> str:

@@ -1,4 +1,6 @@
-"""Ours against ours of an earlier commit: whose code runs, in which order, and what counts as slower."""
+"""Ours against ours of an earlier commit: whose code runs, in which order, and what counts as
+slower.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from bench import against
 
 
 def run_of(cpu_seconds: float, digest: str = "d") -> dict[str, Any]:
-    return {"cpu_seconds": cpu_seconds, "wall_seconds": 1.0, "answer": {"records": 7, "digest": digest}}
+    return {
+        "cpu_seconds": cpu_seconds,
+        "wall_seconds": 1.0,
+        "answer": {"records": 7, "digest": digest},
+    }
 
 
 def git(repository: Path, *words: str) -> None:
@@ -37,14 +43,18 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_an_earlier_tree_imports_its_own_product(repository: Path) -> None:
-    """Its processes see REF's package, not the working tree's and not the installed one; afterwards it is gone."""
+    """Its processes see REF's package, not the working tree's and not the installed one; afterwards
+    it is gone.
+    """
     words = ("-c", "import seriatim; print(seriatim.WORD_MASK)")
     with against.checked_out(repository, "HEAD") as tree:
         against.refuse_other_product(tree)
         assert against._python(tree, *words).stdout.strip() == "before"
         assert against._python(repository, *words).stdout.strip() == "now"
     assert not tree.exists()
-    listed = subprocess.run(["git", "worktree", "list"], cwd=repository, check=True, capture_output=True, text=True)
+    listed = subprocess.run(
+        ["git", "worktree", "list"], cwd=repository, check=True, capture_output=True, text=True
+    )
     assert len(listed.stdout.splitlines()) == 1
 
 
@@ -76,10 +86,14 @@ def test_who_begins_changes_from_round_to_round() -> None:
     ]
 
 
-@pytest.mark.parametrize(("now", "slower"), [([1.0, 1.05, 9.0], []), ([1.0, 1.06, 1.06], ["table"])])
+@pytest.mark.parametrize(
+    ("now", "slower"), [([1.0, 1.05, 9.0], []), ([1.0, 1.06, 1.06], ["table"])]
+)
 def test_the_median_of_the_rounds_decides(now: list[float], slower: list[str]) -> None:
     """One slow round is none; a median above 1.05 is a loss."""
-    measured: against.Measured = {"table": {"before": [run_of(1.0)] * 3, "now": [run_of(cpu) for cpu in now]}}
+    measured: against.Measured = {
+        "table": {"before": [run_of(1.0)] * 3, "now": [run_of(cpu) for cpu in now]}
+    }
     contenders = against.compared(measured)
     assert contenders["table"]["ratios"] == now
     assert against.slower_contenders(contenders) == slower

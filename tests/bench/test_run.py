@@ -37,11 +37,21 @@ def test_every_contender_has_its_name() -> None:
 
 
 def test_the_figures_have_their_shape() -> None:
-    """Best, median and all of each; ratios to the floor and to ours; who cannot run is named with the reason."""
-    runs = {"floor": [taken(8.0), taken(10.0)], "table": [taken(4.0), taken(6.0)], "flink-heap": [taken(16.0)] * 2}
+    """Best, median and all of each; ratios to the floor and to ours; who cannot run is named with
+    the reason.
+    """
+    runs = {
+        "floor": [taken(8.0), taken(10.0)],
+        "table": [taken(4.0), taken(6.0)],
+        "flink-heap": [taken(16.0)] * 2,
+    }
     found = run.summary({**runs, "quix": [{"cannot_run": "no wheel"}]}, 1_000_000)
     assert set(found) == {"when", "machine", "messages", "contenders", "ratios", "cannot_run"}
-    assert found["contenders"]["table"]["cpu_us_per_message"] == {"best": 4.0, "median": 5.0, "all": [4.0, 6.0]}
+    assert found["contenders"]["table"]["cpu_us_per_message"] == {
+        "best": 4.0,
+        "median": 5.0,
+        "all": [4.0, 6.0],
+    }
     assert found["ratios"]["table/floor"] == {"best": 0.5, "median": 0.56}
     assert found["ratios"]["flink-heap/table"] == {"best": 4.0, "median": 3.2}
     assert found["cannot_run"] == {"quix": "no wheel"}
@@ -60,18 +70,35 @@ def test_a_broken_off_bench_goes_on(tmp_path: Path) -> None:
     (tmp_path / "u.json").write_text(json.dumps({"messages": 100, "runs": {"floor": [taken(1.0)]}}))
     assert run._begun(tmp_path / "u.json", 200) == {}
     runs = run._begun(tmp_path / "u.json", 100)
-    assert list(run._left(["floor", "table"], 2, runs)) == [("table", 0), ("floor", 1), ("table", 1)]
+    assert list(run._left(["floor", "table"], 2, runs)) == [
+        ("table", 0),
+        ("floor", 1),
+        ("table", 1),
+    ]
 
 
 def test_an_answer_does_not_depend_on_files_or_order(tmp_path: Path) -> None:
-    """The same records in another order and other files are the same answer; one value changed is another."""
-    row = {"session": "s", "sequence": 1, "op": "update", "id": "a", "price": 1.5, "size": None, "old_price": None}
+    """The same records in another order and other files are the same answer; one value changed is
+    another.
+    """
+    row = {
+        "session": "s",
+        "sequence": 1,
+        "op": "update",
+        "id": "a",
+        "price": 1.5,
+        "size": None,
+        "old_price": None,
+    }
     rows = [{**row, "partition": n % 2, "offset": n, "old_size": n} for n in range(10)]
 
     def kept(name: str, *parts: list[dict[str, Any]]) -> dict[str, Any]:
         (tmp_path / name).mkdir()
         for number, part in enumerate(parts):
-            pq.write_table(pa.Table.from_pylist(part, schema=answer.SCHEMA), tmp_path / name / f"{number}.parquet")
+            pq.write_table(
+                pa.Table.from_pylist(part, schema=answer.SCHEMA),
+                tmp_path / name / f"{number}.parquet",
+            )
         return answer.of_files(tmp_path / name, "*.parquet")
 
     first = kept("one", rows)

@@ -1,4 +1,6 @@
-"""`seriatim accept` and `retire` as a user types them: what is missing is said on one screen, exit 2."""
+"""`seriatim accept` and `retire` as a user types them: what is missing is said on one screen, exit
+2.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ import pytest
 
 from seriatim import cli
 from seriatim.cli import accept
-from seriatim.core.offsets import Partition
-from seriatim.steps.accept import PartitionDecision, TopicDecision
-from seriatim.steps.restored import RestoreDecision
-from seriatim.steps.retire import RetireDecision, RetiredPartition
+from seriatim.engine.offsets import Partition
+from seriatim.operations.accept import PartitionDecision, TopicDecision
+from seriatim.operations.restore import RestoreDecision
+from seriatim.operations.retire import RetireDecision, RetiredPartition
 from tests.cli.test_run import STREAM
 
 A0 = Partition("a", 0)
@@ -55,11 +57,25 @@ def test_what_is_missing_is_said(
 
 def test_a_decision_is_told_with_all_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     """As a table and a sentence for people, as JSON for scripts."""
-    one = PartitionDecision(partition=A0, old_topic_id="old", new_topic_id="new", frontier=7, resumes_at=0, ended_sessions=2, end_records=3, unread_messages=4)
-    decision = TopicDecision(topic="a", is_new_life=True, reason="why", partitions=[one], sequence=5)
+    one = PartitionDecision(
+        partition=A0,
+        old_topic_id="old",
+        new_topic_id="new",
+        frontier=7,
+        resumes_at=0,
+        ended_sessions=2,
+        end_records=3,
+        unread_messages=4,
+    )
+    decision = TopicDecision(
+        topic="a", is_new_life=True, reason="why", partitions=[one], sequence=5
+    )
     accept._print_accepted("t", decision, json=False)
     told = capsys.readouterr().out
-    assert "entry 5: a new life of a: 2 sessions end by 3 records; 4 messages of the old life were never read" in told
+    assert (
+        "entry 5: a new life of a: 2 sessions end by 3 records; 4 messages of the old life were never read"
+        in told
+    )
     assert "next: seriatim run t" in told
     accept._print_accepted("t", decision, json=True)
     assert json.loads(capsys.readouterr().out) == {
@@ -91,14 +107,31 @@ def test_a_decision_is_told_with_all_its_numbers(capsys: pytest.CaptureFixture[s
 def test_retired_and_restored_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     """What stays unread, what is given up, where the witness went."""
     over = RetireDecision(
-        topic="a", reason="why", partitions=[RetiredPartition(partition=A0, topic_id="i", frontier=7, unread_messages=2)], sequence=3
+        topic="a",
+        reason="why",
+        partitions=[RetiredPartition(partition=A0, topic_id="i", frontier=7, unread_messages=2)],
+        sequence=3,
     )
     accept._print_retired("t", over, json=False)
     assert "2 messages stay unread" in capsys.readouterr().out
-    accept._print_restored("t", RestoreDecision(witness_sequence=9, ledger_sequence=7, contradiction="behind", reason="why", sequence=8), json=False)
+    accept._print_restored(
+        "t",
+        RestoreDecision(
+            witness_sequence=9, ledger_sequence=7, contradiction="behind", reason="why", sequence=8
+        ),
+        json=False,
+    )
     assert "from entry 9 to 7; 2 entries are given up" in capsys.readouterr().out
     accept._print_restored(
-        "t", RestoreDecision(witness_sequence=9, ledger_sequence=-1, contradiction="none", reason="why", archived_witness_path="head-9.json"), json=False
+        "t",
+        RestoreDecision(
+            witness_sequence=9,
+            ledger_sequence=-1,
+            contradiction="none",
+            reason="why",
+            archived_witness_path="head-9.json",
+        ),
+        json=False,
     )
     gone = capsys.readouterr().out
     assert "moved to head-9.json" in gone

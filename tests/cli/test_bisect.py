@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from seriatim.cli.bisect import load_function
-from seriatim.core.errors import ConfigError
+from seriatim.errors import ConfigError
 
 TRAP = """
 raise RuntimeError("it was imported")
@@ -28,11 +28,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    "text", ["os:system", "sys:exit", "os.path:exists", "shutil:rmtree", "pytest:main", "seriatim.cli:main"]
+    "text",
+    [
+        "os:system",
+        "sys:exit",
+        "os.path:exists",
+        "shutil:rmtree",
+        "pytest:main",
+        "seriatim.cli:main",
+    ],
 )
-def test_a_function_from_elsewhere_is_refused_by_name(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_from_elsewhere_is_refused_by_name(
+    folder: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is not called, and the message says where an invariant must be."""
-    monkeypatch.chdir(folder)  # modules that are part of Python have no folder, which must not be taken for this one
+    monkeypatch.chdir(
+        folder
+    )  # modules that are part of Python have no folder, which must not be taken for this one
     with pytest.raises(ConfigError) as refused:
         load_function(str(folder), text)
     assert refused.value.exit_code == 2
@@ -41,7 +53,9 @@ def test_a_function_from_elsewhere_is_refused_by_name(folder: Path, text: str, m
 
 
 def test_a_module_from_elsewhere_is_not_even_imported(folder: Path, tmp_path: Path) -> None:
-    """To import a module runs it: one that is on the path, but not beside the stream file, is left alone."""
+    """To import a module runs it: one that is on the path, but not beside the stream file, is left
+    alone.
+    """
     (tmp_path / "elsewhere_trap.py").write_text(TRAP)
     (folder / "deeper").mkdir()
     (folder / "deeper" / "deeper_trap.py").write_text(TRAP)

@@ -1,4 +1,6 @@
-"""`seriatim check` and what closes the circuit, as a user types it, on real files, without a broker; killed, too."""
+"""`seriatim check` and what closes the circuit, as a user types it, on real files, without a
+broker; killed, too.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,14 @@ import msgspec
 import pytest
 from deltalake import DeltaTable
 
-from seriatim import config, suites
-from seriatim.core.crash import CHECK_POINTS
-from seriatim.core.errors import ConfigError, IntegrityError
-from seriatim.core.failure import CommandOutcome
-from seriatim.core.stream import OutputSettings, Stream
-from tests.adapters.on_disk import DiskStream, filled
+from seriatim import config
+from seriatim.engine.crash_points import CHECK_POINTS
+from seriatim.errors import ConfigError, IntegrityError
+from seriatim.failure import CommandOutcome
+from seriatim.operations.prove import suite_files
+from seriatim.stream import OutputSettings, Stream
 from tests.cli.test_publish import STREAM, typed
+from tests.contracts.disk_streams import DiskStream, filled
 
 OWN = {
     "name": "s",
@@ -50,7 +53,9 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskStream:
 
 def own(made: DiskStream, suite: Any) -> None:
     """Write the stream's own suite."""
-    (made.root.parent / "expectations" / "s.json").write_text(suite if isinstance(suite, str) else json.dumps(suite))
+    (made.root.parent / "expectations" / "s.json").write_text(
+        suite if isinstance(suite, str) else json.dumps(suite)
+    )
 
 
 def sequence_of(made: DiskStream) -> int:
@@ -98,9 +103,13 @@ def test_a_bad_check_opens_the_circuit_until_it_is_accepted(
     assert typed("check", "s") == 3
     told = capsys.readouterr().err
     assert "CheckError: s in-a/1: check at offset 10" in told
-    failure = msgspec.json.decode((made.root / "outcome.json").read_bytes(), type=CommandOutcome).failure
+    failure = msgspec.json.decode(
+        (made.root / "outcome.json").read_bytes(), type=CommandOutcome
+    ).failure
     assert failure is not None
-    assert failure.error == "FindingsError", "by its class an alert knows that the findings were told already"
+    assert failure.error == "FindingsError", (
+        "by its class an alert knows that the findings were told already"
+    )
     assert [(finding.finding, finding.offset) for finding in failure.findings] == [("check", 10)]
     assert "1 of 4 records: 9" in told
     assert "v is small (expectations/s.json)" in told
@@ -124,12 +133,25 @@ def test_a_bad_check_opens_the_circuit_until_it_is_accepted(
     [
         ("{", "expectations/s.json"),
         ({"expectations": [{"type": "nonsense"}]}, "is no expectation"),
-        ({"expectations": [{"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "no"}}]}, "no column"),
-        ({"expectations": [{"type": "expect_the_moon", "kwargs": {"column": "v"}}]}, "does not know expect_the_moon"),
         (
             {
                 "expectations": [
-                    {"type": "expect_column_values_to_match_regex", "kwargs": {"column": "v", "regex": "("}}
+                    {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "no"}}
+                ]
+            },
+            "no column",
+        ),
+        (
+            {"expectations": [{"type": "expect_the_moon", "kwargs": {"column": "v"}}]},
+            "does not know expect_the_moon",
+        ),
+        (
+            {
+                "expectations": [
+                    {
+                        "type": "expect_column_values_to_match_regex",
+                        "kwargs": {"column": "v", "regex": "("},
+                    }
                 ]
             },
             "the check itself is broken",
@@ -161,7 +183,9 @@ def test_a_broken_check_is_exit_2_and_no_verdict(
 def test_killed_anywhere_the_next_check_ends_right(made: DiskStream, point: str) -> None:
     """A crashed check is not a pass, and not half a verdict."""
     command = [sys.executable, "-m", "seriatim", "check", "s"]
-    run = subprocess.run(command, env={**os.environ, "SERIATIM_CRASH_POINT": point}, check=False, timeout=900)
+    run = subprocess.run(
+        command, env={**os.environ, "SERIATIM_CRASH_POINT": point}, check=False, timeout=900
+    )
     assert run.returncode == -signal.SIGKILL
     done = point == "committed"
     head = made.ledger.head("s")
@@ -186,13 +210,19 @@ def test_own_suites_take_the_place_of_stock_ones(tmp_path: Path) -> None:
                         "severity": "info",
                         "meta": {"name": "session is there"},
                     },
-                    {"type": "expect_column_values_to_be_in_set", "severity": "warning", "meta": {"name": "counted"}},
+                    {
+                        "type": "expect_column_values_to_be_in_set",
+                        "severity": "warning",
+                        "meta": {"name": "counted"},
+                    },
                 ]
             }
         )
     )
-    made = suites.load_suites(stream, tmp_path / "streams")
-    severities = {one.name: one.severity for one in (*made.records.expectations, *made.ledger.expectations)}
+    made = suite_files.load_suites(stream, tmp_path / "streams")
+    severities = {
+        one.name: one.severity for one in (*made.records.expectations, *made.ledger.expectations)
+    }
     assert severities["session is there"] == "info"
     assert severities["counted"] == "warning"
     assert "op is known" not in severities
@@ -215,7 +245,11 @@ def test_a_finding_does_not_stop_the_steps_after_it(capsys: pytest.CaptureFixtur
 
     with pytest.raises(IntegrityError, match="fold"):
         _run_steps(
-            [step("fold", IntegrityError("fold")), step("check", IntegrityError("check")), step("publish")]
+            [
+                step("fold", IntegrityError("fold")),
+                step("check", IntegrityError("check")),
+                step("publish"),
+            ]
         )
     assert walked == ["fold", "check", "publish"]
     assert "IntegrityError: check" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""`seriatim compact` as a user types it: what was done, what was left out, damage by name; killed anywhere."""
+"""`seriatim compact` as a user types it: what was done, what was left out, damage by name; killed
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from typing import Any
 import pytest
 
 from seriatim import cli
-from seriatim.core.crash import COMPACT_POINTS
-from seriatim.core.ledger import Change, Entry
-from seriatim.core.offsets import Partition
-from seriatim.steps.commit import commit
-from tests.adapters.on_disk import DiskStream, filled
-from tests.adapters.test_compact import files, head_of, records
-from tests.adapters.verifying import verify
+from seriatim.engine.crash_points import COMPACT_POINTS
+from seriatim.engine.offsets import Partition
+from seriatim.ledger.commit import commit
+from seriatim.ledger.model import Change, Entry
 from tests.cli.test_verify import STREAM
+from tests.contracts.disk_streams import DiskStream, filled
+from tests.contracts.test_compact_on_files import files, head_of, records
+from tests.contracts.verify_helper import verify
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -68,12 +70,16 @@ def test_compact_says_what_it_did(lake: DiskStream, run: Run) -> None:
 
 @pytest.mark.usefixtures("lake")
 def test_scripts_get_one_object(run: Run) -> None:
-    """With every piece, what it became, and what was swept: state that slices merged long ago goes at once."""
+    """With every piece, what it became, and what was swept: state that slices merged long ago goes
+    at once.
+    """
     code, out, _ = run("compact", "s.toml", "--partition", "in-a/0", "--json")
     told = json.loads(out)
     assert (code, told["stream"], told["held"], told["dry_run"]) == (0, "s", [], False)
     assert {(piece["topic"], piece["partition"]) for piece in told["pieces"]} == {("in-a", 0)}
-    assert [(piece["into"], piece["dropped"], piece["refused"]) for piece in told["pieces"]] == [(1, "", {})] * 2
+    assert [(piece["into"], piece["dropped"], piece["refused"]) for piece in told["pieces"]] == [
+        (1, "", {})
+    ] * 2
     assert told["sequence"] == max(piece["entry"] for piece in told["pieces"])
     assert told["swept"]["replaced"] > 0
 
@@ -89,7 +95,11 @@ def test_a_wrong_partition_is_refused(run: Run, arguments: tuple[str, ...]) -> N
 
 def test_damage_ends_with_3_and_the_way_out(lake: DiskStream, run: Run) -> None:
     """The file by name, and the repair to type."""
-    hurt = lake.root / "records" / next(name for name in files(lake.root) if name.startswith("in-a/1/"))
+    hurt = (
+        lake.root
+        / "records"
+        / next(name for name in files(lake.root) if name.startswith("in-a/1/"))
+    )
     hurt.write_bytes(hurt.read_bytes()[:-1] + b"!")
     code, _, err = run("compact", "s.toml")
     assert code == 3
@@ -101,8 +111,20 @@ def test_held_partitions_are_told(lake: DiskStream, run: Run) -> None:
     """They are no error."""
     place = Partition("in-a", 0)
     account = head_of(lake).ledger.partitions[str(place)]
-    change = Change(partition=place, epoch=0, frontier=account.frontier, until=account.frontier, topic_id="", initial_frontier=0)
-    commit(lake.ledger, lake.clock, head_of(lake), Entry(kind="hold", attempt="h", hold="h", changes=(change,)))
+    change = Change(
+        partition=place,
+        epoch=0,
+        frontier=account.frontier,
+        until=account.frontier,
+        topic_id="",
+        initial_frontier=0,
+    )
+    commit(
+        lake.ledger,
+        lake.clock,
+        head_of(lake),
+        Entry(kind="hold", attempt="h", hold="h", changes=(change,)),
+    )
     code, out, err = run("compact", "s.toml", "--json")
     assert (code, json.loads(out)["held"]) == (0, ["in-a/0"])
     assert "a repair holds it" in err
@@ -124,11 +146,15 @@ def test_looking_back_past_what_was_swept_is_refused_by_name(run: Run) -> None:
 
 @pytest.mark.parametrize("point", COMPACT_POINTS)
 def test_killed_anywhere_the_same_command_ends_it(lake: DiskStream, run: Run, point: str) -> None:
-    """A real process, kill -9 at the point: the records are whole at once, and all is well after one plain run."""
+    """A real process, kill -9 at the point: the records are whole at once, and all is well after
+    one plain run.
+    """
     before = records(lake.root)
     command = [sys.executable, "-m", "seriatim", "compact", "s.toml"]
     environ = os.environ | {"SERIATIM_CRASH_POINT": point}
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, check=False)
+    ended = subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=600, check=False
+    )
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert records(lake.root) == before
     assert verify(lake.root).difference is None

@@ -1,4 +1,6 @@
-"""`seriatim gaps`, `rebuild` and `quarantine release` as a user types them, on real files and without a broker."""
+"""`seriatim gaps`, `rebuild` and `quarantine release` as a user types them, on real files and
+without a broker.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from seriatim import cli
-from seriatim.cli import show
-from seriatim.steps.fold import RunOutcome
-from tests.adapters.on_disk import DiskStream
+from seriatim.cli import output
+from seriatim.operations.run import RunOutcome
+from tests.contracts.disk_streams import DiskStream
 
 STREAM = """
 topics = "in-.*"
@@ -57,14 +59,20 @@ def typed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]
 
 def rows(made: DiskStream, table: str) -> list[dict[str, Any]]:
     """What any Delta reader sees."""
-    return DeltaTable(made.root / table).to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
+    return (
+        DeltaTable(made.root / table).to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
+    )
 
 
-def test_gaps_are_listed_as_the_table_has_them(made: DiskStream, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gaps_are_listed_as_the_table_has_them(
+    made: DiskStream, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All, or the open ones."""
     told = typed(capsys, "gaps", "s")
     assert told["gaps"] == rows(made, "gaps")
-    assert [(gap["session"], gap["from"], gap["until"], gap["closed_how"]) for gap in told["gaps"]] == [
+    assert [
+        (gap["session"], gap["from"], gap["until"], gap["closed_how"]) for gap in told["gaps"]
+    ] == [
         ("x", 2, 4, "snapshot"),
         ("y", 8, None, None),
     ]
@@ -77,7 +85,9 @@ def test_gaps_are_listed_as_the_table_has_them(made: DiskStream, capsys: pytest.
 
 
 def test_the_documented_query_gives_what_can_be_trusted(tmp_path: Path) -> None:
-    """The records outside every gap, and no others: of that session, until its snapshot, or for good while open."""
+    """The records outside every gap, and no others: of that session, until its snapshot, or for
+    good while open.
+    """
     made = DiskStream(tmp_path / "lake", tier="none")
     made.kafka.create("in-a", 1)
     for session, values in (("x", [["a"], 1]), ("y", [["a"], 1])):
@@ -96,7 +106,9 @@ def test_the_documented_query_gives_what_can_be_trusted(tmp_path: Path) -> None:
     assert trusted == set(range(9)) - {4, 5, 8}
 
 
-def test_gaps_are_right_without_the_table(made: DiskStream, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gaps_are_right_without_the_table(
+    made: DiskStream, capsys: pytest.CaptureFixture[str]
+) -> None:
     """They are the ledger's; looking changes nothing."""
     before = typed(capsys, "gaps", "s")
     shutil.rmtree(made.root / "gaps")
@@ -112,7 +124,9 @@ def test_tables_are_made_again(made: DiskStream, capsys: pytest.CaptureFixture[s
     assert rows(made, "quarantine") == []
     assert typed(capsys, "rebuild", "s")["stream"] == "s"
     assert {table: rows(made, table) for table in ("gaps", "quarantine")} == before
-    assert [(row["session"], row["offset"], row["released_offset"]) for row in before["quarantine"]] == [
+    assert [
+        (row["session"], row["offset"], row["released_offset"]) for row in before["quarantine"]
+    ] == [
         ("x", 2, 4),
         ("x", 3, 4),
         ("y", 8, None),
@@ -120,14 +134,23 @@ def test_tables_are_made_again(made: DiskStream, capsys: pytest.CaptureFixture[s
     ]
 
 
-def test_a_session_is_released_by_hand(made: DiskStream, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_session_is_released_by_hand(
+    made: DiskStream, capsys: pytest.CaptureFixture[str]
+) -> None:
     """First to look, then with a reason; the tables know at once, and the next message applies."""
     would = typed(capsys, "quarantine", "release", "s", "y", "--dry-run")
-    assert (would["sequence"], would["partition"], would["offset"], would["frontier"]) == (None, "in-a/0", 8, 10)
+    assert (would["sequence"], would["partition"], would["offset"], would["frontier"]) == (
+        None,
+        "in-a/0",
+        8,
+        10,
+    )
     done = typed(capsys, "quarantine", "release", "s", "y", "--because", "mended")
     assert typed(capsys, "gaps", "s", "--open")["gaps"] == []
     assert rows(made, "gaps")[-1]["closed_how"] == "hand"
-    assert {row["released_by"] for row in rows(made, "quarantine") if row["session"] == "y"} == {done["sequence"]}
+    assert {row["released_by"] for row in rows(made, "quarantine") if row["session"] == "y"} == {
+        done["sequence"]
+    }
     made.send("in-a/0", "y", 77)
     assert not made.run().findings
     assert 77 in [row["v"] for row in rows(made, "records")]
@@ -159,7 +182,10 @@ def test_what_cannot_be_released_is_refused(
 
 @pytest.mark.parametrize("command", [("gaps", "s"), ("rebuild", "s")])
 def test_a_stream_that_was_never_run_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
 ) -> None:
     """Not an empty list, which would read as all is well."""
     write_stream(tmp_path, monkeypatch)
@@ -171,7 +197,11 @@ def test_a_stream_that_was_never_run_says_so(
 
 def test_tables_that_are_behind_are_told_after_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     """The run is green: the records are complete."""
-    show.print_outcome("s", RunOutcome(slices=1, derived_error="PlatformError: no room\n  next  make room"), json=False)
+    output.print_outcome(
+        "s",
+        RunOutcome(slices=1, derived_error="PlatformError: no room\n  next  make room"),
+        json=False,
+    )
     told = capsys.readouterr().err
     assert "the next run catches up" in told
     assert "make room" in told

@@ -15,7 +15,16 @@ import typer.main
 from seriatim import __version__
 from seriatim.cli import app
 
-HEAVY = ("pyspark", "pyarrow", "confluent_kafka", "deltalake", "pandas", "numpy", "airflow", "rich.console")
+HEAVY = (
+    "pyspark",
+    "pyarrow",
+    "confluent_kafka",
+    "deltalake",
+    "pandas",
+    "numpy",
+    "airflow",
+    "rich.console",
+)
 
 
 def _commands() -> Iterator[tuple[str, str]]:
@@ -36,7 +45,9 @@ COMMANDS = dict(_commands())
 
 def _seriatim(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "seriatim", *arguments]
-    return subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(
+        command, env=os.environ | environ, capture_output=True, text=True, timeout=600, check=False
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -47,7 +58,9 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
 def test_nothing_heavy_is_imported_for_help(arguments: list[str]) -> None:
-    """The reason why help is quick: none of the heavy modules is imported. `bench.answers` has the seconds."""
+    """The reason why help is quick: none of the heavy modules is imported. `bench.answers` has the
+    seconds.
+    """
     command = [sys.executable, "-X", "importtime", "-m", "seriatim", *arguments]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     imported = {line.rpartition("|")[2].strip() for line in run.stderr.splitlines()}

@@ -14,8 +14,8 @@ import pytest
 from deltalake import DeltaTable
 
 from seriatim import cli
-from seriatim.core.crash import PUBLISH_POINTS
-from tests.adapters.on_disk import DiskStream, filled
+from seriatim.engine.crash_points import PUBLISH_POINTS
+from tests.contracts.disk_streams import DiskStream, filled
 
 STREAM = """
 topics = "in-.*"
@@ -45,8 +45,15 @@ def typed(*arguments: str) -> int:
 
 def rows(made: DiskStream) -> list[dict[str, Any]]:
     """What any Delta reader sees, in order."""
-    found = DeltaTable(made.root / "current").to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
-    return sorted(found, key=lambda row: (row["topic"], row["partition"], row["session"], row["id"]))
+    found = (
+        DeltaTable(made.root / "current")
+        .to_pyarrow_dataset()
+        .to_table(use_threads=False)
+        .to_pylist()
+    )
+    return sorted(
+        found, key=lambda row: (row["topic"], row["partition"], row["session"], row["id"])
+    )
 
 
 @pytest.mark.usefixtures("made")
@@ -72,7 +79,9 @@ def test_publish_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("made")
 def test_what_is_new_since_an_entry_can_be_asked_again(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever was not told of a commit, because the task died after it, names the entry that was the last told."""
+    """Whoever was not told of a commit, because the task died after it, names the entry that was
+    the last told.
+    """
     assert typed("publish", "s", "--sequence", "4") == 0
     assert typed("publish", "s", "--unchecked") == 0
     capsys.readouterr()
@@ -92,7 +101,9 @@ def test_what_is_new_since_an_entry_can_be_asked_again(capsys: pytest.CaptureFix
     assert "there is no entry 99 up to which" in capsys.readouterr().err
 
 
-def test_an_earlier_entry_is_refused_with_the_way(made: DiskStream, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_earlier_entry_is_refused_with_the_way(
+    made: DiskStream, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Only a rebuild goes back."""
     assert typed("publish", "s", "--unchecked") == 0
     assert typed("publish", "s", "--sequence", "4") == 2
@@ -103,7 +114,9 @@ def test_an_earlier_entry_is_refused_with_the_way(made: DiskStream, capsys: pyte
     assert "there is no entry 99" in capsys.readouterr().err
 
 
-def test_a_machine_whose_records_name_no_key(made: DiskStream, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_whose_records_name_no_key(
+    made: DiskStream, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is told what to write."""
     folder = made.root.parent / "streams"
     (folder / "keyless.py").write_text(
@@ -111,7 +124,9 @@ def test_a_machine_whose_records_name_no_key(made: DiskStream, capsys: pytest.Ca
         "class Record(Struct):\n    v: int\n"
         "class Keyless(Machine[Record, Record, Record]):\n    pass\n"
     )
-    (folder / "k.toml").write_text('topics = "in-.*"\nmachine = "keyless:Keyless"\noutput = {path = "other"}\n')
+    (folder / "k.toml").write_text(
+        'topics = "in-.*"\nmachine = "keyless:Keyless"\noutput = {path = "other"}\n'
+    )
     assert typed("publish", "k") == 2
     told = capsys.readouterr().err
     assert "name no key" in told
@@ -120,9 +135,14 @@ def test_a_machine_whose_records_name_no_key(made: DiskStream, capsys: pytest.Ca
 
 @pytest.mark.parametrize(
     ("point", "first"),
-    [*((point, False) for point in (*PUBLISH_POINTS, "record-file-half")), ("current-written", True)],
+    [
+        *((point, False) for point in (*PUBLISH_POINTS, "record-file-half")),
+        ("current-written", True),
+    ],
 )
-def test_killed_anywhere_the_next_publish_ends_right(made: DiskStream, point: str, first: bool) -> None:
+def test_killed_anywhere_the_next_publish_ends_right(
+    made: DiskStream, point: str, first: bool
+) -> None:
     """A kill -9 leaves the table as of one entry; the same command again finishes."""
     if not first:
         assert typed("publish", "s", "--sequence", "4") == 0
@@ -143,7 +163,11 @@ def test_killed_anywhere_the_next_publish_ends_right(made: DiskStream, point: st
     after = rows(made)
     assert typed("publish", "s", "--unchecked", "--rebuild") == 0
     assert rows(made) == after
-    assert {(row["topic"], row["partition"]) for row in after} == {("in-a", 0), ("in-a", 1), ("in-b", 0)}
+    assert {(row["topic"], row["partition"]) for row in after} == {
+        ("in-a", 0),
+        ("in-a", 1),
+        ("in-b", 0),
+    }
 
 
 PLAIN = """
@@ -163,7 +187,9 @@ def test_records_without_a_key_have_no_table_and_a_scheduler_may_say_so(
 ) -> None:
     """An error for whoever types it; nothing to do for a DAG that publishes all streams."""
     (tmp_path / "plain_machine.py").write_text(PLAIN)
-    (tmp_path / "p.toml").write_text('topics = "x"\nmachine = "plain_machine:Plain"\noutput = {path = "lake"}\n')
+    (tmp_path / "p.toml").write_text(
+        'topics = "x"\nmachine = "plain_machine:Plain"\noutput = {path = "lake"}\n'
+    )
     monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path))
     assert typed("publish", "p", "--if-keyed", "--json") == 0
     shown = capsys.readouterr()

@@ -1,4 +1,6 @@
-"""`seriatim run`, `plan` and `state` as a user types them: arguments, code that is too old, lines for scripts."""
+"""`seriatim run`, `plan` and `state` as a user types them: arguments, code that is too old, lines
+for scripts.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from seriatim import cli, config, streams, wiring
-from seriatim.cli import run, show
-from seriatim.core.errors import ConfigError, PlatformError
-from seriatim.core.integrity import Finding
-from seriatim.core.ledger import Halt, Ledger
-from seriatim.core.offsets import Partition
-from seriatim.steps.fold import FoldRun, RunOutcome, StopOffsets
+from seriatim import cli, config, context, stream_files
+from seriatim.cli import output, run
+from seriatim.engine.findings import Finding
+from seriatim.engine.offsets import Partition
+from seriatim.errors import ConfigError, PlatformError
+from seriatim.ledger.model import Halt, Ledger
+from seriatim.operations.run import FoldRun, RunOutcome, StopOffsets
 
 STREAM = """
 topics = "none-[a-z]+"
@@ -45,12 +47,16 @@ def test_negative_offsets_are_refused() -> None:
         run._parse_until_offsets('{"um": {"0": -5}}')
 
 
-def test_every_line_is_json_for_scripts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_line_is_json_for_scripts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Findings, what waits, quarantine and progress: one JSON object per line of stderr."""
     monkeypatch.setattr(cli.Options, "json", True)
     halt = Halt(finding="gap", offset=7, cause="why", sequence=3)
-    show.RunProgress("t")(5, 5)
-    show.print_outcome("t", RunOutcome(earlier_halts=[(Partition("a", 0), halt)], quarantined=2), json=True)
+    output.RunProgress("t")(5, 5)
+    output.print_outcome(
+        "t", RunOutcome(earlier_halts=[(Partition("a", 0), halt)], quarantined=2), json=True
+    )
     progress, waiting, quarantine = _lines(capsys)
     assert (progress["done"], progress["total"]) == (5, 5)
     assert (waiting["waiting"], waiting["offset"]) == ("a/0", 7)
@@ -72,7 +78,10 @@ def test_an_error_is_json_for_scripts(stream: str, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("error", [PlatformError("broke"), ValueError("broke")])
 def test_findings_are_told_when_a_run_breaks(
-    stream: str, error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stream: str,
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """They are committed, so no later run would tell them: whatever ends the run, they come first."""
 
@@ -90,9 +99,13 @@ def test_findings_are_told_when_a_run_breaks(
 
 def test_older_code_may_not_look(stream: str) -> None:
     """Code that would misread the state is refused before it reads: older, or another machine."""
-    file = streams.load_stream(stream, config.load_settings().streams)
-    wiring.refuse_machine_for_ledger(file, Ledger(stream="t"))
+    file = stream_files.load_stream(stream, config.load_settings().streams)
+    context.refuse_machine_for_ledger(file, Ledger(stream="t"))
     with pytest.raises(ConfigError, match="knows only"):
-        wiring.refuse_machine_for_ledger(file, Ledger(stream="t", machine="table", state_version=99))
+        context.refuse_machine_for_ledger(
+            file, Ledger(stream="t", machine="table", state_version=99)
+        )
     with pytest.raises(ConfigError, match="written by machine"):
-        wiring.refuse_machine_for_ledger(file, Ledger(stream="t", machine="other", state_version=1))
+        context.refuse_machine_for_ledger(
+            file, Ledger(stream="t", machine="other", state_version=1)
+        )

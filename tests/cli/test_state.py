@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seriatim.cli import main
-from tests.adapters.on_disk import filled
+from tests.contracts.disk_streams import filled
 
 STREAM = """
 topics = "in-.*"

@@ -1,4 +1,6 @@
-"""The status file is left where a watch ends, and mails link to the report: behind Airflow's login if there is one."""
+"""The status file is left where a watch ends, and mails link to the report: behind Airflow's login
+if there is one.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from seriatim import cli, wiring
-from seriatim.adapters import clock
-from seriatim.adapters.memory.mail import MemoryNotifier
-from seriatim.core.status import SavedStatus
-from tests.page.lakes import NOW, Lake, hurt
+from seriatim import cli, clock, context
+from seriatim.memory.mail import MemoryNotifier
+from seriatim.operations.stream_status import SavedStatus
+from tests.web.streams_on_disk import NOW, Lake, hurt
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
         file.write('alerts = {to = ["ops@example.org"]}\n')
     monkeypatch.setenv("SERIATIM_STREAMS", str(made.streams))
     monkeypatch.setenv("SERIATIM_OUTBOX", str(tmp_path / "outbox"))
-    monkeypatch.setattr(wiring, "log", lambda *_: stream.kafka)
+    monkeypatch.setattr(context, "log", lambda *_: stream.kafka)
     monkeypatch.setattr(clock, "WallClock", lambda: stream.clock)
     return made
 
@@ -31,28 +32,39 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
 def watched(monkeypatch: pytest.MonkeyPatch) -> str:
     """The mail of one look."""
     post = MemoryNotifier()
-    monkeypatch.setattr(wiring, "notifier", lambda _: post)
+    monkeypatch.setattr(context, "notifier", lambda _: post)
     with pytest.raises(SystemExit):
         cli.main(["watch", "--once"])
     return post.mails[0].text
 
 
 def test_watch_leaves_the_status_file(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what Kafka said, what needs a person, and how many gaps are open; the last run's end is kept."""
+    """With what Kafka said, what needs a person, and how many gaps are open; the last run's end is
+    kept.
+    """
     watched(monkeypatch)
     path = lake.folder / "lake" / "orders" / "status.json"
     first = msgspec.json.decode(path.read_bytes(), type=SavedStatus)
-    assert (first.verdict, first.quarantined_count, first.gaps_open, len(first.partitions)) == ("hurt", 1, 2, 4)
+    assert (first.verdict, first.quarantined_count, first.gaps_open, len(first.partitions)) == (
+        "hurt",
+        1,
+        2,
+        4,
+    )
     assert {one.kind for one in first.concerns} == {"halted", "quarantine"}
     assert first.last_run_seconds == pytest.approx(NOW, abs=1.0), "its last entry"
     for noted, kept in ((NOW + 99, NOW + 99), (7.0, first.last_run_seconds)):
-        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(first, last_run_seconds=noted)))
+        path.write_bytes(
+            msgspec.json.encode(msgspec.structs.replace(first, last_run_seconds=noted))
+        )
         with pytest.raises(SystemExit):
             cli.main(["watch", "--once", "--no-mail"])
         assert lake.status("orders").last_run_seconds == kept
 
 
-def test_a_mail_links_to_the_report_behind_airflows_login(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mail_links_to_the_report_behind_airflows_login(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where Airflow's address is known; the newest report of the stream."""
     monkeypatch.setenv("SERIATIM_AIRFLOW_URL", "https://airflow.example/at/")
     reports = lake.folder / "lake" / "orders" / "reports"

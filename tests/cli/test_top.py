@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from seriatim import cli, wiring
-from seriatim.adapters import clock
+from seriatim import cli, clock, context
 from seriatim.cli.top import render_streams_screen, run_in_thread
-from seriatim.core.errors import KafkaSilentError, PlatformError
-from tests.page.lakes import Lake, hurt
+from seriatim.errors import KafkaSilentError, PlatformError
+from tests.web.streams_on_disk import Lake, hurt
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     made = Lake(tmp_path)
     worlds: dict[str, Any] = {"orders": hurt(made), "payments": made.stream("payments", slices=1)}
     monkeypatch.setenv("SERIATIM_STREAMS", str(made.streams))
-    monkeypatch.setattr(wiring, "log", lambda file, _: worlds[file.stream.name].kafka)
+    monkeypatch.setattr(context, "log", lambda file, _: worlds[file.stream.name].kafka)
     monkeypatch.setattr(clock, "WallClock", lambda: worlds["orders"].clock)
     return made
 
@@ -42,30 +41,49 @@ def top(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> s
 
 
 @pytest.mark.usefixtures("lake")
-def test_what_needs_a_person_comes_first_with_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_needs_a_person_comes_first_with_what_to_type(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Without a terminal it looks once, and colours nothing."""
     said = top(capsys)
     assert said.index("orders") < said.index("payments")
     assert "hurt" in said
     assert "■■■■" in said
-    table = [line.split()[:3] for line in said.partition("orders halted")[0].splitlines() if len(line.split()) > 3]
-    assert table == [["stream", "tier", "verdict"], ["orders", "strict", "hurt"], ["payments", "strict", "good"]]
+    table = [
+        line.split()[:3]
+        for line in said.partition("orders halted")[0].splitlines()
+        if len(line.split()) > 3
+    ]
+    assert table == [
+        ["stream", "tier", "verdict"],
+        ["orders", "strict", "hurt"],
+        ["payments", "strict", "good"],
+    ]
     assert "orders halted in-a/2: at offset 165: gap" in said
     assert "→ seriatim repair orders --partition in-a/2" in said
     assert "\033" not in said
 
 
-def test_scripts_get_one_object_for_each_stream(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scripts_get_one_object_for_each_stream(
+    lake: Lake, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With its partitions; Kafka is asked, and what it said is left for pages."""
     seen = {one["stream"]: one for one in map(json.loads, top(capsys, "--json").splitlines())}
     orders = seen["orders"]
-    assert (orders["verdict"], orders["lag"], orders["quarantined"], orders["gaps_open"]) == ("hurt", 8, 1, 2)
+    assert (orders["verdict"], orders["lag"], orders["quarantined"], orders["gaps_open"]) == (
+        "hurt",
+        8,
+        1,
+        2,
+    )
     assert (orders["nearest"], orders["partitions"][2]["halted"]["offset"]) == ("in-a/2", 165)
     assert orders["time_left_seconds"] > 0
     assert lake.status("payments").verdict == "good"
 
 
-def test_without_asking_the_last_look_is_shown(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_asking_the_last_look_is_shown(
+    lake: Lake, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And of a stream that nobody looked at, what the ledger knows."""
     said = top(capsys, "payments", "--no-ask", "--once")
     assert "good" in said
@@ -82,7 +100,7 @@ def test_a_broker_that_is_silent_hides_nothing(
         raise PlatformError("Kafka does not answer", next="check the broker")
 
     top(capsys)
-    monkeypatch.setattr(wiring, "log", silent)
+    monkeypatch.setattr(context, "log", silent)
     said = top(capsys, "--once")
     assert "payments: Kafka does not answer" in said
     assert "seriatim repair orders" in said
@@ -99,9 +117,12 @@ def test_a_broker_that_is_silent_is_waited_for_once(
         asked.append(file.stream.name)
         raise KafkaSilentError("Kafka at x:1 does not answer", next="check the broker")
 
-    for name in ("broken", "ruined"):  # before and after it, neither of which says anything about Kafka
+    for name in (
+        "broken",
+        "ruined",
+    ):  # before and after it, neither of which says anything about Kafka
         (lake.streams / f"{name}.toml").write_text("topics =")
-    monkeypatch.setattr(wiring, "log", silent)
+    monkeypatch.setattr(context, "log", silent)
     said = top(capsys)
     assert asked == ["orders"]
     assert "payments: Kafka at x:1 does not answer" in said
@@ -115,7 +136,9 @@ def test_a_stream_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) 
     top(capsys, "nothing", "--once", code=2)
 
 
-def test_names_that_a_terminal_would_obey_are_made_visible(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_that_a_terminal_would_obey_are_made_visible(
+    lake: Lake, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A session's name is whatever a producer sent."""
     made = lake.stream("angry", slices=1)
     lake.send(made, 0, "\033[2J\033[31mred", b"poison")
@@ -131,7 +154,11 @@ def test_a_narrow_terminal_does_without_columns_not_without_names(lake: Lake, wi
     """What a stream is called, how it is and how long there is time is there in full."""
     reader = lake.reader()
     console = Console(width=width, file=StringIO(), force_terminal=False)
-    console.print(render_streams_screen([reader.stream_status(name) for name in reader.stream_names()], lake.now, width))
+    console.print(
+        render_streams_screen(
+            [reader.stream_status(name) for name in reader.stream_names()], lake.now, width
+        )
+    )
     said = console.file.getvalue()  # type: ignore[attr-defined]  # it is the text above
     table = said.partition("orders halted")[0]
     assert all(word in table for word in ("orders", "payments", "hurt", "time left"))
@@ -141,7 +168,9 @@ def test_a_narrow_terminal_does_without_columns_not_without_names(lake: Lake, wi
 
 @pytest.fixture
 def heard() -> Iterator[None]:
-    """Ctrl-C means what it means in a terminal, though a run in the background hands down that it is ignored."""
+    """Ctrl-C means what it means in a terminal, though a run in the background hands down that it
+    is ignored.
+    """
     before = signal(SIGINT, default_int_handler)
     yield
     signal(SIGINT, before)
@@ -149,7 +178,9 @@ def heard() -> Iterator[None]:
 
 @pytest.mark.usefixtures("heard")
 def test_a_look_that_hangs_lets_ctrl_c_through() -> None:
-    """A client waits in C for a broker that is silent: Ctrl-C ends the waiting before the client answers."""
+    """A client waits in C for a broker that is silent: Ctrl-C ends the waiting before the client
+    answers.
+    """
     began, broker_answers, has_ended = Event(), Event(), Event()
 
     def silent() -> list[Any]:

@@ -1,4 +1,6 @@
-"""An output path where this user may not write: told before anything is read, as a setting that must be fixed."""
+"""An output path where this user may not write: told before anything is read, as a setting that
+must be fixed.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from typing import Any
 import pytest
 
 from seriatim.cli import main
-from seriatim.core.errors import ConfigError
-from seriatim.streams import StreamFile, load_stream, refuse_unwritable_output
+from seriatim.errors import ConfigError
+from seriatim.stream_files import StreamFile, load_stream, refuse_unwritable_output
 
 STREAM = """
 topics = "in-.*"
@@ -78,7 +80,9 @@ def test_a_link_that_leads_nowhere_is_told(tmp_path: Path) -> None:
         refuse_unwritable_output(file, create=True)
 
 
-def test_a_full_disk_is_no_matter_of_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_no_matter_of_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It stays what it is, trouble of the platform, and a retry may help."""
 
     def full(**_: Any) -> Any:

@@ -1,4 +1,6 @@
-"""`seriatim verify` as a user types it: summary, the first difference on one screen, exit codes, lines for scripts."""
+"""`seriatim verify` as a user types it: summary, the first difference on one screen, exit codes,
+lines for scripts.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from seriatim import cli, wiring
-from seriatim.adapters.kafka import KafkaLog
-from tests.adapters.on_disk import DiskStream, filled
+from seriatim import cli, context
+from seriatim.kafka.log import KafkaLog
+from tests.contracts.disk_streams import DiskStream, filled
 
 STREAM = """
 topics = "in-.*"
@@ -55,7 +57,13 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def captured(made: DiskStream, path: Path) -> list[dict[str, Any]]:
     """What the broker in memory has, written down."""
     lines = [
-        {"topic": name, "partition": number, "offset": offset, "key": m.key.decode(), "value": m.value.decode()}
+        {
+            "topic": name,
+            "partition": number,
+            "offset": offset,
+            "key": m.key.decode(),
+            "value": m.value.decode(),
+        }
         for name, topic in made.kafka.topics.items()
         for number, log in enumerate(topic.messages)
         for offset, m in enumerate(log)
@@ -85,7 +93,14 @@ def test_damage_ends_with_one_screen_and_3(lake: DiskStream, run: Run) -> None:
     code, out, err = run()
     assert (code, out) == (3, "")
     assert "IntegrityError: s: a file is damaged" in err
-    for label in ("file", "partition  in-a/0", "expected", "found", "cause", f"restore records/in-a/0/{path.name}"):
+    for label in (
+        "file",
+        "partition  in-a/0",
+        "expected",
+        "found",
+        "cause",
+        f"restore records/in-a/0/{path.name}",
+    ):
         assert label in err
     assert "Traceback" not in err
 
@@ -95,12 +110,21 @@ def test_scripts_get_json(lake: DiskStream, run: Run) -> None:
     (lake.root / "records/in-a/0/stranger.parquet").write_bytes(b"?")
     code, out, err = run("--json")
     values = json.loads(out)
-    assert (code, values["verdict"], values["sequence"], values["difference"]) == (0, "good", 8, None)
+    assert (code, values["verdict"], values["sequence"], values["difference"]) == (
+        0,
+        "good",
+        8,
+        None,
+    )
     assert values["warnings"][0]["file"] == "records/in-a/0/stranger.parquet"
     assert all(json.loads(line)["message"] for line in err.splitlines())
     (lake.root / "head.json").write_text("{}")
     code, out, err = run("--json")
-    assert (code, json.loads(out)["verdict"], json.loads(out)["difference"]["file"]) == (3, "differs", "head.json")
+    assert (code, json.loads(out)["verdict"], json.loads(out)["difference"]["file"]) == (
+        3,
+        "differs",
+        "head.json",
+    )
     assert json.loads(err.splitlines()[-1])["error"] == "IntegrityError"
 
 
@@ -109,11 +133,16 @@ def test_a_file_that_nobody_names_is_told_and_ends_with_0(lake: DiskStream, run:
     (lake.root / "state/in-a/0/0-0-crashed.parquet").write_bytes(b"?")
     code, _, err = run()
     assert code == 0
-    assert "a file that nobody names: state/in-a/0/0-0-crashed.parquet. left by a run that crashed" in err
+    assert (
+        "a file that nobody names: state/in-a/0/0-0-crashed.parquet. left by a run that crashed"
+        in err
+    )
 
 
 def test_views_are_judged_and_compared(lake: DiskStream, run: Run, tmp_path: Path) -> None:
-    """Raw alone, then against the output: a message that changed is named by offset, with exit code 3."""
+    """Raw alone, then against the output: a message that changed is named by offset, with exit code
+    3.
+    """
     capture = tmp_path / "raw.jsonl"
     lines = captured(lake, capture)
     code, out, err = run("--at", "raw", "--capture", str(capture))
@@ -130,9 +159,17 @@ def test_views_are_judged_and_compared(lake: DiskStream, run: Run, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--at", "raw"), ("--capture", "x"), ("--at", "output", "--all"), ("--at", "output", "--kafka")]
+    "arguments",
+    [
+        ("--at", "raw"),
+        ("--capture", "x"),
+        ("--at", "output", "--all"),
+        ("--at", "output", "--kafka"),
+    ],
 )
-def test_arguments_that_do_not_go_together_are_refused(lake: DiskStream, run: Run, arguments: tuple[str, ...]) -> None:
+def test_arguments_that_do_not_go_together_are_refused(
+    lake: DiskStream, run: Run, arguments: tuple[str, ...]
+) -> None:
     """Exit 2, with what to give instead."""
     assert lake.root.exists()
     code, _, err = run(*arguments)
@@ -144,7 +181,9 @@ def test_a_broker_that_does_not_answer_is_platform_trouble(
     lake: DiskStream, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit 4: nothing is wrong with the data, and nothing is signed off."""
-    monkeypatch.setattr(wiring, "log", lambda *_: KafkaLog({"bootstrap.servers": "127.0.0.1:1"}, timeout_seconds=1))
+    monkeypatch.setattr(
+        context, "log", lambda *_: KafkaLog({"bootstrap.servers": "127.0.0.1:1"}, timeout_seconds=1)
+    )
     code, _, err = run("--kafka")
     assert code == 4
     assert "does not answer" in err

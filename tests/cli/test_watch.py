@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from seriatim import cli, wiring
-from seriatim.adapters import clock
-from seriatim.adapters.memory.mail import MemoryNotifier
-from seriatim.core.offsets import Partition
-from seriatim.core.retention import RetentionRules
+from seriatim import cli, clock, context
+from seriatim.engine.offsets import Partition
+from seriatim.kafka.retention import RetentionRules
+from seriatim.memory.mail import MemoryNotifier
 from seriatim.testing import MemoryStream
-from tests.steps.worlds import begun, send
+from tests.operations.memory_streams import begun, send
 
 STREAM = """
 topics = "in-[a-z]+"
@@ -31,9 +30,9 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryStream:
     monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path))
     monkeypatch.setenv("SERIATIM_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
     monkeypatch.setenv("SERIATIM_OUTBOX", str(tmp_path / "outbox"))
-    monkeypatch.setattr(wiring, "log", lambda *_: world.kafka)
-    monkeypatch.setattr(wiring, "ledger", lambda *_: world.ledger)
-    monkeypatch.setattr(wiring, "state", lambda *_: world.files)
+    monkeypatch.setattr(context, "log", lambda *_: world.kafka)
+    monkeypatch.setattr(context, "ledger", lambda *_: world.ledger)
+    monkeypatch.setattr(context, "state", lambda *_: world.files)
     monkeypatch.setattr(clock, "WallClock", lambda: world.clock)
     return world
 
@@ -57,10 +56,15 @@ def test_all_is_well_is_exit_0(made: MemoryStream, capsys: pytest.CaptureFixture
     """One line for each stream; no colours where no terminal is."""
     made.run()
     assert code("watch", "--once") == 0
-    assert capsys.readouterr().out == "1970-01-01T00:00:00Z s: good · 1 partitions · lag 0 · no message is in danger\n"
+    assert (
+        capsys.readouterr().out
+        == "1970-01-01T00:00:00Z s: good · 1 partitions · lag 0 · no message is in danger\n"
+    )
 
 
-def test_something_that_needs_a_person_is_exit_3(made: MemoryStream, capsys: pytest.CaptureFixture[str]) -> None:
+def test_something_that_needs_a_person_is_exit_3(
+    made: MemoryStream, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What it is, where, and what to type."""
     about_to_expire(made)
     assert code("watch", "s", "--once") == 3
@@ -71,12 +75,19 @@ def test_something_that_needs_a_person_is_exit_3(made: MemoryStream, capsys: pyt
     assert "\033" not in out
 
 
-def test_scripts_get_one_object_per_stream(made: MemoryStream, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scripts_get_one_object_per_stream(
+    made: MemoryStream, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All fields, concerns included."""
     about_to_expire(made)
     assert code("watch", "--once", "--json") == 3
     (seen,) = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (seen["stream"], seen["lag"], seen["time_left_seconds"], seen["nearest"]) == ("s", 1, 7200, "in-a/0")
+    assert (seen["stream"], seen["lag"], seen["time_left_seconds"], seen["nearest"]) == (
+        "s",
+        1,
+        7200,
+        "in-a/0",
+    )
     assert {one["concern"] for one in seen["concerns"]} == {"time left", "late"}
     assert set(seen["concerns"][0]) == {"concern", "place", "text", "next"}
 
@@ -84,7 +95,9 @@ def test_scripts_get_one_object_per_stream(made: MemoryStream, capsys: pytest.Ca
 def test_a_stream_that_cannot_be_looked_at_does_not_hide_the_others(
     made: MemoryStream, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its error is a line of its own; the exit code is its own, also where another stream needs a person."""
+    """Its error is a line of its own; the exit code is its own, also where another stream needs a
+    person.
+    """
     (tmp_path / "broken.toml").write_text("topics = 5")
     made.run()
     assert code("watch", "--once") == 2
@@ -98,7 +111,10 @@ def test_a_stream_that_cannot_be_looked_at_does_not_hide_the_others(
 
 
 def test_what_nobody_foresaw_does_not_hide_the_others(
-    made: MemoryStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: MemoryStream,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A bug of ours at one stream, and the next one is looked at."""
 
@@ -107,8 +123,8 @@ def test_what_nobody_foresaw_does_not_hide_the_others(
             raise ZeroDivisionError("nobody foresaw this")
         return outbox(name, *_)
 
-    outbox = wiring.outbox
-    monkeypatch.setattr(wiring, "outbox", bug)
+    outbox = context.outbox
+    monkeypatch.setattr(context, "outbox", bug)
     (tmp_path / "first.toml").write_text(STREAM)
     made.run()
     assert code("watch", "--once") == 1
@@ -121,8 +137,12 @@ def test_what_nobody_foresaw_does_not_hide_the_others(
     ("codes", "expected"),
     [((0, 0), 0), ((3, 0), 3), ((3, 4), 4), ((2, 3), 2), ((1, 3, 4), 1), ((4, 2), 2), ((5, 3), 5)],
 )
-def test_what_keeps_a_look_from_its_work_outweighs_what_it_saw(codes: tuple[int, ...], expected: int) -> None:
-    """3 was mailed, and a scheduler takes it as fine: it must not hide a stream that nobody looks at."""
+def test_what_keeps_a_look_from_its_work_outweighs_what_it_saw(
+    codes: tuple[int, ...], expected: int
+) -> None:
+    """3 was mailed, and a scheduler takes it as fine: it must not hide a stream that nobody looks
+    at.
+    """
     from seriatim.cli.watch import gravest_exit_code
 
     assert gravest_exit_code(codes) == expected
@@ -152,13 +172,16 @@ def told(tmp_path: Path, made: MemoryStream, monkeypatch: pytest.MonkeyPatch) ->
     """The stream names whom to tell, and a mail server is there."""
     (tmp_path / "s.toml").write_text(f"{STREAM}alerts = {{to = ['ops@example.org']}}\n")
     post = MemoryNotifier()
-    monkeypatch.setattr(wiring, "notifier", lambda *_: post)
+    monkeypatch.setattr(context, "notifier", lambda *_: post)
     about_to_expire(made)
     return post
 
 
 def test_what_needs_a_person_is_mailed_once(
-    made: MemoryStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: MemoryStream,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Said on stderr as well; the second look mails nothing; --no-mail leaves everything as it was."""
     post = told(tmp_path, made, monkeypatch)
@@ -167,12 +190,17 @@ def test_what_needs_a_person_is_mailed_once(
     for _ in range(2):
         assert code("watch", "--once") == 3
     (mail,) = post.mails
-    assert mail.subject.startswith("[seriatim] s: time left in-a/0: 2 h 0 min until Kafka drops offset 3.")
+    assert mail.subject.startswith(
+        "[seriatim] s: time left in-a/0: 2 h 0 min until Kafka drops offset 3."
+    )
     assert "mailed to ops@example.org: [seriatim] s: time left" in capsys.readouterr().err
 
 
 def test_mails_that_wait_are_said_and_are_exit_4(
-    made: MemoryStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: MemoryStream,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Whether something needs a person or all is well again: nobody could be told."""
     post = told(tmp_path, made, monkeypatch)
@@ -181,7 +209,8 @@ def test_mails_that_wait_are_said_and_are_exit_4(
     made.run()
     assert code("watch", "--once") == 4
     assert (
-        "s: 2 mails wait in the outbox: the mail server is down; the next look tries again" in capsys.readouterr().err
+        "s: 2 mails wait in the outbox: the mail server is down; the next look tries again"
+        in capsys.readouterr().err
     )
     post.is_down = False
     assert code("watch", "--once") == 0
@@ -191,17 +220,21 @@ def test_mails_that_wait_are_said_and_are_exit_4(
 def test_a_run_that_failed_is_mailed_though_the_broker_is_away(
     made: MemoryStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The note that Airflow left is told with what is known; the exit code says that it could not be looked at."""
+    """The note that Airflow left is told with what is known; the exit code says that it could not
+    be looked at.
+    """
     from seriatim import config
-    from seriatim.core.alert import Note
-    from seriatim.core.errors import PlatformError
+    from seriatim.alerts.incidents import Note
+    from seriatim.errors import PlatformError
 
     def away(*_: object) -> None:
         raise PlatformError("no broker answers")
 
     post = told(tmp_path, made, monkeypatch)
-    monkeypatch.setattr(wiring, "log", away)
-    wiring.outbox("s", config.load_settings()).add_note(Note(kind="failed", at_seconds=1.0, run="r1", text="killed"))
+    monkeypatch.setattr(context, "log", away)
+    context.outbox("s", config.load_settings()).add_note(
+        Note(kind="failed", at_seconds=1.0, run="r1", text="killed")
+    )
     assert code("watch", "s", "--once") == 4
     (mail,) = post.mails
     assert mail.subject == "[seriatim] s: run failed: killed"
@@ -211,7 +244,9 @@ def test_a_run_that_failed_is_mailed_though_the_broker_is_away(
 def test_whoever_is_named_no_more_is_told_no_more(
     made: MemoryStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An empty `alerts.to` is not a file that cannot be read: there, whoever was named before is told."""
+    """An empty `alerts.to` is not a file that cannot be read: there, whoever was named before is
+    told.
+    """
     post = told(tmp_path, made, monkeypatch)
     assert code("watch", "--once") == 3
     (tmp_path / "s.toml").write_text(STREAM)
@@ -225,14 +260,18 @@ def test_whoever_is_named_no_more_is_told_no_more(
     for _ in range(2):
         made.clock.sleep(3600)
         assert code("watch", "--once") == 2
-    assert [mail.to[0] for mail in post.mails] == ["ops@example.org", "new@example.org", "new@example.org"]
+    assert [mail.to[0] for mail in post.mails] == [
+        "ops@example.org",
+        "new@example.org",
+        "new@example.org",
+    ]
 
 
 def test_what_waits_is_sent_before_anybody_is_looked_at(
     made: MemoryStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looks at streams whose broker is away may take all the time that there is."""
-    from seriatim.core.errors import PlatformError
+    from seriatim.errors import PlatformError
 
     post = told(tmp_path, made, monkeypatch)
     post.is_down = True
@@ -244,7 +283,7 @@ def test_what_waits_is_sent_before_anybody_is_looked_at(
         sent.append(len(post.mails))
         raise PlatformError("no broker answers")
 
-    monkeypatch.setattr(wiring, "log", away)
+    monkeypatch.setattr(context, "log", away)
     post.is_down = False
     assert code("watch", "--once") == 4
     assert sent == [1, 1]
@@ -253,8 +292,10 @@ def test_what_waits_is_sent_before_anybody_is_looked_at(
 def test_a_broker_that_is_away_keeps_one_stream_waiting(
     made: MemoryStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All streams have the same: after one look that took long, in vain, the others of the round are short."""
-    from seriatim.core.errors import PlatformError
+    """All streams have the same: after one look that took long, in vain, the others of the round
+    are short.
+    """
+    from seriatim.errors import PlatformError
 
     for name in ("a", "b"):
         (tmp_path / f"{name}.toml").write_text(STREAM)
@@ -264,7 +305,7 @@ def test_a_broker_that_is_away_keeps_one_stream_waiting(
         asked.append(seconds)
         raise PlatformError("no broker answers")
 
-    monkeypatch.setattr(wiring, "log", away)
+    monkeypatch.setattr(context, "log", away)
     assert code("watch", "--once") == 4
     assert asked == [(), (), ()]
     asked.clear()
@@ -275,7 +316,10 @@ def test_a_broker_that_is_away_keeps_one_stream_waiting(
 
 
 def test_a_mail_put_aside_is_said_once(
-    made: MemoryStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: MemoryStream,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """With where it is, and exit 4; the next look is as any other."""
     post = told(tmp_path, made, monkeypatch)
@@ -306,7 +350,9 @@ def test_status_shows_time_left(made: MemoryStream, capsys: pytest.CaptureFixtur
     assert (part["time_left_seconds"], part["catches_up"]) == (7200, None)
 
 
-def test_plan_warns_of_a_short_retention(made: MemoryStream, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_warns_of_a_short_retention(
+    made: MemoryStream, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The topic, the value, and the command that changes it."""
     about_to_expire(made)
     assert code("plan", "s") == 0
@@ -331,7 +377,11 @@ def test_plan_warns_of_a_short_retention(made: MemoryStream, capsys: pytest.Capt
             "s: cannot read in-z/0 up to 1: it is not known",
             "readable   in-a/0",
         ),
-        (["--until-offsets", '{"in-a": {"0": 99}}'], "s: cannot read in-a/0 up to 99: its log ends at 4", "offset"),
+        (
+            ["--until-offsets", '{"in-a": {"0": 99}}'],
+            "s: cannot read in-a/0 up to 99: its log ends at 4",
+            "offset",
+        ),
     ],
 )
 def test_plan_refuses_what_the_stream_does_not_have(
@@ -345,10 +395,15 @@ def test_plan_refuses_what_the_stream_does_not_have(
     assert next in shown
 
 
-def test_plan_shows_what_is_asked_for(made: MemoryStream, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_shows_what_is_asked_for(
+    made: MemoryStream, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What `run --until-offsets` would read, or the partition named."""
     about_to_expire(made)
-    for words, end in ((["--until-offsets", '{"in-a": {"0": 3}}'], []), (["--partition", "in-a/0"], [4])):
+    for words, end in (
+        (["--until-offsets", '{"in-a": {"0": 3}}'], []),
+        (["--partition", "in-a/0"], [4]),
+    ):
         assert code("plan", "s", "--json", *words) == 0
         assert [part["until"] for part in json.loads(capsys.readouterr().out)["partitions"]] == end
 
@@ -368,7 +423,9 @@ def test_doctor_warns_of_a_short_retention(made: MemoryStream) -> None:
     assert check.is_good
 
 
-def test_doctor_says_what_it_could_not_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_what_it_could_not_look_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No broker: one line, however many streams there are."""
     from seriatim import config
     from seriatim.cli.doctor import check_retention

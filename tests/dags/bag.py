@@ -1,4 +1,5 @@
-"""DAG files as Airflow's own parser sees them, in a process of its own: this one stays free of Airflow.
+"""DAG files as Airflow's own parser sees them, in a process of its own: this one stays free of
+Airflow.
 
 Next room: the tests of this folder ask it.
 """
@@ -34,7 +35,11 @@ def write_stream(folder: Path, name: str, more: str = "", topics: str = "in-[a-z
 def environment(tmp_path: Path) -> dict[str, str]:
     """Settings under which Airflow leaves everything below `tmp_path`."""
     return {
-        **{key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW", "SERIATIM"))},
+        **{
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("AIRFLOW", "SERIATIM"))
+        },
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "AIRFLOW_HOME": str(tmp_path / "airflow"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),

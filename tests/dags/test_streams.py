@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 
-from tests.core.test_request import HOSTILE
+from tests.airflow.test_run_request import HOSTILE
 from tests.dags.bag import ROOT, ask, write_stream
 
-HEAVY = ("pyspark", "kafka", "confluent_kafka", "pyarrow", "great_expectations", "deltalake", "pandas")
+HEAVY = (
+    "pyspark",
+    "kafka",
+    "confluent_kafka",
+    "pyarrow",
+    "great_expectations",
+    "deltalake",
+    "pandas",
+)
 DAG_FILES = sorted((ROOT / "dags").glob("*.py"))
 SHOWN = """
 def shown(dag):
@@ -53,7 +61,9 @@ def test_a_stream_is_a_dag(dags: dict[str, Any]) -> None:
 
 
 def test_its_tasks_follow_each_other(dags: dict[str, Any]) -> None:
-    """Plan → fold → check → publish; these two whatever happened; `done` if all did; one fold at a time; retries."""
+    """Plan → fold → check → publish; these two whatever happened; `done` if all did; one fold at a
+    time; retries.
+    """
     tasks = dags["orders"]["tasks"]
     assert {task: told[4] for task, told in tasks.items()} == {
         "plan": [],
@@ -78,12 +88,28 @@ def test_its_tasks_follow_each_other(dags: dict[str, Any]) -> None:
 def test_the_form_left_as_it_is_is_a_plain_run(dags: dict[str, Any]) -> None:
     """Every field has a default that its own schema takes."""
     form = dags["orders"]["params"]
-    assert list(form) == ["action", "dry_run", "topics", "partitions", "from", "until", "messages_max", "trace"]
-    assert (form["action"], form["dry_run"], form["topics"], form["from"]) == ("run", False, [], None)
+    assert list(form) == [
+        "action",
+        "dry_run",
+        "topics",
+        "partitions",
+        "from",
+        "until",
+        "messages_max",
+        "trace",
+    ]
+    assert (form["action"], form["dry_run"], form["topics"], form["from"]) == (
+        "run",
+        False,
+        [],
+        None,
+    )
 
 
 def test_a_hundred_streams_are_parsed_without_anything_heavy(tmp_path: Path) -> None:
-    """No heavy module is imported, and each stream file is opened as often as one alone would be: once per DAG file."""
+    """No heavy module is imported, and each stream file is opened as often as one alone would be:
+    once per DAG file.
+    """
     for number in range(100):
         write_stream(tmp_path / "streams", f"s{number}")
     loaded = f"[name for name in {HEAVY!r} if name in sys.modules]"
@@ -97,7 +123,9 @@ def test_a_hundred_streams_are_parsed_without_anything_heavy(tmp_path: Path) -> 
 
 
 def test_a_broken_file_is_an_import_error_and_no_other_stream_stands_still(tmp_path: Path) -> None:
-    """Airflow stops all DAGs of a file with an error: so that file has none of ours. It names file and key."""
+    """Airflow stops all DAGs of a file with an error: so that file has none of ours. It names file
+    and key.
+    """
     write_stream(tmp_path / "streams", "good")
     write_stream(tmp_path / "streams", "bad", 'tier = "stric"')
     (tmp_path / "streams" / "worse.toml").write_text("topics = [")
@@ -122,7 +150,9 @@ streams.describe = describe
 
 
 def test_whatever_a_file_does_is_told_and_the_others_appear(tmp_path: Path) -> None:
-    """Also what no reader of files foresaw, met when its DAG is made; a file's name may be no text at all."""
+    """Also what no reader of files foresaw, met when its DAG is made; a file's name may be no text
+    at all.
+    """
     for name in ("good", "odd"):
         write_stream(tmp_path / "streams", name)
     (tmp_path / "streams" / "\udcff.toml").write_text("")
@@ -143,8 +173,8 @@ def test_hostile_values_are_refused_by_the_form_or_by_plan(tmp_path: Path) -> No
     write_stream(tmp_path / "streams", "orders")
     code = f"""
 from airflow.sdk.exceptions import ParamValidationError
-from seriatim.core.request import parse
-from seriatim.core.errors import ConfigError
+from seriatim.airflow.run_request import parse
+from seriatim.errors import ConfigError
 form, hostile, typed, planned = bag.dags["orders"].params, json.loads({json.dumps(json.dumps(HOSTILE))}), 0, 0
 for given in hostile:
     try:

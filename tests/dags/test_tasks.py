@@ -1,4 +1,6 @@
-"""The tasks themselves, executed in a process of their own: words, errors, notes, kills, connections."""
+"""The tasks themselves, executed in a process of their own: words, errors, notes, kills,
+connections.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from seriatim import config
 from seriatim.airflow import place
 from seriatim.airflow.command import CommandOperator
 from seriatim.airflow.fold import Fold, LoggedSparkSubmitHook
-from seriatim.airflow.tasks import Plan
-from seriatim.core.errors import SeriatimError
+from seriatim.airflow.operators import Plan
+from seriatim.errors import SeriatimError
 said, answers = [], {}
 class Keep:
     def info(self, text, *words): said.append(text % words if words else text)
@@ -64,7 +66,7 @@ one = Plan(task_id="plan", stream="orders", folder=FOLDER)
 given = context(**{"action": "backfill", "partitions": ["a/0"], "from": "5", "until": "4"})
 answers['plan_refuses_what_a_schema_cannot'] = [tried(one, given), notes()]
 by_schedule = {**given, "dag_run": Made(run_type="scheduled", run_id="r1")}
-from seriatim.airflow.mend import RepairPlanOperator
+from seriatim.airflow.repair import RepairPlanOperator
 other = {**context(), "params": {"stream": "orders", "partition": "no"}}
 bad_file = Plan(task_id="plan", stream="orders", folder=FOLDER)
 bad_file.build_arguments = lambda _: ["plan", "none-such"]
@@ -123,8 +125,8 @@ one = Fold(task_id="fold", stream="orders", folder=FOLDER)
 one.application_args = one.build_arguments(context())
 hook = one._create_submit_hook(config.load(folder=Path(FOLDER)))
 answers['no_setting_of_ours_is_in_the_arguments_of_spark_submit'] = hook._build_spark_submit_command(one.application)
-from seriatim.airflow.alert import Alert
-from seriatim.core.alert import Note
+from seriatim.airflow.failure_callback import Alert
+from seriatim.alerts.incidents import Note
 place.outbox(FOLDER, "b").leave(Note(kind="task", at_seconds=1.0, run="r1", task="b"))
 asked = [
     (["one"], {"run_id": "r1"}),
@@ -140,14 +142,14 @@ other.write_text("")
 whom = [Alert(names, FOLDER)._affected_streams(given) for names, given in asked]
 answers['a_run_concerns_the_stream_whose_task_failed'] = whom
 other.unlink()
-from seriatim.adapters.outbox import DiskOutbox
+from seriatim.alerts.outbox import DiskOutbox
 def unreadable(*_): raise PermissionError("not ours")
 kept, DiskOutbox.notes = DiskOutbox.notes, unreadable
 whom = Alert(["a", "b"], FOLDER)._affected_streams({"run_id": "r1"})
 answers['notes_that_cannot_be_read_keep_nobody_from_being_told'] = whom
 DiskOutbox.notes = kept
 from airflow.sdk.exceptions import AirflowSkipException
-from seriatim.airflow.mend import RepairPlanOperator
+from seriatim.airflow.repair import RepairPlanOperator
 part = {"partition": "a/0", "does": "folds again [0, 5)", "why": "lost", "messages": 5}
 def planned(parts, notes):
     one = RepairPlanOperator(task_id="plan", folder=FOLDER, stream="orders")
@@ -166,7 +168,7 @@ one = RepairPlanOperator(task_id="plan", folder=FOLDER)
 answers['a_plan_that_leaves_something_is_still_a_plan'] = [
     one.is_success(*given) for given in [(0, "{}"), (3, "{}"), (3, ""), (4, "{}")]
 ]
-from seriatim.airflow.tasks import Check, PublishOperator
+from seriatim.airflow.operators import Check, PublishOperator
 def skipped(kind, **form):
     try:
         return kind(task_id="t", stream="orders", folder=FOLDER).execute(context(**form))
@@ -191,10 +193,10 @@ answers['a_note_that_cannot_be_left_is_told_all_the_same'] = [told, tried(one, c
 DiskOutbox.leave = kept
 one = Fold(task_id="fold", stream="orders", folder=FOLDER)
 def nowhere(*_): raise PlatformError("no JARs can be had", next="make setup")
-from seriatim.core.errors import PlatformError
+from seriatim.errors import PlatformError
 jars.ensure = nowhere
 answers['fold_leaves_a_note_where_nothing_could_be_submitted'] = [tried(one, context()), notes()]
-from seriatim.core.alert import REPAIR, Concern, AlertState, Incident
+from seriatim.alerts.incidents import REPAIR, Concern, AlertState, Incident
 incident = Incident(concern=Concern(concern=REPAIR, text="x", next=""), since_seconds=1.0)
 place.outbox(FOLDER, "orders").put_desk(AlertState(open={REPAIR: incident}))
 kept, found = context, []
@@ -223,8 +225,8 @@ for run in ("r3", "r1", "r2"):
     place.outbox(FOLDER, "orders").leave(note)
 TracingMachine(task_id="watch", words=["watch", "--once"], folder=FOLDER).execute({**context(), "ti": States()})
 answers['watch_notes_the_end_of_a_run_that_was_marked_failed'] = [States.asked, watched]
-from seriatim.core.failure import CommandOutcome, Failure
-from seriatim.core.integrity import Finding, failure
+from seriatim.failure import CommandOutcome, Failure
+from seriatim.engine.findings import Finding, failure
 jars.ensure = lambda *_: []
 error = failure("orders", [Finding(finding="gap", topic="a", partition=0, offset=3)])
 content = __import__("msgspec").json.encode(CommandOutcome(exit_code=3, failure=Failure.of(error))).decode()
@@ -250,7 +252,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All of it in one process: Airflow takes long to be imported."""
     folder = tmp_path_factory.mktemp("tasks")
     write_stream(folder / "streams", "orders")
-    return dict(ask(folder, f"FOLDER = {str(folder)!r}\n{BEGIN}\n{CODE}", SERIATIM_SMTP="127.0.0.1:1"))
+    return dict(
+        ask(folder, f"FOLDER = {str(folder)!r}\n{BEGIN}\n{CODE}", SERIATIM_SMTP="127.0.0.1:1")
+    )
 
 
 def test_a_command_says_what_it_says(answers: dict[str, Any]) -> None:
@@ -270,7 +274,9 @@ def test_a_command_that_fails_is_a_typed_error_and_leaves_a_note(answers: dict[s
 
 
 def test_a_kill_ends_the_command_and_what_it_started(answers: dict[str, Any]) -> None:
-    """A watch never ends by itself; after the kill it and its children are gone, and the task ends in a typed error."""
+    """A watch never ends by itself; after the kill it and its children are gone, and the task ends
+    in a typed error.
+    """
     error, still_running = answers["a_kill_ends_the_command_and_what_it_started"]
     assert error[0] == "PlatformError"
     assert still_running == []
@@ -284,7 +290,9 @@ def test_plan_refuses_what_a_schema_cannot(answers: dict[str, Any]) -> None:
 
 
 def test_a_slip_in_a_form_is_marked_as_one(answers: dict[str, Any]) -> None:
-    """Of a run by hand whose form asks for something; a plain run's trouble, or a schedule's, is everybody's."""
+    """Of a run by hand whose form asks for something; a plain run's trouble, or a schedule's, is
+    everybody's.
+    """
     (by_form, slip), (by_file, plain), (_, by_schedule), (by_repair, repair) = answers[
         "a_slip_in_a_form_is_marked_as_one"
     ]
@@ -320,7 +328,11 @@ def test_fold_takes_its_words_from_the_form(answers: dict[str, Any]) -> None:
 def test_an_unknown_connection_is_refused_and_ours_may_be_missing(answers: dict[str, Any]) -> None:
     """Airflow would take YARN for it."""
     masters = answers["an_unknown_connection_is_refused_and_ours_may_be_missing"]
-    assert masters == ["spark://there:7077", "local[2]", "there is no Airflow connection 'elsewhere'"]
+    assert masters == [
+        "spark://there:7077",
+        "local[2]",
+        "there is no Airflow connection 'elsewhere'",
+    ]
 
 
 def test_no_setting_of_ours_is_in_the_arguments_of_spark_submit(answers: dict[str, Any]) -> None:
@@ -332,7 +344,9 @@ def test_no_setting_of_ours_is_in_the_arguments_of_spark_submit(answers: dict[st
 
 
 def test_a_run_concerns_the_stream_whose_task_failed(answers: dict[str, Any]) -> None:
-    """Of a DAG over many streams; of one that names none, the stream of its form. Else all: somebody must be told."""
+    """Of a DAG over many streams; of one that names none, the stream of its form. Else all:
+    somebody must be told.
+    """
     *known, by_note, by_nothing, of_many = answers["a_run_concerns_the_stream_whose_task_failed"]
     assert known == [["one"], ["b"], ["c"], ["d"]]
     assert by_note == ["b"]
@@ -346,7 +360,9 @@ def test_notes_that_cannot_be_read_keep_nobody_from_being_told(answers: dict[str
 
 
 def test_a_plan_of_a_repair_is_shown_with_what_it_leaves(answers: dict[str, Any]) -> None:
-    """Nobody approves nothing: where no repair helps the task fails and says what does; nothing hurt is no failure."""
+    """Nobody approves nothing: where no repair helps the task fails and says what does; nothing
+    hurt is no failure.
+    """
     (plan, _), (error, left), skipped = answers["a_plan_of_a_repair_is_shown_with_what_it_leaves"]
     assert plan["approval"] == "t"
     assert "a/0  folds again [0, 5)" in plan["text"]
@@ -369,9 +385,13 @@ def test_a_backfill_of_airflow_says_what_it_is_for(answers: dict[str, Any]) -> N
 
 
 def test_a_rehearsal_judges_and_publishes_nothing(answers: dict[str, Any]) -> None:
-    """A dry run and a replay change nothing, as the form says; any other run goes on, and of nothing no asset tells."""
+    """A dry run and a replay change nothing, as the form says; any other run goes on, and of
+    nothing no asset tells.
+    """
     for (dry, replay, plain), last in zip(
-        answers["a_rehearsal_judges_and_publishes_nothing"], (None, "orders: nothing is published"), strict=True
+        answers["a_rehearsal_judges_and_publishes_nothing"],
+        (None, "orders: nothing is published"),
+        strict=True,
     ):
         assert "changes nothing" in dry
         assert "changes nothing" in replay
@@ -384,7 +404,9 @@ def test_a_rehearsal_ends_no_incident(answers: dict[str, Any]) -> None:
 
 
 def test_a_note_that_cannot_be_left_is_told_all_the_same(answers: dict[str, Any]) -> None:
-    """A disk that is full is when a person is needed; and a task's error stays what it is, so it is not retried."""
+    """A disk that is full is when a person is needed; and a task's error stays what it is, so it is
+    not retried.
+    """
     assert answers["a_note_that_cannot_be_left_is_told_all_the_same"] == [["orders"], "ConfigError"]
 
 
@@ -398,14 +420,21 @@ def test_fold_leaves_a_note_where_nothing_could_be_submitted(answers: dict[str, 
 
 
 def test_watch_notes_the_end_of_a_run_that_was_marked_failed(answers: dict[str, Any]) -> None:
-    """Airflow calls no callback then: before it looks, watch asks about each run whose task left a note."""
+    """Airflow calls no callback then: before it looks, watch asks about each run whose task left a
+    note.
+    """
     asked, (left,) = answers["watch_notes_the_end_of_a_run_that_was_marked_failed"]
     assert asked == [["orders", [run], ["failed"]] for run in ("r3", "r1", "r2")]
     assert [note[0] for note in left] == ["task", "task", "task", "failed"]
-    assert left[-1][3] == "the run failed, and Airflow called no callback: it was probably marked failed by hand"
+    assert (
+        left[-1][3]
+        == "the run failed, and Airflow called no callback: it was probably marked failed by hand"
+    )
 
 
-def test_a_plan_of_the_whole_stream_that_finds_nothing_hurt_ends_a_failed_repair(answers: dict[str, Any]) -> None:
+def test_a_plan_of_the_whole_stream_that_finds_nothing_hurt_ends_a_failed_repair(
+    answers: dict[str, Any],
+) -> None:
     """A plan of one partition says nothing of the others."""
     name = "a_plan_of_the_whole_stream_that_finds_nothing_hurt_ends_a_failed_repair"
     assert answers[name] == [["good"], []]
@@ -413,7 +442,9 @@ def test_a_plan_of_the_whole_stream_that_finds_nothing_hurt_ends_a_failed_repair
 
 def test_a_driver_tells_how_it_ended_through_spark_submit(answers: dict[str, Any]) -> None:
     """By the outcome that it leaves; one that is killed is told as such, and may be tried again."""
-    (failed, left), (killed, of_killed) = answers["a_driver_tells_how_it_ended_through_spark_submit"]
+    (failed, left), (killed, of_killed) = answers[
+        "a_driver_tells_how_it_ended_through_spark_submit"
+    ]
     assert failed == ["IntegrityError", "orders: 1 new finding in a/0"]
     ((_, task, code, text, _, error_class),) = left
     assert (task, code, error_class) == ("fold", 3, "FindingsError")

@@ -17,9 +17,9 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.embedded import broker as embedded
 from seriatim.embedded.broker import BrokerInfo, KafkaProgram
+from seriatim.errors import ConfigError, PlatformError
 
 MESSAGES_SAMPLE = 20_000
 MESSAGES_FULL = 1_000_000
@@ -36,7 +36,9 @@ class Home:
     def start(self, port: int | None = None, **overrides: str) -> BrokerInfo:
         """Start it; `log_retention_hours` is `log.retention.hours`."""
         settings = {key.replace("_", "."): value for key, value in overrides.items()}
-        return embedded.start_broker(self.path, port, settings, program=self.program, print_notice=self.said.append)
+        return embedded.start_broker(
+            self.path, port, settings, program=self.program, print_notice=self.said.append
+        )
 
     def stop(self) -> bool:
         """Stop it."""
@@ -45,7 +47,9 @@ class Home:
 
 @pytest.fixture
 def home(tmp_path: Path, broker_program: KafkaProgram) -> Iterator[Home]:
-    """An empty home with a name that Java could misread; what still runs in it at the end is stopped."""
+    """An empty home with a name that Java could misread; what still runs in it at the end is
+    stopped.
+    """
     made = Home(tmp_path / "ein Heim für 家 🏠", broker_program)
     yield made
     made.stop()
@@ -54,7 +58,9 @@ def home(tmp_path: Path, broker_program: KafkaProgram) -> Iterator[Home]:
 def _produce(servers: str, topic: str, count: int) -> None:
     admin = AdminClient({"bootstrap.servers": servers})
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(timeout=120)
-    producer = Producer({"bootstrap.servers": servers, "linger.ms": 50, "queue.buffering.max.messages": 2_000_000})
+    producer = Producer(
+        {"bootstrap.servers": servers, "linger.ms": 50, "queue.buffering.max.messages": 2_000_000}
+    )
     for number in range(count):
         producer.produce(topic, value=b"%d" % number)
         if number % 10_000 == 0:
@@ -79,7 +85,9 @@ def _kill(pid: int) -> None:
     process.wait(300)
 
 
-def test_what_is_produced_can_be_consumed(broker: BrokerInfo, topic_name: Callable[[], str]) -> None:
+def test_what_is_produced_can_be_consumed(
+    broker: BrokerInfo, topic_name: Callable[[], str]
+) -> None:
     """The broker of the test run takes messages and gives them back in order."""
     name = topic_name()
     _produce(broker.bootstrap_servers, name, 100)
@@ -89,7 +97,9 @@ def test_what_is_produced_can_be_consumed(broker: BrokerInfo, topic_name: Callab
 def test_each_test_has_its_own_topics(broker: BrokerInfo, topic: Callable[..., str]) -> None:
     """Two topics of one test have two names, and the partitions and settings asked for."""
     first, second = topic(partitions=3), topic(settings={"cleanup.policy": "compact"})
-    found = AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=120).topics
+    found = (
+        AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=120).topics
+    )
     assert first != second
     assert (len(found[first].partitions), len(found[second].partitions)) == (3, 1)
 
@@ -181,7 +191,9 @@ def test_a_stranger_with_a_familiar_pid_is_left_alone(home: Home) -> None:
     """Nothing but our own marker makes a process ours: a stranger is neither found nor stopped."""
     info = home.start()
     home.stop()
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)", str(info.data)])
+    stranger = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(3600)", str(info.data)]
+    )
     try:
         assert embedded.broker_status(home.path) is None
         assert not home.stop()
@@ -237,13 +249,20 @@ def test_a_wrong_value_is_a_configuration_error(home: Home) -> None:
     assert "Invalid value soon" in str(caught.value.fields["cause"])
 
 
-def test_topics_are_not_created_by_themselves(broker: BrokerInfo, topic_name: Callable[[], str]) -> None:
+def test_topics_are_not_created_by_themselves(
+    broker: BrokerInfo, topic_name: Callable[[], str]
+) -> None:
     """A message to a mistyped topic does not make that topic."""
     name = topic_name()
     producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "message.timeout.ms": 2000})
     producer.produce(name, b"x")
     producer.flush(30)
-    assert name not in AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=120).topics
+    assert (
+        name
+        not in AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+        .list_topics(timeout=120)
+        .topics
+    )
 
 
 def test_a_data_folder_that_cannot_be_made_is_told(home: Home) -> None:
@@ -261,7 +280,9 @@ def test_a_home_that_kafka_would_misread_is_refused(tmp_path: Path, name: str) -
         embedded.broker_status(tmp_path / name)
 
 
-def test_a_home_that_cannot_be_written_is_named(tmp_path: Path, broker_program: KafkaProgram) -> None:
+def test_a_home_that_cannot_be_written_is_named(
+    tmp_path: Path, broker_program: KafkaProgram
+) -> None:
     """A file stands where the home should be: one sentence, no stack trace."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is not writable"):
@@ -288,7 +309,9 @@ def test_nothing_answers_at_a_dead_address() -> None:
     assert embedded.cluster_id("127.0.0.1:1", 0.2) is None
 
 
-def test_a_stopped_process_is_asked_then_killed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_process_is_asked_then_killed(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A broker that does not react to being asked is killed, and starts again."""
     monkeypatch.setattr(embedded, "STOP_SECONDS", 1)
     info = home.start()

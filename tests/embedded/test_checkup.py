@@ -13,26 +13,30 @@ import pytest
 from aiosmtpd.controller import Controller
 
 from seriatim.config import Settings
-from seriatim.embedded import checkup, jars
+from seriatim.embedded import doctor, jars
 from seriatim.embedded.broker import BrokerInfo
-from seriatim.embedded.checkup import DoctorCheck
+from seriatim.embedded.doctor import DoctorCheck
 
 
 def _look(name: str, settings: Settings) -> DoctorCheck:
-    return next(check for check in checkup.run_checks(settings) if check.name == name)
+    return next(check for check in doctor.run_checks(settings) if check.name == name)
 
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """An empty machine; Spark is not started, for that takes seconds and has its own test."""
-    monkeypatch.setitem(checkup.CHECKS, "Spark", lambda _: "not looked at")
+    monkeypatch.setitem(doctor.CHECKS, "Spark", lambda _: "not looked at")
     return Settings(home=tmp_path / "home", streams=tmp_path / "streams")
 
 
 def test_missing_jars_are_told_with_the_command(settings: Settings) -> None:
     """An empty home has no JARs, and the fix is a command."""
     check = _look("JARs of Spark", settings)
-    assert (check.is_good, check.is_required, check.fix) == (False, True, "seriatim jars fetch --group spark")
+    assert (check.is_good, check.is_required, check.fix) == (
+        False,
+        True,
+        "seriatim jars fetch --group spark",
+    )
 
 
 def test_a_damaged_jar_is_seen(settings: Settings) -> None:
@@ -47,35 +51,49 @@ def test_a_damaged_jar_is_seen(settings: Settings) -> None:
 def test_no_broker_is_optional_a_configured_one_is_not(settings: Settings) -> None:
     """Nobody must run the embedded broker; a server that was named must answer."""
     assert not _look("Kafka", settings).is_required
-    named = Settings(home=settings.home, streams=settings.streams, kafka_bootstrap_servers="127.0.0.1:1")
+    named = Settings(
+        home=settings.home, streams=settings.streams, kafka_bootstrap_servers="127.0.0.1:1"
+    )
     check = _look("Kafka", named)
     assert (check.is_good, check.is_required) == (False, True)
 
 
 def test_a_broker_that_answers_is_good(settings: Settings, broker: BrokerInfo) -> None:
     """The address is shown."""
-    named = Settings(home=settings.home, streams=settings.streams, kafka_bootstrap_servers=broker.bootstrap_servers)
+    named = Settings(
+        home=settings.home,
+        streams=settings.streams,
+        kafka_bootstrap_servers=broker.bootstrap_servers,
+    )
     assert _look("Kafka", named) == DoctorCheck("Kafka", True, True, broker.bootstrap_servers)
 
 
-def test_an_environment_that_only_folds_needs_no_airflow(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_only_folds_needs_no_airflow(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Spark and Airflow may live apart: what is not installed at all is not missing, half of it is."""
-    there = {*checkup.PACKAGES, "pyspark"}
-    monkeypatch.setattr(checkup.traps, "installed", lambda name: "1.0" if name in there else None)
+    there = {*doctor.PACKAGES, "pyspark"}
+    monkeypatch.setattr(doctor.traps, "installed", lambda name: "1.0" if name in there else None)
     assert not _look("Airflow", settings).is_required
     there.add("apache-airflow")
     assert "great-expectations" in _look("Airflow", settings).description
 
 
-def test_an_environment_that_only_schedules_needs_no_jars(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_only_schedules_needs_no_jars(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without pyspark nothing is folded here, so no JAR is missing."""
-    monkeypatch.setattr(checkup.traps, "installed", lambda name: None if name == "pyspark" else "1.0")
+    monkeypatch.setattr(
+        doctor.traps, "installed", lambda name: None if name == "pyspark" else "1.0"
+    )
     assert not _look("JARs of Spark", settings).is_required
 
 
 def test_a_missing_package_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """What every environment needs is required everywhere."""
-    monkeypatch.setattr(checkup.traps, "installed", lambda name: None if name == "deltalake" else "1.0")
+    monkeypatch.setattr(
+        doctor.traps, "installed", lambda name: None if name == "deltalake" else "1.0"
+    )
     assert _look("packages", settings).description == "not installed: deltalake"
 
 
@@ -90,7 +108,9 @@ def test_a_home_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 def test_outputs_of_streams_are_tried(settings: Settings, tmp_path: Path) -> None:
     """A stream whose output would lie below a file is told; one below a folder is good."""
     settings.streams.mkdir()
-    stream = 'topics = "a"\nmachine = "table"\n[table]\nkey = ["id"]\ncolumns = {{ id = "string" }}\n'
+    stream = (
+        'topics = "a"\nmachine = "table"\n[table]\nkey = ["id"]\ncolumns = {{ id = "string" }}\n'
+    )
     stream += '[output]\npath = "{path}"\n'
     (settings.streams / "good.toml").write_text(stream.format(path=tmp_path / "lake" / "good"))
     assert _look("outputs", settings).description == "1 of 1 streams write to this machine"
@@ -116,7 +136,9 @@ def test_a_mail_server_is_talked_to(settings: Settings, tmp_path: Path) -> None:
 
 
 def test_doctor_exits_by_what_is_required(tmp_path: Path) -> None:
-    """With an empty home the table has a cross, and the exit code is 2; every line is JSON if asked."""
+    """With an empty home the table has a cross, and the exit code is 2; every line is JSON if
+    asked.
+    """
     command = [sys.executable, "-m", "seriatim", "doctor", "--json"]
     environ = os.environ | {"SERIATIM_HOME": str(tmp_path), "SERIATIM_STREAMS": str(tmp_path)}
     run = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from seriatim.config import Settings
-from seriatim.core.errors import ConfigError, PlatformError
 from seriatim.embedded import ivy, jars
-from seriatim.embedded.alone import file_lock
+from seriatim.embedded.file_lock import file_lock
+from seriatim.errors import ConfigError, PlatformError
 
 RULES = """<ivysettings><settings defaultResolver="mirror"/><resolvers>
 <filesystem name="mirror">
@@ -39,7 +39,9 @@ class World:
         for name, content in CONTENT.items():
             self.publish(name, content)
         shas = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENT.items()}
-        self.lock.write_text("[some]\n" + "".join(f'"{name}" = "{sha}"\n' for name, sha in shas.items()))
+        self.lock.write_text(
+            "[some]\n" + "".join(f'"{name}" = "{sha}"\n' for name, sha in shas.items())
+        )
 
     def publish(self, name: str, content: bytes) -> None:
         """Put a JAR into the mirror."""
@@ -57,7 +59,13 @@ class World:
 
     def _published(self, jar: ivy.Coordinate) -> Path:
         tail = f"-{jar.classifier}" if jar.classifier else ""
-        return self.mirror / jar.organisation / jar.name / jar.revision / f"{jar.name}-{jar.revision}{tail}.jar"
+        return (
+            self.mirror
+            / jar.organisation
+            / jar.name
+            / jar.revision
+            / f"{jar.name}-{jar.revision}{tail}.jar"
+        )
 
 
 @pytest.fixture
@@ -114,7 +122,9 @@ def test_a_warm_start_is_cheap(world: World, monkeypatch: pytest.MonkeyPatch) ->
         pytest.param(lambda file: file.write_bytes(b""), id="emptied"),
     ],
 )
-def test_a_damaged_file_is_fetched_again_and_said(world: World, harm: Callable[[Path], object]) -> None:
+def test_a_damaged_file_is_fetched_again_and_said(
+    world: World, harm: Callable[[Path], object]
+) -> None:
     """The next start repairs it, touches no other file, and says so."""
     first, second = world.ensure()
     untouched = second.stat().st_ino
@@ -147,7 +157,9 @@ def test_a_touched_but_whole_file_is_not_fetched(world: World) -> None:
 def test_another_file_than_the_locks_is_refused(world: World) -> None:
     """What a mirror serves under the right name is not trusted, and never reaches the cache."""
     world.publish("org.one:first:1.0", b"evil")
-    with pytest.raises(PlatformError, match=r"org\.one:first:1\.0 is not the file that jars\.lock names"):
+    with pytest.raises(
+        PlatformError, match=r"org\.one:first:1\.0 is not the file that jars\.lock names"
+    ):
         world.ensure()
     assert not (world.settings.home / "jars" / "org.one_first-1.0.jar").exists()
 
@@ -155,7 +167,9 @@ def test_another_file_than_the_locks_is_refused(world: World) -> None:
 def test_a_jar_that_cannot_be_had_is_named(world: World) -> None:
     """Offline with a cold cache: one sentence with the name, and what to do."""
     world.close_mirror()
-    with pytest.raises(PlatformError, match=r"could not be fetched: org\.one#first;1\.0, org") as caught:
+    with pytest.raises(
+        PlatformError, match=r"could not be fetched: org\.one#first;1\.0, org"
+    ) as caught:
         world.ensure()
     assert "SERIATIM_IVY_SETTINGS" in caught.value.next
 
@@ -170,7 +184,9 @@ def test_what_a_killed_one_left_is_swept(world: World) -> None:
 
 def test_ivy_settings_that_do_not_exist_are_named(world: World, tmp_path: Path) -> None:
     """A mistyped SERIATIM_IVY_SETTINGS is a configuration error."""
-    settings = Settings(home=tmp_path / "home", streams=tmp_path, ivy_settings=tmp_path / "none.xml")
+    settings = Settings(
+        home=tmp_path / "home", streams=tmp_path, ivy_settings=tmp_path / "none.xml"
+    )
     with pytest.raises(ConfigError, match=r"none\.xml does not exist"):
         jars.ensure_jars("some", settings, world.said.append)
 
@@ -242,7 +258,9 @@ def test_the_lock_holds_what_was_chosen() -> None:
         assert set(chosen[group]["jars"]) <= locked
 
 
-def test_the_lock_is_made_from_what_is_chosen(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_is_made_from_what_is_chosen(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The developer's command writes the same lock that the world was made with."""
     chosen = tmp_path / "jars.toml"
     chosen.write_text(f"[some]\ntransitive = false\njars = {list(CONTENT)}\n")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from seriatim.core.errors import ConfigError
 from seriatim.embedded import java
+from seriatim.errors import ConfigError
 
 
 def _java_home(folder: Path, answer: str, release: str = "") -> Path:
@@ -25,7 +25,10 @@ def test_java_home_comes_before_path(tmp_path: Path) -> None:
     """JAVA_HOME wins, as it does for Spark."""
     home = _java_home(tmp_path / "chosen", 'openjdk version "17.0.1"')
     other = _java_home(tmp_path / "other", 'openjdk version "21.0.1"')
-    assert java.find_java({"JAVA_HOME": str(home), "PATH": str(other / "bin")}) == home / "bin" / "java"
+    assert (
+        java.find_java({"JAVA_HOME": str(home), "PATH": str(other / "bin")})
+        == home / "bin" / "java"
+    )
 
 
 def test_java_on_path_is_taken_without_java_home(tmp_path: Path) -> None:
@@ -58,7 +61,10 @@ def test_no_java_at_all_says_how_to_get_it() -> None:
 )
 def test_versions_are_read(tmp_path: Path, answer: str, release: str, version: int) -> None:
     """Old and new ways of writing a version, from the release file or by asking."""
-    assert java.major_version(_java_home(tmp_path / "java", answer, release) / "bin" / "java") == version
+    assert (
+        java.major_version(_java_home(tmp_path / "java", answer, release) / "bin" / "java")
+        == version
+    )
 
 
 def test_old_java_is_refused(tmp_path: Path) -> None:

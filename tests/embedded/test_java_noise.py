@@ -22,6 +22,8 @@ import threading
 
 def test_only_the_noise_is_dropped() -> None:
     """A child may live longer than the filter's block, and is heard until it ends."""
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=600, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=600, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     assert sorted(ran.stderr.splitlines()) == ["after", "early", "later", "ours"]

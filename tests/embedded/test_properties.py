@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from seriatim.core.errors import ConfigError
 from seriatim.embedded import properties
+from seriatim.errors import ConfigError
 
 
 def test_the_port_survives_the_file(tmp_path: Path) -> None:
     """Whoever finds the process finds its address in the file."""
     path = tmp_path / "server.properties"
-    properties.write_properties(path, properties.broker_settings(tmp_path, 9092, 9093, {"log.retention.hours": "1"}))
+    properties.write_properties(
+        path, properties.broker_settings(tmp_path, 9092, 9093, {"log.retention.hours": "1"})
+    )
     read = properties.read_properties(path)
     assert properties.client_port(read) == 9092
     assert read["log.retention.hours"] == "1"
@@ -35,7 +37,9 @@ def test_what_java_would_misread_is_escaped(tmp_path: Path) -> None:
 
 def test_no_file_is_no_settings(tmp_path: Path) -> None:
     """A broker that was never started has no port."""
-    assert properties.client_port(properties.read_properties(tmp_path / "server.properties")) is None
+    assert (
+        properties.client_port(properties.read_properties(tmp_path / "server.properties")) is None
+    )
 
 
 def test_a_default_can_be_overridden(tmp_path: Path) -> None:

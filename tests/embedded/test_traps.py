@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from seriatim import config
-from seriatim.core.errors import ConfigError
 from seriatim.embedded import traps
+from seriatim.errors import ConfigError
 
 
 def test_this_environment_is_good() -> None:

@@ -37,7 +37,9 @@ def stream_text(tier: str, machine: str, topics: str, read: str) -> str:
     )
 
 
-def write_stream(folder: Path, tier: str, machine: str, topics: str = "golden-[ab]", read: str = "spark") -> str:
+def write_stream(
+    folder: Path, tier: str, machine: str, topics: str = "golden-[ab]", read: str = "spark"
+) -> str:
     """Write the stream file of a combination; its name."""
     (folder / "streams").mkdir(exist_ok=True)
     shutil.copy(ROOT / "streams" / "orderbook.py", folder / "streams")

@@ -1,7 +1,9 @@
-"""Every command with --json, on good and on hurt streams: what scripts get, for `tests/golden/json/COMMAND.json`.
+"""Every command with --json, on good and on hurt streams: what scripts get, for
+`tests/golden/json/COMMAND.json`.
 
-A group is a story over a copy of the golden output (output.py). Each command of it is recorded with its exit code and
-the shape of every JSON object on stdout and stderr (shape.py). Made by `python -m tests.golden.make json`.
+A group is a story over a copy of the golden output (output.py). Each command of it is recorded with
+its exit code and the shape of every JSON object on stdout and stderr (shape.py). Made by `python -m
+tests.golden.make json`.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ def looking(run: Recorder) -> None:
     run("own machine", "state", "market", "m0")
     run("at an entry", "state", "orders", "x0", "--topic", "in-a", "--version", "5")
     run("at an offset", "state", "orders", "x0", "--topic", "in-a", "--at-offset", "4")
-    run("at a time", "state", "orders", "x0", "--topic", "in-a", "--at-time", "2026-11-16T12:30:00Z")
+    run(
+        "at a time", "state", "orders", "x0", "--topic", "in-a", "--at-time", "2026-11-16T12:30:00Z"
+    )
     run("difference", "state", "orders", "x0", "--topic", "in-a", "--diff", "2", "25")
     run("no such session", "state", "orders", "nobody")
     run("a session", "trace", "orders", "x0", "--topic", "in-a", "--limit", "4")
@@ -84,18 +88,42 @@ def looking(run: Recorder) -> None:
     run("a stop", "replay", "orders", "x0", "--topic", "in-a", "--break", "offset == 3")
     run("a stop at a finding", "replay", "orders", "y0", "--topic", "in-a", "--break-on-finding")
     run("never", "replay", "orders", "x0", "--topic", "in-a", "--break", "offset == 999")
-    run("into a folder", "replay", "orders", "--partition", "in-a/0", "--to", str(run.folder / "again"))
+    run(
+        "into a folder",
+        "replay",
+        "orders",
+        "--partition",
+        "in-a/0",
+        "--to",
+        str(run.folder / "again"),
+    )
     run("into a folder, all", "replay", "market", "--to", str(run.folder / "market again"))
     run("the same", "diff", "orders", str(run.folder / "again"))
     changed = run.folder / "changed" / "market.py"
     changed.parent.mkdir()
-    changed.write_text((GOLDEN / "streams/market.py").read_text().replace("book.sizes[message.price] - size", "size"))
+    changed.write_text(
+        (GOLDEN / "streams/market.py")
+        .read_text()
+        .replace("book.sizes[message.price] - size", "size")
+    )
     other, again = f"{changed}:Market", str(run.folder / "changed again")
     run("by another machine", "replay", "market", "--machine", other, "--to", again)
     run("it differs", "diff", "market", again)
     never_negative = "all(row.price != -1 for row in state.rows)"
-    run("broken", "bisect", "orders", "x0", "--topic", "in-a", "--every", "--invariant", never_negative)
-    run("holds", "bisect", "orders", "x0", "--topic", "in-a", "--invariant", "len(state.rows) < 500")
+    run(
+        "broken",
+        "bisect",
+        "orders",
+        "x0",
+        "--topic",
+        "in-a",
+        "--every",
+        "--invariant",
+        never_negative,
+    )
+    run(
+        "holds", "bisect", "orders", "x0", "--topic", "in-a", "--invariant", "len(state.rows) < 500"
+    )
     run("a row", "explain", "orders", "--row", "c", "--session", "x0", "--topic", "in-a")
     run("several sessions", "explain", "orders", "--row", "a")
     run("nothing", "explain", "orders", "--row", "nothing")
@@ -105,14 +133,27 @@ def looking(run: Recorder) -> None:
     run("own machine", "verify", "market")
     run("messages", "verify", "orders", "--at", "kafka", "--at", "output")
     capture = run.folder / "capture.jsonl"
-    capture.write_text('{"topic": "in-a", "partition": 0, "offset": 0, "key": "x0", "value": "{}", "timestamp": 0}\n')
+    capture.write_text(
+        '{"topic": "in-a", "partition": 0, "offset": 0, "key": "x0", "value": "{}", "timestamp": 0}\n'
+    )
     run("a capture", "verify", "orders", "--at", "raw", "--at", "kafka", "--capture", str(capture))
     run("written", "report", "orders", "--sequence", "12")
     run("dry run", "compact", "waiting", "--dry-run")
     run("dry run", "publish", "market", "--unchecked", "--dry-run")
     run("plan", "repair", "orders")
     run("nothing is hurt", "repair", "market", "--partition", "trades/0")
-    run("dry run", "backfill", "orders", "--partition", "in-a/0", "--from", "2", "--until", "9", "--dry-run")
+    run(
+        "dry run",
+        "backfill",
+        "orders",
+        "--partition",
+        "in-a/0",
+        "--from",
+        "2",
+        "--until",
+        "9",
+        "--dry-run",
+    )
     run("nothing to accept", "accept", "orders", "in-a", "--dry-run")
     run("dry run", "retire", "orders", "in-b", "--dry-run")
     run("dry run", "quarantine", "release", "orders", "y0", "--topic", "in-a", "--dry-run")
@@ -143,10 +184,38 @@ def working(run: Recorder) -> None:
     run("done", "backfill", "orders", "--partition", "in-a/0", "--from", "2", "--until", "9")
     run("by time", "backfill", "market", "--from", "2026-11-16T12:00:00Z", "--machine", "unchanged")
     run("done", "quarantine", "release", "orders", "y1", "--because", "a test")
-    run("not in quarantine", "quarantine", "release", "orders", "x0", "--topic", "in-a", "--because", "a test")
+    run(
+        "not in quarantine",
+        "quarantine",
+        "release",
+        "orders",
+        "x0",
+        "--topic",
+        "in-a",
+        "--because",
+        "a test",
+    )
     plan = run("a session", "repair", "orders", "--session", "w1")
-    run("applied", "repair", "orders", "--session", "w1", "--apply", "--approval", plan[0]["approval"])
-    run("an old approval", "repair", "orders", "--session", "w1", "--apply", "--approval", "of another plan")
+    run(
+        "applied",
+        "repair",
+        "orders",
+        "--session",
+        "w1",
+        "--apply",
+        "--approval",
+        plan[0]["approval"],
+    )
+    run(
+        "an old approval",
+        "repair",
+        "orders",
+        "--session",
+        "w1",
+        "--apply",
+        "--approval",
+        "of another plan",
+    )
     run("no such hold", "repair", "orders", "--abandon", "nobody's")
     run("fold, check and publish", "run", "market", "--check")
     run("done", "retire", "orders", "in-b", "--because", "a test")
@@ -156,7 +225,9 @@ def working(run: Recorder) -> None:
 
 
 def hurt(run: Recorder) -> None:
-    """Partitions that wait: a gap, an expired and a truncated log, a topic that was made again, little time left."""
+    """Partitions that wait: a gap, an expired and a truncated log, a topic that was made again,
+    little time left.
+    """
     later(run.cluster)
     cluster = run.cluster
     cluster.retain("in-a", 3)
@@ -191,7 +262,9 @@ def hurt(run: Recorder) -> None:
 
 
 def doubtful(run: Recorder) -> None:
-    """A check that fails, a repair that is interrupted, files that are damaged, an output restored from a backup."""
+    """A check that fails, a repair that is interrupted, files that are damaged, an output restored
+    from a backup.
+    """
     run.send("in-a", 0, "x0", {"type": "update", "seq": 12, "id": "a", "price": -3.0})
     run("well", "run", "orders")
     judged = run("bad", "check", "orders")
@@ -239,7 +312,13 @@ def doctor() -> Cases:
     """What doctor prints. How many lines there are, and what they say, depends on the machine."""
     with TemporaryDirectory() as folder, opened(Path(folder)):
         lines = [kinds(line) for line in command("doctor", "--json").objects()]
-    return {"doctor": {"doctor: each line": [line for number, line in enumerate(lines) if line not in lines[:number]]}}
+    return {
+        "doctor": {
+            "doctor: each line": [
+                line for number, line in enumerate(lines) if line not in lines[:number]
+            ]
+        }
+    }
 
 
 def kafka(home: Path) -> Cases:
@@ -287,7 +366,9 @@ def pinned(group: str) -> Cases:
     found: Cases = {}
     for name in commands_with_json():
         entries = json.loads(file_of(name).read_text())
-        chosen = {title: entry for title, entry in entries.items() if title.startswith(f"{group}: ")}
+        chosen = {
+            title: entry for title, entry in entries.items() if title.startswith(f"{group}: ")
+        }
         if chosen:
             found[name] = chosen
     return found

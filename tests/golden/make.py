@@ -1,8 +1,8 @@
 """Make the golden files anew: `python -m tests.golden.make digests|output|outcomes|json [...]`.
 
-Only for a deliberate change of behaviour, formats or JSON, and by code that is known to be right: the commit that
-changes a golden file says why. `output` is made by the version that wrote it and should never be made anew; a new
-format gets an output of its own beside it.
+Only for a deliberate change of behaviour, formats or JSON, and by code that is known to be right:
+the commit that changes a golden file says why. `output` is made by the version that wrote it and
+should never be made anew; a new format gets an output of its own beside it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def make_output() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for name in ("streams", "expectations"):
-            shutil.copytree(output.GOLDEN / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                output.GOLDEN / name, root / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
         output.make(root)
         output.pack(root)
         shutil.copy(root / "messages.jsonl", output.GOLDEN)
@@ -67,7 +69,12 @@ def make_json() -> None:
     commands.write(made)
 
 
-MAKERS = {"digests": make_digests, "output": make_output, "outcomes": make_outcomes, "json": make_json}
+MAKERS = {
+    "digests": make_digests,
+    "output": make_output,
+    "outcomes": make_outcomes,
+    "json": make_json,
+}
 
 if __name__ == "__main__":
     chosen = sys.argv[1:]

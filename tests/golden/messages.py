@@ -1,9 +1,11 @@
-"""The messages of the golden streams: seeded, with every fault that a tier knows. Nothing of the product is used.
+"""The messages of the golden streams: seeded, with every fault that a tier knows. Nothing of the
+product is used.
 
-Two worlds: tables (for the stock machine) and order books (for streams/orderbook.py), both over the topics
-`TOPIC_A` (three partitions) and `TOPIC_B` (one). In each there are snapshots, restarts, lost, repeated and swapped
-messages, messages that break a precondition, poison, tombstones, a message without a key, a session that moves to
-another partition, one that is silent until it expires, and a committed and an aborted transaction.
+Two worlds: tables (for the stock machine) and order books (for streams/orderbook.py), both over the
+topics `TOPIC_A` (three partitions) and `TOPIC_B` (one). In each there are snapshots, restarts,
+lost, repeated and swapped messages, messages that break a precondition, poison, tombstones, a
+message without a key, a session that moves to another partition, one that is silent until it
+expires, and a committed and an aborted transaction.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class Message(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Messages of one partition, sent one after the other. A transaction takes one more offset, for its marker."""
+    """Messages of one partition, sent one after the other. A transaction takes one more offset, for
+    its marker.
+    """
 
     topic: str
     partition: int
@@ -66,13 +70,21 @@ class TableSession:
         if choice < 0.3 and len(self.ids) > 1:
             self.ids.discard(row)
             return {"type": "delete", "seq": self.sequence, "id": row}
-        changed = {"price": self.random.choice([None, 0.5, 1e300, -2.25])} if choice < 0.6 else {"size": self.size()}
+        changed = (
+            {"price": self.random.choice([None, 0.5, 1e300, -2.25])}
+            if choice < 0.6
+            else {"size": self.size()}
+        )
         return {"type": "update", "seq": self.sequence, "id": row, **changed}
 
     def snapshot(self) -> Body:
         """The whole table, which differs from what it was."""
         self.ids = set(self.random.sample("abcdef", self.random.randint(1, 4)))
-        return {"type": "snapshot", "seq": self.sequence, "rows": [self.row(name) for name in sorted(self.ids)]}
+        return {
+            "type": "snapshot",
+            "seq": self.sequence,
+            "rows": [self.row(name) for name in sorted(self.ids)],
+        }
 
     def row(self, name: str) -> Body:
         """A whole row."""
@@ -100,12 +112,25 @@ class BookSession:
         side = self.random.choice(["bid", "ask"])
         choice = self.random.random()
         if self.sequence == 1 or choice < 0.1:
-            levels = [[price / 2, self.random.randint(1, 9)] for price in self.random.sample(range(20), 6)]
+            levels = [
+                [price / 2, self.random.randint(1, 9)] for price in self.random.sample(range(20), 6)
+            ]
             return {"type": "book", "seq": self.sequence, "bid": levels[:3], "ask": levels[3:]}
         if choice < 0.8:
             size = self.random.choice([0, 1, 5, 40])
-            return {"type": "quote", "seq": self.sequence, "side": side, "price": self.price(), "size": size}
-        return {"type": "trade", "seq": self.sequence, "side": side, "size": self.random.randint(1, 3)}
+            return {
+                "type": "quote",
+                "seq": self.sequence,
+                "side": side,
+                "price": self.price(),
+                "size": size,
+            }
+        return {
+            "type": "trade",
+            "seq": self.sequence,
+            "side": side,
+            "size": self.random.randint(1, 3),
+        }
 
     def price(self) -> float:
         """A price."""
@@ -120,7 +145,9 @@ class BookSession:
 Producer = TableSession | BookSession
 
 
-def partition_messages(random: Random, names: list[str], make: Callable[[Random], Producer]) -> Iterator[Message]:
+def partition_messages(
+    random: Random, names: list[str], make: Callable[[Random], Producer]
+) -> Iterator[Message]:
     """The messages of one partition, with faults on their way in."""
     sessions = {name: make(random) for name in names}
     timestamp = START_MS
@@ -168,23 +195,44 @@ def world(kind: str) -> list[Batch]:
                 # A session of partition 0 goes on here.
                 content = make(random)
                 content.next()
-                moved = Message(b"a0-2", json.dumps(content.next()).encode(), messages[90].timestamp)
+                moved = Message(
+                    b"a0-2", json.dumps(content.next()).encode(), messages[90].timestamp
+                )
                 messages.insert(91, moved)
             if (topic, partition) == (TOPIC_A, 2):
-                messages.insert(70, Message(b"\xff\xfe", b'{"type":"update"}', messages[70].timestamp))
+                messages.insert(
+                    70, Message(b"\xff\xfe", b'{"type":"update"}', messages[70].timestamp)
+                )
             batches += cut(random, topic, partition, messages)
             if topic == TOPIC_B:
                 # Nobody can say whose message this is, so that the partition waits for a person here.
                 nobody = Message(None, b"poison", messages[-1].timestamp)
-                tail = [Message(names[0].encode(), json.dumps(make(random).next()).encode(), messages[-1].timestamp)]
+                tail = [
+                    Message(
+                        names[0].encode(),
+                        json.dumps(make(random).next()).encode(),
+                        messages[-1].timestamp,
+                    )
+                ]
                 batches.append(Batch(topic, partition, [nobody, *tail]))
     return batches
 
 
 def cut(random: Random, topic: str, partition: int, messages: list[Message]) -> Iterator[Batch]:
-    """The messages of a partition, some of them in transactions. What an aborted one held is sent again."""
+    """The messages of a partition, some of them in transactions. What an aborted one held is sent
+    again.
+    """
     edges = [0, 40, 50, 60, 75, 80, 130, 140, len(messages)]
-    outcomes: list[Outcome] = ["plain", "commit", "plain", "commit", "commit", "plain", "commit", "plain"]
+    outcomes: list[Outcome] = [
+        "plain",
+        "commit",
+        "plain",
+        "commit",
+        "commit",
+        "plain",
+        "commit",
+        "plain",
+    ]
     for start, end, outcome in zip(edges[:-1], edges[1:], outcomes, strict=True):
         if outcome == "commit" and random.random() < 0.6:
             yield Batch(topic, partition, messages[start : start + 4], "abort")
@@ -207,7 +255,11 @@ def to_lines(phase: int, batches: Iterable[Batch]) -> Iterator[str]:
     for number, batch in enumerate(batches):
         for message in batch.messages:
             values: dict[str, Any] = {"phase": phase, "batch": number, "topic": batch.topic}
-            values |= {"partition": batch.partition, "outcome": batch.outcome, "timestamp": message.timestamp}
+            values |= {
+                "partition": batch.partition,
+                "outcome": batch.outcome,
+                "timestamp": message.timestamp,
+            }
             for name, content in (("key", message.key), ("value", message.value)):
                 values[name] = None if content is None else base64.b64encode(content).decode()
             yield json.dumps(values)
@@ -219,7 +271,10 @@ def from_lines(lines: Iterable[str]) -> dict[int, list[Batch]]:
     rows = [json.loads(line) for line in lines]
     for (phase, _), group in groupby(rows, lambda row: (row["phase"], row["batch"])):
         members = list(group)
-        messages = [Message(_bytes(member["key"]), _bytes(member["value"]), member["timestamp"]) for member in members]
+        messages = [
+            Message(_bytes(member["key"]), _bytes(member["value"]), member["timestamp"])
+            for member in members
+        ]
         start = members[0]
         batch = Batch(start["topic"], start["partition"], messages, start["outcome"])
         phases.setdefault(phase, []).append(batch)

@@ -1,6 +1,7 @@
 """What came of a stream, as digests: records, sessions, gaps, quarantine, current, further tables.
 
-Everything is read as a user would read it: Delta tables with a Delta reader, the rest by the command line.
+Everything is read as a user would read it: Delta tables with a Delta reader, the rest by the
+command line.
 """
 
 from __future__ import annotations
@@ -19,11 +20,24 @@ Names = Mapping[str, str]
 """Names of topics and topic ids on a broker, to the ones that the golden files have."""
 FINDING_KEYS = ("finding", "level", "topic", "partition", "offset", "session")
 GAP_KEYS = ("topic", "topic_id", "partition", "session", "from", "until", "finding", "closed_how")
-ORDER = ("topic", "topic_id", "partition", "offset", "index", "session", "from", "id", "side", "price")
+ORDER = (
+    "topic",
+    "topic_id",
+    "partition",
+    "offset",
+    "index",
+    "session",
+    "from",
+    "id",
+    "side",
+    "price",
+)
 
 
 def digest(values: Iterable[Any]) -> str:
-    """One digest of values, in order. Columns are named in it, so that none can vanish or be renamed."""
+    """One digest of values, in order. Columns are named in it, so that none can vanish or be
+    renamed.
+    """
     sums = xxhash.xxh3_128()
     for value in values:
         sums.update(json.dumps(value, default=str, sort_keys=True).encode() + b"\n")
@@ -33,7 +47,10 @@ def digest(values: Iterable[Any]) -> str:
 def renamed(rows: Iterable[Mapping[str, Any]], names: Names) -> list[dict[str, Any]]:
     """Rows with the golden names of topics."""
     return [
-        {key: names.get(value, value) if isinstance(value, str) else value for key, value in row.items()}
+        {
+            key: names.get(value, value) if isinstance(value, str) else value
+            for key, value in row.items()
+        }
         for row in rows
     ]
 
@@ -58,7 +75,9 @@ def states(stream: str, sessions: Iterable[tuple[str, str]], names: Names) -> li
     broker_names = {golden: name for name, golden in names.items()}
     found: list[Any] = []
     for topic, session in sessions:
-        answer = command("state", stream, session, "--topic", broker_names.get(topic, topic), "--json")
+        answer = command(
+            "state", stream, session, "--topic", broker_names.get(topic, topic), "--json"
+        )
         values = answer.objects()[0] if answer.code == 0 else {"exit": answer.code}
         found.append([topic, session, *renamed([values], names)])
     return found
@@ -74,7 +93,12 @@ def quarantined(stream: str, names: Names) -> list[Any]:
     for row in values["partitions"]:
         halted = row["halted"] and {key: row["halted"][key] for key in ("finding", "offset")}
         rows.append(
-            {"topic": row["topic"], "partition": row["partition"], "frontier": row["frontier"], "halted": halted}
+            {
+                "topic": row["topic"],
+                "partition": row["partition"],
+                "frontier": row["frontier"],
+                "halted": halted,
+            }
         )
     return sorted(renamed(rows, names), key=lambda row: json.dumps(row, sort_keys=True))
 
@@ -88,7 +112,9 @@ def gaps(stream: str, names: Names) -> list[Any]:
 
 def findings(rows: Iterable[Mapping[str, Any]], names: Names) -> list[Any]:
     """Findings as scripts get them, without the texts for people."""
-    chosen = renamed([{key: row[key] for key in FINDING_KEYS} for row in rows if "finding" in row], names)
+    chosen = renamed(
+        [{key: row[key] for key in FINDING_KEYS} for row in rows if "finding" in row], names
+    )
     return sorted(chosen, key=lambda row: json.dumps(row, sort_keys=True))
 
 

@@ -1,9 +1,11 @@
-"""An output of today, kept as files: how it was made, and how it is opened again over the same messages.
+"""An output of today, kept as files: how it was made, and how it is opened again over the same
+messages.
 
-`tests/golden/output_v3/` has stream files, three outputs (`out.tar.xz`), and the messages that made them
-(`messages.jsonl`). It is what a user of this version has on disk, so every later version must go on with it. Made by
-`python -m tests.golden.make output`, which nobody should need again: the files are the point. What comes of it
-(`outcomes.json`) is made anew by `python -m tests.golden.make outcomes`, for a deliberate change only.
+`tests/golden/output_v3/` has stream files, three outputs (`out.tar.xz`), and the messages that made
+them (`messages.jsonl`). It is what a user of this version has on disk, so every later version must
+go on with it. Made by `python -m tests.golden.make output`, which nobody should need again: the
+files are the point. What comes of it (`outcomes.json`) is made anew by `python -m tests.golden.make
+outcomes`, for a deliberate change only.
 """
 
 from __future__ import annotations
@@ -67,7 +69,13 @@ class Script:
     def snapshot(self, place: str, session: str, *rows: str) -> None:
         """Send a snapshot of these rows."""
         values = [
-            {"id": name, "price": 1.5 + len(name), "size": 10, "at": "2026-11-16T12:00:00+02:00", "cost": "1.25"}
+            {
+                "id": name,
+                "price": 1.5 + len(name),
+                "size": 10,
+                "at": "2026-11-16T12:00:00+02:00",
+                "cost": "1.25",
+            }
             for name in rows
         ]
         self.send(place, session, "snapshot", rows=values)
@@ -191,7 +199,9 @@ def make(folder: Path) -> None:
 
 
 def pack(folder: Path) -> None:
-    """Keep the outputs as one small archive: they are some three hundred files that look much alike."""
+    """Keep the outputs as one small archive: they are some three hundred files that look much
+    alike.
+    """
     with tarfile.open(ARCHIVE, "w:xz", preset=9) as archive:
         for path in sorted((folder / "out").rglob("*")):
             if path.is_file():
@@ -229,7 +239,11 @@ def everything(folder: Path) -> dict[str, Any]:
     """What the three outputs are."""
     batches = [batch for phase in script().phases for batch in phase]
     found = {}
-    for stream, topics in (("orders", ("in-a", "in-b")), ("waiting", ("in-a",)), ("market", ("trades",))):
+    for stream, topics in (
+        ("orders", ("in-a", "in-b")),
+        ("waiting", ("in-a",)),
+        ("market", ("trades",)),
+    ):
         sessions = [place for place in sessions_of(batches) if place[0] in topics]
         found[stream] = outcome(stream, folder / "out" / stream, sessions)
     return found
@@ -241,7 +255,9 @@ def told_of(*words: str) -> dict[str, Any]:
 
 
 def verified(*words: str) -> dict[str, Any]:
-    """What verify finds. How many files there are, and which are waiting to be swept, is not pinned here."""
+    """What verify finds. How many files there are, and which are waiting to be swept, is not pinned
+    here.
+    """
     answer = command("verify", "orders", *words, "--json")
     values = answer.objects()[0]
     kept = {key: values[key] for key in ("verdict", "sessions", "compared", "folded")}
@@ -256,7 +272,9 @@ def folded_on(cluster: FakeCluster) -> dict[str, Any]:
 
 
 def damage(folder: Path) -> None:
-    """Delete the record file that the compaction of one partition made, and change a byte of another one's state."""
+    """Delete the record file that the compaction of one partition made, and change a byte of
+    another one's state.
+    """
     (records,) = (folder / "out/orders/records/in-a/0").glob("compact-*.parquet")
     records.unlink()
     (state,) = (folder / "out/orders/state/in-b/0").glob("1-25-*.parquet")
@@ -280,7 +298,10 @@ def repaired(folder: Path) -> dict[str, Any]:
 def published(folder: Path, cluster: FakeCluster) -> dict[str, Any]:
     """Fold on, compact, check, publish, verify."""
     folded_on(cluster)
-    said = [told_of(*words) for words in (("compact", "orders"), ("check", "orders"), ("publish", "orders"))]
+    said = [
+        told_of(*words)
+        for words in (("compact", "orders"), ("check", "orders"), ("publish", "orders"))
+    ]
     said.append(told_of("publish", "market", "--unchecked"))
     said.append(verified("--all", "--kafka"))
     return {"said": said, "outcome": everything(folder)}

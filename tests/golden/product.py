@@ -1,8 +1,9 @@
 """Every internal name of the product that the golden tests need, in this one module.
 
-The golden tests drive the command line and read Delta tables, so that they survive a change of the code below
-them. What they cannot do without is here: a Kafka in memory behind the command line (`FakeCluster`), and the list
-of commands. When modules of the product move, only this file has to follow; the golden files must not change.
+The golden tests drive the command line and read Delta tables, so that they survive a change of the
+code below them. What they cannot do without is here: a Kafka in memory behind the command line
+(`FakeCluster`), and the list of commands. When modules of the product move, only this file has to
+follow; the golden files must not change.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ import pyarrow as pa
 import pytest
 import typer.main
 
-from seriatim import cli, config, wiring
-from seriatim.adapters import clock as clock_module
-from seriatim.adapters import consumer as consumer_module
-from seriatim.core.offsets import Partition
-from seriatim.core.retention import RetentionRules
-from seriatim.embedded import checkup
+from seriatim import cli, config, context
+from seriatim import clock as clock_module
+from seriatim.embedded import doctor
+from seriatim.engine.offsets import Partition
+from seriatim.kafka import consumer as consumer_module
+from seriatim.kafka.retention import RetentionRules
 from seriatim.testing import MemoryBatches, MemoryClock, MemoryKafka, MemoryReader
 from tests.golden.messages import Batch
 
@@ -49,7 +50,10 @@ class Answer(NamedTuple):
 
     def told(self) -> list[dict[str, Any]]:
         """The JSON objects on stderr, one for each line."""
-        return [json.loads(line) if line.startswith("{") else {"not JSON": line} for line in self.err.splitlines()]
+        return [
+            json.loads(line) if line.startswith("{") else {"not JSON": line}
+            for line in self.err.splitlines()
+        ]
 
 
 def command(*words: str) -> Answer:
@@ -58,7 +62,11 @@ def command(*words: str) -> Answer:
     out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     err = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     code = 0
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         # Typer makes its tree of commands anew for every call, which takes longer than most commands.
         patch.setattr(typer.main, "get_command", lambda _: command_tree())
         try:
@@ -92,7 +100,9 @@ def commands_with_json() -> list[str]:
 
 
 class FakeCluster:
-    """A Kafka in memory. While it is `installed` the command line reads it instead of a broker, without Spark."""
+    """A Kafka in memory. While it is `installed` the command line reads it instead of a broker,
+    without Spark.
+    """
 
     def __init__(self, attempts: str = "attempt") -> None:
         self.kafka = MemoryKafka()
@@ -140,23 +150,33 @@ class FakeCluster:
     def installed(self, folder: Path) -> Iterator[None]:
         """Let the command line find this cluster, and the streams of `folder`."""
         with pytest.MonkeyPatch.context() as patch, environment(folder, patch):
-            patch.setattr(wiring, "log", lambda *_, **__: self.kafka)
-            patch.setattr(wiring, "explain", lambda file, _: MemoryBatches(self.kafka, file.stream.isolation))
-            patch.setattr(wiring, "LazySpark", lambda file, *_: FakeReader(self, file))
-            patch.setattr(wiring, "new_attempt", lambda: next(self._attempts))
+            patch.setattr(context, "log", lambda *_, **__: self.kafka)
+            patch.setattr(
+                context, "explain", lambda file, _: MemoryBatches(self.kafka, file.stream.isolation)
+            )
+            patch.setattr(context, "LazySpark", lambda file, *_: FakeReader(self, file))
+            patch.setattr(context, "new_attempt", lambda: next(self._attempts))
             patch.setattr(clock_module, "WallClock", lambda: self.clock)
             patch.setattr(time, "time", self.clock.now_seconds)
             # Doctor would start Spark, which takes longer than all other commands together.
-            patch.setitem(checkup.CHECKS, "Spark", lambda _: "not looked at")
+            patch.setitem(doctor.CHECKS, "Spark", lambda _: "not looked at")
             # A class, and not a function, because the product asks whether something is an instance of it.
-            patch.setattr(consumer_module, "KafkaReread", type("KafkaReread", (FakeReread,), {"cluster": self}))
+            patch.setattr(
+                consumer_module,
+                "KafkaReread",
+                type("KafkaReread", (FakeReread,), {"cluster": self}),
+            )
             yield
 
 
 @contextmanager
-def environment(folder: Path, patch: pytest.MonkeyPatch, servers: str = "127.0.0.1:1") -> Iterator[None]:
+def environment(
+    folder: Path, patch: pytest.MonkeyPatch, servers: str = "127.0.0.1:1"
+) -> Iterator[None]:
     """The settings of the command line, for the streams of `folder`."""
-    for name in [name for name in os.environ if name.startswith("SERIATIM_") and "TESTS" not in name]:
+    for name in [
+        name for name in os.environ if name.startswith("SERIATIM_") and "TESTS" not in name
+    ]:
         if name not in ("SERIATIM_IVY_SETTINGS", "SERIATIM_HOME"):
             patch.delenv(name)
     patch.setenv("SERIATIM_STREAMS", str(folder / "streams"))
@@ -200,8 +220,10 @@ class FakeReader:
         """The work of one slice, as the product makes it for Spark."""
         if self.cluster.kills:
             raise Killed
-        fold_task = wiring.SparkFoldTask(self.file, dict(works), kafka, traced_sessions=self.trace)
-        return lambda partition, stretches: fold_task(partition, (arrow_batch(stretch) for stretch in stretches))
+        fold_task = context.SparkFoldTask(self.file, dict(works), kafka, traced_sessions=self.trace)
+        return lambda partition, stretches: fold_task(
+            partition, (arrow_batch(stretch) for stretch in stretches)
+        )
 
     def stop(self) -> None:
         """There is no Spark to be stopped."""
@@ -244,6 +266,9 @@ def arrow_batch(stretch: Any) -> pa.RecordBatch:
     }
     if stretch.headers is not None:
         kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-        rows = [[{"key": name, "value": value} for name, value in headers] for headers in stretch.headers]
+        rows = [
+            [{"key": name, "value": value} for name, value in headers]
+            for headers in stretch.headers
+        ]
         columns["headers"] = pa.array(rows, kind)
     return pa.record_batch(columns)

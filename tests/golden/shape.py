@@ -1,7 +1,9 @@
-"""What scripts may rely on in the JSON of a command: keys, nesting, types, and values where they are stable.
+"""What scripts may rely on in the JSON of a command: keys, nesting, types, and values where they
+are stable.
 
-Texts for people become `<text>`, what depends on the machine or on a library becomes `<int>`, `<number>` or `<str>`,
-and progress lines are left out: how many there are depends on the time that a command takes.
+Texts for people become `<text>`, what depends on the machine or on a library becomes `<int>`,
+`<number>` or `<str>`, and progress lines are left out: how many there are depends on the time that
+a command takes.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def shape(value: Any, folder: Path, key: str = "") -> Any:
         # The facts of an error, and what two views have at an offset, are sentences under names of their own.
         sentences = "error" in value or key == "views"
         return {
-            name: shape(part, folder, "text" if sentences and is_text(part) else name) for name, part in value.items()
+            name: shape(part, folder, "text" if sentences and is_text(part) else name)
+            for name, part in value.items()
         }
     if isinstance(value, list):
         inner = "text" if key in LISTS_OF_TEXTS else key

@@ -1,7 +1,8 @@
-"""The JSON of every command is the one of the golden files: keys, nesting, types, and values where they are stable.
+"""The JSON of every command is the one of the golden files: keys, nesting, types, and values where
+they are stable.
 
-It is an interface that people script against. Made anew, for a deliberate change only, by
-`python -m tests.golden.make json`.
+It is an interface that people script against. Made anew, for a deliberate change only, by `python
+-m tests.golden.make json`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from tests.golden.product import commands_with_json
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_commands_print_what_scripts_expect(group: str) -> None:
-    """Exit codes, the objects on stdout, and findings and errors on stderr are those of the golden files."""
+    """Exit codes, the objects on stdout, and findings and errors on stderr are those of the golden
+    files.
+    """
     cases, expected = recorded(group), pinned(group)
     for name in expected:
         assert cases.get(name) == expected[name], name
@@ -27,7 +30,9 @@ def test_commands_print_what_scripts_expect(group: str) -> None:
 
 
 def test_every_command_with_json_is_pinned() -> None:
-    """No command has the option --json without a golden file, and no golden file is of a command that is gone."""
+    """No command has the option --json without a golden file, and no golden file is of a command
+    that is gone.
+    """
     assert sorted(FOLDER.iterdir()) == sorted(file_of(name) for name in commands_with_json())
 
 

@@ -1,7 +1,7 @@
 """The outcome of a real broker and real Spark, by either reader, is the one of the golden file.
 
-The messages are those of test_digests.py, at the same offsets and with the same timestamps, so that the digests
-are the very same numbers. A sample of the combinations; all of them with `--full`.
+The messages are those of test_digests.py, at the same offsets and with the same timestamps, so that
+the digests are the very same numbers. A sample of the combinations; all of them with `--full`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ SAMPLE = {
 SETTINGS = {"retention.ms": "-1", "retention.bytes": "-1"}
 WAIT_SECONDS = 60
 MESSAGES_MAX = 600
-"""Of a slice, so that there are two: each costs Spark about a second. The outcome does not depend on it."""
+"""Of a slice, so that there are two: each costs Spark about a second. The outcome does not depend
+on it.
+"""
 
 
 def all_cases() -> list[Any]:
@@ -55,7 +57,9 @@ def all_cases() -> list[Any]:
 def send(servers: str, topics: dict[str, str], batches: list[Batch]) -> None:
     """Put batches on the broker, in order, with their timestamps and transactions."""
     plain = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "log_level": 0})
-    transactional = Producer({"bootstrap.servers": servers, "transactional.id": uuid.uuid4().hex, "log_level": 0})
+    transactional = Producer(
+        {"bootstrap.servers": servers, "transactional.id": uuid.uuid4().hex, "log_level": 0}
+    )
     transactional.init_transactions(WAIT_SECONDS)
     ends: dict[tuple[str, int], int] = {}
     for batch in batches:
@@ -78,7 +82,9 @@ def send(servers: str, topics: dict[str, str], batches: list[Batch]) -> None:
 
 
 def wait_for_end(servers: str, topic: str, partition: int, end: int) -> None:
-    """Wait until a log ends here: the marker of a transaction is written after the transaction has ended."""
+    """Wait until a log ends here: the marker of a transaction is written after the transaction has
+    ended.
+    """
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "golden", "log_level": 0})
     place = TopicPartition(topic, partition)
     while consumer.get_watermark_offsets(place, timeout=WAIT_SECONDS)[1] < end:
@@ -88,7 +94,9 @@ def wait_for_end(servers: str, topic: str, partition: int, end: int) -> None:
 
 @pytest.fixture(scope="module")
 def sent(broker: BrokerInfo) -> Callable[[str], str]:
-    """Sends the messages of a machine once for all tests of this module; the ending of the topics' names."""
+    """Sends the messages of a machine once for all tests of this module; the ending of the topics'
+    names.
+    """
     from confluent_kafka.admin import AdminClient, NewTopic
 
     endings: dict[str, str] = {}
@@ -98,7 +106,10 @@ def sent(broker: BrokerInfo) -> Callable[[str], str]:
             ending = uuid.uuid4().hex[:8]
             topics = {name: f"{name}-{ending}" for name in PARTITIONS}
             admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
-            new = [NewTopic(topics[name], count, 1, config=SETTINGS) for name, count in PARTITIONS.items()]
+            new = [
+                NewTopic(topics[name], count, 1, config=SETTINGS)
+                for name, count in PARTITIONS.items()
+            ]
             for answer in admin.create_topics(new).values():
                 answer.result(WAIT_SECONDS)
             send(broker.bootstrap_servers, topics, world(MACHINES[machine]))
@@ -130,7 +141,9 @@ def test_readers_give_the_golden_outcome(
         for row in command("status", name, "--json").objects()[0]["partitions"]:
             # The fake broker gives its topics the ids id-1 and id-2, in the order of their creation.
             names[row["topic_id"]] = {TOPIC_A: "id-1", TOPIC_B: "id-2"}[names[row["topic"]]]
-        digests = outcome(name, tmp_path / "out" / name, sessions_of(world(MACHINES[machine])), names)
+        digests = outcome(
+            name, tmp_path / "out" / name, sessions_of(world(MACHINES[machine])), names
+        )
         told = findings([finding.to_dict(name) for finding in done.findings], names)
     expected = pinned()[name]
     assert {**digests, "findings": digest(told), "findings_count": counted(told)} == expected

@@ -13,6 +13,8 @@ from tests.integration.lab import Lab
 
 
 @pytest.fixture
-def lab(request: pytest.FixtureRequest, tmp_path: Path, broker: BrokerInfo, spark: Callable[[], Any]) -> Lab:
+def lab(
+    request: pytest.FixtureRequest, tmp_path: Path, broker: BrokerInfo, spark: Callable[[], Any]
+) -> Lab:
     """A folder of streams on the broker of this test run."""
     return Lab(tmp_path, broker, spark, request.config.getoption("--read"))

@@ -1,7 +1,8 @@
-"""A broker that wants TLS with a client's certificate and a login; beside it a plain port for the tests' own producers.
+"""A broker that wants TLS with a client's certificate and a login; beside it a plain port for the
+tests' own producers.
 
-Secrets that clients need for it (a password, a key under a password) are canaries: whoever finds one of them in a log,
-on a command line or in a database has found a leak.
+Secrets that clients need for it (a password, a key under a password) are canaries: whoever finds
+one of them in a log, on a command line or in a database has found a leak.
 
 Next room: test_airflow_trouble.py runs streams against it.
 """
@@ -28,7 +29,7 @@ from cryptography.x509.oid import NameOID
 
 from seriatim.embedded import broker as embedded
 from seriatim.embedded import properties
-from tests.catcher import free_port
+from tests.mail_catcher import free_port
 
 START_SECONDS = 300
 PLAIN_LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
@@ -42,11 +43,18 @@ class Pair:
         self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         now, by = datetime.now(UTC), signer or self
         builder = (
-            x509.CertificateBuilder(by.name, self.name, self.key.public_key(), x509.random_serial_number())
+            x509.CertificateBuilder(
+                by.name, self.name, self.key.public_key(), x509.random_serial_number()
+            )
             .not_valid_before(now - timedelta(days=1))
             .not_valid_after(now + timedelta(days=2))
-            .add_extension(x509.BasicConstraints(ca=signer is None, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+            .add_extension(
+                x509.BasicConstraints(ca=signer is None, path_length=None), critical=True
+            )
+            .add_extension(
+                x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]),
+                critical=False,
+            )
         )
         self.certificate = builder.sign(by.key, SHA256())
 
@@ -66,7 +74,9 @@ class Pair:
 class GuardedBroker:
     """Kafka with two doors: `plain` for tests, `guarded` for streams. It can go away and come back."""
 
-    def __init__(self, folder: Path, program: embedded.KafkaProgram, password: str, key_password: str) -> None:
+    def __init__(
+        self, folder: Path, program: embedded.KafkaProgram, password: str, key_password: str
+    ) -> None:
         self.folder, self.program = folder, program
         folder.mkdir(parents=True)
         self.plain, self.guarded = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
@@ -74,7 +84,9 @@ class GuardedBroker:
         authority = Pair("authority")
         server, client = Pair("broker", authority), Pair("client", authority)
         self.client_config = self._client_settings(authority, client, password, key_password)
-        settings = properties.broker_settings(folder / "data", int(self.plain.rpartition(":")[2]), free_port(), {})
+        settings = properties.broker_settings(
+            folder / "data", int(self.plain.rpartition(":")[2]), free_port(), {}
+        )
         settings["listeners"] += f",GUARDED://{self.guarded}"
         settings["advertised.listeners"] += f",GUARDED://{self.guarded}"
         settings["listener.security.protocol.map"] += ",GUARDED:SASL_SSL"
@@ -92,7 +104,9 @@ class GuardedBroker:
         (folder / "server.properties").write_text("\n".join(lines) + "\n")
         embedded._format_once(folder, program)
 
-    def _client_settings(self, authority: Pair, client: Pair, password: str, key_password: str) -> Path:
+    def _client_settings(
+        self, authority: Pair, client: Pair, password: str, key_password: str
+    ) -> Path:
         """The file that SERIATIM_KAFKA_CONFIG names."""
         secrets = self.folder / "secrets"
         secrets.mkdir()
@@ -111,9 +125,13 @@ class GuardedBroker:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        command = self.program.command(self.folder, "kafka.Kafka", str(self.folder / "server.properties"))
+        command = self.program.command(
+            self.folder, "kafka.Kafka", str(self.folder / "server.properties")
+        )
         with (self.folder / "broker.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
         until = time.monotonic() + START_SECONDS
         while embedded.cluster_id(self.plain) is None:
             assert self.process.poll() is None, (self.folder / "broker.log").read_text()[-3000:]

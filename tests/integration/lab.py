@@ -1,4 +1,5 @@
-"""A laboratory: a folder with stream files, a real broker, Spark, and ways to look at what came out.
+"""A laboratory: a folder with stream files, a real broker, Spark, and ways to look at what came
+out.
 
 `fold` runs in this process with a Spark session shared by all tests of a worker; `command` runs the
 real command line in a process of its own, which can be killed.
@@ -21,12 +22,12 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from deltalake import DeltaTable
 
-from seriatim import config, streams, wiring
-from seriatim.core.ledger import Ledger, Manifest
-from seriatim.core.offsets import Partition
+from seriatim import config, context, stream_files
 from seriatim.embedded.broker import BrokerInfo
-from seriatim.steps.commit import read_head
-from seriatim.steps.fold import FoldRun, RunOutcome
+from seriatim.engine.offsets import Partition
+from seriatim.ledger.commit import read_head
+from seriatim.ledger.model import Ledger, Manifest
+from seriatim.operations.run import FoldRun, RunOutcome
 
 TABLE = {
     "machine": "table",
@@ -41,7 +42,12 @@ class Lab:
     """One test's streams and their output."""
 
     def __init__(self, folder: Path, broker: BrokerInfo, spark: Any, read: str = "spark") -> None:
-        self.folder, self.servers, self.spark, self.read = folder, broker.bootstrap_servers, spark, read
+        self.folder, self.servers, self.spark, self.read = (
+            folder,
+            broker.bootstrap_servers,
+            spark,
+            read,
+        )
         self.settings = config.load_settings(
             {
                 **os.environ,
@@ -53,7 +59,9 @@ class Lab:
         (folder / "streams").mkdir()
         self.admin = AdminClient({"bootstrap.servers": self.servers})
 
-    def stream(self, name: str, topics: str, given: Mapping[str, Any] | None = None, **more: Any) -> str:
+    def stream(
+        self, name: str, topics: str, given: Mapping[str, Any] | None = None, **more: Any
+    ) -> str:
         """Write a stream file; what is not said is that of the stock table."""
         values = {
             **(TABLE if given is None else given),
@@ -66,7 +74,9 @@ class Lab:
         (self.folder / "streams" / f"{name}.toml").write_text("\n".join(lines) + "\n")
         return name
 
-    def send(self, messages: Iterable[Sent], headers: list[tuple[str, bytes]] | None = None) -> None:
+    def send(
+        self, messages: Iterable[Sent], headers: list[tuple[str, bytes]] | None = None
+    ) -> None:
         """Put messages on the broker, in order."""
         producer = Producer(
             {
@@ -96,12 +106,18 @@ class Lab:
         assert producer.flush(60) == 0
         assert not failed, failed[0]
 
-    def fold(self, name: str, messages_max: int | None = None, until: dict[str, int] | None = None) -> RunOutcome:
+    def fold(
+        self, name: str, messages_max: int | None = None, until: dict[str, int] | None = None
+    ) -> RunOutcome:
         """Run a stream in this process."""
-        file = streams.load_stream(name, self.settings.streams)
-        reader = wiring.LazySpark(file, self.settings, silent)
+        file = stream_files.load_stream(name, self.settings.streams)
+        reader = context.LazySpark(file, self.settings, silent)
         reader.spark = self.spark()
-        folding = FoldRun(file.stream, streams.load_runner(file), wiring.fold_context(file, self.settings, reader))
+        folding = FoldRun(
+            file.stream,
+            stream_files.load_runner(file),
+            context.fold_context(file, self.settings, reader),
+        )
         ends = {Partition.parse(place): end for place, end in until.items()} if until else None
         return folding.run(messages_max or file.stream.slice.messages_max, ends)
 
@@ -140,26 +156,34 @@ class Lab:
         """All records, in order, as any Delta reader sees them."""
         table = DeltaTable(self.root(name) / "records")
         rows = table.to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
-        return sorted(rows, key=lambda row: (row["topic"], row["partition"], row["offset"], row["index"]))
+        return sorted(
+            rows, key=lambda row: (row["topic"], row["partition"], row["offset"], row["index"])
+        )
 
     def ledger(self, name: str) -> Ledger:
         """The ledger as it is."""
-        file = streams.load_stream(name, self.settings.streams)
-        head = read_head(wiring.ledger(file), name)
+        file = stream_files.load_stream(name, self.settings.streams)
+        head = read_head(context.ledger(file), name)
         assert head is not None
         return head.ledger
 
     def manifest(self, name: str, sequence: int) -> Manifest:
         """An entry and the ledger after it."""
-        return wiring.ledger(streams.load_stream(name, self.settings.streams)).manifest_at(name, sequence)
+        return context.ledger(stream_files.load_stream(name, self.settings.streams)).manifest_at(
+            name, sequence
+        )
 
     def sessions(self, name: str) -> dict[tuple[str, str], dict[str, Any]]:
         """Every session's saved state, decoded."""
-        file = streams.load_stream(name, self.settings.streams)
-        runner, store, found = streams.load_runner(file), wiring.state(file), {}
+        file = stream_files.load_stream(name, self.settings.streams)
+        runner, store, found = stream_files.load_runner(file), context.state(file), {}
         for place, account in self.ledger(name).partitions.items():
             for session, saved in store.iterate_sessions(account.state):
-                state = None if saved.state_bytes is None else runner.to_plain(runner.load(saved.state_bytes, saved.state_version))
+                state = (
+                    None
+                    if saved.state_bytes is None
+                    else runner.to_plain(runner.load(saved.state_bytes, saved.state_version))
+                )
                 found[Partition.parse(place).topic, session] = {
                     "state": state,
                     "finding": saved.finding,
@@ -171,26 +195,39 @@ class Lab:
 
     def digest(self, name: str) -> tuple[str, str]:
         """One digest of all records and one of all state: the same for the same outcome."""
-        table = DeltaTable(self.root(name) / "records").to_pyarrow_dataset().to_table(use_threads=False)
+        table = (
+            DeltaTable(self.root(name) / "records").to_pyarrow_dataset().to_table(use_threads=False)
+        )
         order = [(column, "ascending") for column in ("topic", "partition", "offset", "index")]
         ordered = table.sort_by(order).combine_chunks()
         records = xxhash.xxh3_128()
         for column in ordered.column_names:
             records.update(json.dumps(ordered.column(column).to_pylist(), default=str).encode())
-        sessions = sorted((*key, json.dumps(value, default=str)) for key, value in self.sessions(name).items())
+        sessions = sorted(
+            (*key, json.dumps(value, default=str)) for key, value in self.sessions(name).items()
+        )
         return records.hexdigest(), xxhash.xxh3_128_hexdigest(json.dumps(sessions).encode())
 
-    def kafka(self, topic: str, partitions: int) -> list[tuple[int, int, bytes | None, bytes | None]]:
+    def kafka(
+        self, topic: str, partitions: int
+    ) -> list[tuple[int, int, bytes | None, bytes | None]]:
         """What the broker holds: partition, offset, key, value."""
-        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "lab", "auto.offset.reset": "earliest"})
-        ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=120) for p in range(partitions)}
+        consumer = Consumer(
+            {"bootstrap.servers": self.servers, "group.id": "lab", "auto.offset.reset": "earliest"}
+        )
+        ends = {
+            p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=120)
+            for p in range(partitions)
+        }
         consumer.assign([TopicPartition(topic, p, low) for p, (low, _) in ends.items()])
         wanted, found = sum(high - low for low, high in ends.values()), []
         until = time.monotonic() + 300
         while len(found) < wanted and time.monotonic() < until:
             for message in consumer.consume(10_000, 1.0):
                 assert message.error() is None
-                found.append((message.partition(), message.offset(), message.key(), message.value()))
+                found.append(
+                    (message.partition(), message.offset(), message.key(), message.value())
+                )
         consumer.close()
         assert len(found) == wanted
         return sorted(found, key=lambda message: message[:2])
@@ -216,7 +253,9 @@ def _toml(value: Any) -> str:
     return json.dumps(value)
 
 
-def straight(messages: Iterable[tuple[int, int, bytes | None, bytes | None]]) -> dict[str, dict[str, Any]]:
+def straight(
+    messages: Iterable[tuple[int, int, bytes | None, bytes | None]],
+) -> dict[str, dict[str, Any]]:
     """Tables by session, folded the plainest way there is."""
     tables: dict[str, dict[str, Any]] = {}
     for _, _, key, value in messages:
@@ -230,7 +269,9 @@ def straight(messages: Iterable[tuple[int, int, bytes | None, bytes | None]]) ->
         elif message["type"] == "delete":
             del tables[session][message["id"]]
         else:
-            row = tables[session].setdefault(message["id"], {"id": message["id"], "price": None, "size": None})
+            row = tables[session].setdefault(
+                message["id"], {"id": message["id"], "price": None, "size": None}
+            )
             row.update({name: message[name] for name in ("price", "size") if name in message})
     return tables
 

@@ -1,4 +1,5 @@
-"""A real Airflow for tests: scheduler, DAG processor, API server and triggerer on SQLite, below one folder.
+"""A real Airflow for tests: scheduler, DAG processor, API server and triggerer on SQLite, below one
+folder.
 
 Started once for a module, as a process group of its own, and ended by it, also when a test fails.
 
@@ -22,8 +23,8 @@ from typing import Any
 
 from aiosmtpd.controller import Controller
 
-from tests.catcher import Catcher, free_port
 from tests.dags.bag import ROOT, environment
+from tests.mail_catcher import Catcher, free_port
 
 START_SECONDS = 600
 RUN_SECONDS = 900
@@ -149,7 +150,9 @@ class Standalone:
                 return json.loads(self._open(f"/api/v2/{path}", body, method))
             except urllib.error.HTTPError as error:
                 error.msg = error.read().decode()
-                if not (left and "Database error" in error.msg):  # SQLite's, where two write; nothing was done
+                if not (
+                    left and "Database error" in error.msg
+                ):  # SQLite's, where two write; nothing was done
                     raise
                 time.sleep(2)
         return None
@@ -166,12 +169,17 @@ class Standalone:
 
     def begin(self, dag: str) -> None:
         """Wait until a DAG is there, and let it run."""
-        self.wait(f"{dag} is there", lambda: dag in {one["dag_id"] for one in self.api("dags?limit=100")["dags"]})
+        self.wait(
+            f"{dag} is there",
+            lambda: dag in {one["dag_id"] for one in self.api("dags?limit=100")["dags"]},
+        )
         self.api(f"dags/{dag}", {"is_paused": False}, "PATCH")
 
     def trigger(self, dag: str, **conf: Any) -> str:
         """Start a run by hand; its id."""
-        return str(self.api(f"dags/{dag}/dagRuns", {"logical_date": None, "conf": conf})["dag_run_id"])
+        return str(
+            self.api(f"dags/{dag}/dagRuns", {"logical_date": None, "conf": conf})["dag_run_id"]
+        )
 
     def run(self, dag: str, run: str) -> str:
         """The state in which a run ended."""

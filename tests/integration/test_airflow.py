@@ -1,8 +1,9 @@
-"""A stream under a real Airflow: scheduler, broker, Spark, and mails received on loopback. One Airflow for the module.
+"""A stream under a real Airflow: scheduler, broker, Spark, and mails received on loopback. One
+Airflow for the module.
 
-Of the seven ways a run can die, one is that of a stream's own DAG, and the others are DAGs of their own with a stream's
-alert. The stream `orders` runs once by its schedule, as soon as it is let run, and then by hand: no test waits for the
-clock.
+Of the seven ways a run can die, one is that of a stream's own DAG, and the others are DAGs of their
+own with a stream's alert. The stream `orders` runs once by its schedule, as soon as it is let run,
+and then by hand: no test waits for the clock.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from deltalake import DeltaTable
 
-from seriatim import config, streams, wiring
+from seriatim import config, context, stream_files
 from seriatim.embedded.broker import BrokerInfo
 from tests.dags.bag import write_stream
 from tests.integration.standalone import Standalone
@@ -42,7 +43,7 @@ DAGS = '''
 """DAGs that die, each in its way, with the alert of a stream."""
 from datetime import timedelta
 from airflow.sdk import DAG, task
-from seriatim.airflow.alert import Alert
+from seriatim.airflow.failure_callback import Alert
 
 def broken(context):
     raise RuntimeError("the task's own callback is broken")
@@ -100,7 +101,9 @@ def topic(broker: BrokerInfo) -> str:
     """Four partitions, a session in each, which begins by a snapshot."""
     name = f"orders-{uuid.uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    admin.create_topics([NewTopic(name, num_partitions=PARTITIONS, replication_factor=1)])[name].result(timeout=120)
+    admin.create_topics([NewTopic(name, num_partitions=PARTITIONS, replication_factor=1)])[
+        name
+    ].result(timeout=120)
     first = {"type": "snapshot", "seq": 1, "rows": [{"id": "a", "v": 0}]}
     send(broker, name, [(number, first) for number in range(PARTITIONS)])
     return name
@@ -123,7 +126,9 @@ def airflow(
         f"topics = '{topic}'\nmachine = 'gone:Gone'\noutput = {{path = 'lake/gone'}}\n{BY_HAND}\n"
     )
     (made.dags / "dying.py").write_text(dags)
-    write_stream(made.folder / "streams", "orders", f"schedule = {{cron = '0 0 1 * *'}}\n{TOLD}", topic)
+    write_stream(
+        made.folder / "streams", "orders", f"schedule = {{cron = '0 0 1 * *'}}\n{TOLD}", topic
+    )
     try:
         made.start()
         yield made
@@ -152,16 +157,22 @@ def records(airflow: Standalone) -> list[tuple[int, int, str]]:
 
 def ledger(airflow: Standalone) -> tuple[int, dict[str, int]]:
     """The last entry of `orders`, and the epoch of each partition."""
-    head = wiring.ledger(streams.load_stream("orders", airflow.folder / "streams")).head("orders")
+    head = context.ledger(stream_files.load_stream("orders", airflow.folder / "streams")).head(
+        "orders"
+    )
     assert head is not None
     return head.ledger.sequence, {place: one.epoch for place, one in head.ledger.partitions.items()}
 
 
 def test_a_stream_file_is_all_it_takes(airflow: Standalone, deaths: dict[str, str]) -> None:
-    """Its DAG appears and a scheduled run folds, checks and publishes; the log has our lines and no Spark noise."""
+    """Its DAG appears and a scheduled run folds, checks and publishes; the log has our lines and no
+    Spark noise.
+    """
     assert set(SAMPLE) <= set(deaths)
     airflow.begin("orders")
-    run = str(airflow.wait("a scheduled run begins", lambda: airflow.runs("orders"))[0]["dag_run_id"])
+    run = str(
+        airflow.wait("a scheduled run begins", lambda: airflow.runs("orders"))[0]["dag_run_id"]
+    )
     assert run.startswith("scheduled__")
     assert airflow.run("orders", run) == "success"
     assert set(airflow.tasks("orders", run).values()) == {"success"}
@@ -174,8 +185,12 @@ def test_a_stream_file_is_all_it_takes(airflow: Standalone, deaths: dict[str, st
     assert {part["until"] for part in published[0]["extra"]["partitions"]} == {1}
 
 
-def test_a_finding_fails_one_run_and_is_mailed_once(airflow: Standalone, broker: BrokerInfo, topic: str) -> None:
-    """It is not retried; the other partitions are checked and published; the next run is green with a banner."""
+def test_a_finding_fails_one_run_and_is_mailed_once(
+    airflow: Standalone, broker: BrokerInfo, topic: str
+) -> None:
+    """It is not retried; the other partitions are checked and published; the next run is green with
+    a banner.
+    """
     send(broker, topic, [(1, {"type": "update", "seq": 9, "id": "a", "v": 1})])
     send(broker, topic, [(p, {"type": "update", "seq": 2, "id": "a", "v": 1}) for p in (0, 2, 3)])
     run = airflow.trigger("orders")
@@ -187,7 +202,13 @@ def test_a_finding_fails_one_run_and_is_mailed_once(airflow: Standalone, broker:
     (subject,) = airflow.mails("orders")
     assert subject == f"[seriatim] orders: GapError in {topic}/1 at offset 1"
     text = airflow.text("orders")
-    for said in ("session-1", "seriatim ", f"/dags/orders/runs/{run[:6]}", "dags/seriatim_repair", "reports/"):
+    for said in (
+        "session-1",
+        "seriatim ",
+        f"/dags/orders/runs/{run[:6]}",
+        "dags/seriatim_repair",
+        "reports/",
+    ):
         assert said in text
     assert airflow.run("orders", later) == "success"
     assert "1 in quarantine" in airflow.log("orders", later, "fold")
@@ -208,7 +229,9 @@ def test_what_may_not_be_asked_is_refused_at_the_trigger(airflow: Standalone) ->
 @pytest.mark.full
 def test_what_a_schema_cannot_say_is_refused_by_plan(airflow: Standalone, topic: str) -> None:
     """A range that goes backward; the log says why."""
-    run = airflow.trigger("orders", action="backfill", partitions=[f"{topic}/0"], **{"from": "5", "until": "4"})
+    run = airflow.trigger(
+        "orders", action="backfill", partitions=[f"{topic}/0"], **{"from": "5", "until": "4"}
+    )
     assert airflow.run("orders", run) == "failed"
     assert airflow.tasks("orders", run)["plan"] == "failed"
     assert "until: 4 is not after from (5)" in airflow.log("orders", run, "plan")
@@ -216,13 +239,17 @@ def test_what_a_schema_cannot_say_is_refused_by_plan(airflow: Standalone, topic:
 
 @pytest.mark.full
 def test_a_backfill_of_one_partition_and_an_offset_range(airflow: Standalone, topic: str) -> None:
-    """By the form; the records are the same, replaced in one commit that raised the epoch of that partition alone."""
+    """By the form; the records are the same, replaced in one commit that raised the epoch of that
+    partition alone.
+    """
     before, (last, epochs) = records(airflow), ledger(airflow)
-    run = airflow.trigger("orders", action="backfill", partitions=[f"{topic}/0"], **{"from": "0", "until": "2"})
+    run = airflow.trigger(
+        "orders", action="backfill", partitions=[f"{topic}/0"], **{"from": "0", "until": "2"}
+    )
     assert airflow.run("orders", run) == "success"
     assert records(airflow) == before
-    file = streams.load_stream("orders", airflow.folder / "streams")
-    entries = [manifest.entry for manifest in wiring.ledger(file).entries("orders", last)]
+    file = stream_files.load_stream("orders", airflow.folder / "streams")
+    entries = [manifest.entry for manifest in context.ledger(file).entries("orders", last)]
     (repair,) = [entry for entry in entries if entry.kind == "repair"]
     assert [str(change.partition) for change in repair.changes] == [f"{topic}/0"]
     assert ledger(airflow)[1] == {**epochs, f"{topic}/0": epochs[f"{topic}/0"] + 1}
@@ -234,8 +261,12 @@ def marked(airflow: Standalone, dag: str, run: str, task: str) -> None:
     airflow.api(f"dags/{dag}/dagRuns/{run}/taskInstances/{task}", {"new_state": "failed"}, "PATCH")
 
 
-@pytest.mark.parametrize("way", [way if way in SAMPLE else pytest.param(way, marks=pytest.mark.full) for way in WAYS])
-def test_however_a_run_dies_one_mail_comes(airflow: Standalone, deaths: dict[str, str], way: str) -> None:
+@pytest.mark.parametrize(
+    "way", [way if way in SAMPLE else pytest.param(way, marks=pytest.mark.full) for way in WAYS]
+)
+def test_however_a_run_dies_one_mail_comes(
+    airflow: Standalone, deaths: dict[str, str], way: str
+) -> None:
     """With the stream, the run, a link to it, and what to type next."""
     run, dag = deaths.get(way) or begun(airflow, way), dag_of(way)
     if way == "marked":
@@ -244,7 +275,9 @@ def test_however_a_run_dies_one_mail_comes(airflow: Standalone, deaths: dict[str
     airflow.wait("a mail comes", lambda: airflow.mails(f"s_{way}"))
     text = airflow.text(f"s_{way}")
     assert run in text
-    assert ("put gone.py beside the stream file" if way == "exit" else f"seriatim status s_{way}") in text
+    assert (
+        "put gone.py beside the stream file" if way == "exit" else f"seriatim status s_{way}"
+    ) in text
     assert f"http://127.0.0.1:{airflow.port}/dags/{dag}/runs/" in text
     time.sleep(5)
     assert len(airflow.mails(f"s_{way}")) == 1
@@ -256,12 +289,15 @@ def test_a_mail_server_that_is_down_loses_nothing(airflow: Standalone) -> None:
     airflow.mail_down()
     try:
         write_stream(airflow.folder / "streams", "s_again", BY_HAND)
-        (airflow.dags / "again.py").write_text(DAGS + dying(str(airflow.folder), "exception", "again"))
+        (airflow.dags / "again.py").write_text(
+            DAGS + dying(str(airflow.folder), "exception", "again")
+        )
         airflow.begin("die_again")
         assert airflow.run("die_again", airflow.trigger("die_again")) == "failed"
         desks = airflow.folder / "home" / "outbox"
         airflow.wait(
-            "a mail waits", lambda: [p for p in desks.glob("s_again-*/desk.json") if "subject" in p.read_text()]
+            "a mail waits",
+            lambda: [p for p in desks.glob("s_again-*/desk.json") if "subject" in p.read_text()],
         )
     finally:
         airflow.mail_up()
@@ -283,12 +319,16 @@ def slow_run(airflow: Standalone, stream: str, topic: str) -> str:
 
 @pytest.mark.full
 def test_a_run_that_is_marked_failed_is_told_by_watch(airflow: Standalone, topic: str) -> None:
-    """Airflow calls no callback when a person marks a whole run failed; the next watch tells it, once."""
+    """Airflow calls no callback when a person marks a whole run failed; the next watch tells it,
+    once.
+    """
     run = slow_run(airflow, "stopped", topic)
     airflow.wait("it folds", lambda: airflow.tasks("stopped", run)["fold"] == "running")
     airflow.api(f"dags/stopped/dagRuns/{run}", {"state": "failed"}, "PATCH")
     notes = airflow.folder / "home" / "outbox"
-    airflow.wait("the fold has left its note", lambda: list(notes.glob("stopped-*/notes/*-task-*.json")))
+    airflow.wait(
+        "the fold has left its note", lambda: list(notes.glob("stopped-*/notes/*-task-*.json"))
+    )
     airflow.begin("seriatim_watch")
     for _ in range(2):
         airflow.run("seriatim_watch", airflow.trigger("seriatim_watch"))
@@ -300,13 +340,24 @@ def test_a_run_that_is_marked_failed_is_told_by_watch(airflow: Standalone, topic
 
 
 @pytest.mark.full
-def test_a_fold_that_is_marked_failed_takes_its_driver_along(airflow: Standalone, topic: str) -> None:
-    """The driver and spark-submit's JVM end; nobody goes on folding behind a red task. One mail comes of it."""
+def test_a_fold_that_is_marked_failed_takes_its_driver_along(
+    airflow: Standalone, topic: str
+) -> None:
+    """The driver and spark-submit's JVM end; nobody goes on folding behind a red task. One mail
+    comes of it.
+    """
     run = slow_run(airflow, "slow", topic)
 
     def drivers() -> list[psutil.Process]:
-        words = [(process, " ".join(process.info["cmdline"] or [])) for process in psutil.process_iter(["cmdline"])]
-        return [one for one, line in words if "spark_apps/fold.py" in line and "run slow" in line and is_ours(one)]
+        words = [
+            (process, " ".join(process.info["cmdline"] or []))
+            for process in psutil.process_iter(["cmdline"])
+        ]
+        return [
+            one
+            for one, line in words
+            if "spark_apps/fold.py" in line and "run slow" in line and is_ours(one)
+        ]
 
     def is_ours(process: psutil.Process) -> bool:
         try:

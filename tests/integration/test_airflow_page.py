@@ -1,7 +1,9 @@
-"""The page inside a real Airflow: its API server with our plugin, its login, its tabs, driven by a real browser.
+"""The page inside a real Airflow: its API server with our plugin, its login, its tabs, driven by a
+real browser.
 
-No scheduler and no broker: the page asks neither. Where there is no browser, what it would click is asked for by HTTP
-alone, and tests that need one are skipped by name. With SERIATIM_TESTS_PICTURES the pictures of docs/ are made anew.
+No scheduler and no broker: the page asks neither. Where there is no browser, what it would click is
+asked for by HTTP alone, and tests that need one are skipped by name. With SERIATIM_TESTS_PICTURES
+the pictures of docs/ are made anew.
 """
 
 from __future__ import annotations
@@ -22,15 +24,17 @@ import pytest
 
 from tests import browser
 from tests.browser import Browser
-from tests.catcher import free_port
 from tests.dags.bag import ROOT, environment
-from tests.page.lakes import Lake, hurt
+from tests.mail_catcher import free_port
+from tests.web.streams_on_disk import Lake, hurt
 
 START_SECONDS = 300
 USER, PASSWORD = "operator", "a password of this test alone"
 IN_FRAME = "document.querySelector('iframe')?.contentDocument?.body?.innerText || ''"
 PICTURES = os.environ.get("SERIATIM_TESTS_PICTURES", "")
-needs_browser = pytest.mark.skipif(browser.found() is None, reason="no Chromium on PATH: install it to drive the page")
+needs_browser = pytest.mark.skipif(
+    browser.found() is None, reason="no Chromium on PATH: install it to drive the page"
+)
 
 
 class Served:
@@ -63,7 +67,9 @@ class Served:
         """The database, the DAGs in it, the server."""
         for words in (("db", "migrate"), ("dags", "reserialize")):
             command = [sys.executable, "-m", "airflow", *words]
-            done = subprocess.run(command, env=self.environment, cwd=self.folder, capture_output=True, check=False)
+            done = subprocess.run(
+                command, env=self.environment, cwd=self.folder, capture_output=True, check=False
+            )
             assert done.returncode == 0, done.stderr[-3000:]
         with (self.folder / "server.log").open("wb") as log:
             self.process = subprocess.Popen(
@@ -134,7 +140,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 def test_without_a_session_nothing_is_told(airflow: Served) -> None:
     """Every page is refused; only what pages look like is anybody's."""
-    for path in ("", "stream/orders", "stream/orders/reports/3", "dag/orders", "dag/orders/run?run_id=x", "nothing"):
+    for path in (
+        "",
+        "stream/orders",
+        "stream/orders/reports/3",
+        "dag/orders",
+        "dag/orders/run?run_id=x",
+        "nothing",
+    ):
         status, said = airflow.ask(f"/seriatim/{path}", known=False)
         assert status == 401
         assert "in-a" not in said
@@ -147,8 +160,16 @@ def test_without_a_session_nothing_is_told(airflow: Served) -> None:
 
 
 def test_pages_answer_without_kafka(airflow: Served) -> None:
-    """Each page is made of files alone, there being no broker at the address; what is no stream is not found."""
-    for path in ("", "stream/orders", "stream/orders/entry/3", "stream/orders/reports/3", "dag/orders"):
+    """Each page is made of files alone, there being no broker at the address; what is no stream is
+    not found.
+    """
+    for path in (
+        "",
+        "stream/orders",
+        "stream/orders/entry/3",
+        "stream/orders/reports/3",
+        "dag/orders",
+    ):
         assert airflow.ask(f"/seriatim/{path}")[0] == 200, path
     status, said = airflow.ask("/seriatim/dag/seriatim_watch")
     assert status == 404
@@ -164,21 +185,27 @@ def test_airflow_knows_the_entry_and_the_tabs(airflow: Served) -> None:
 
 
 def test_the_plugin_is_light(airflow: Served) -> None:
-    """Airflow loads it in all its processes: nothing heavy is imported before the first page is asked for."""
+    """Airflow loads it in all its processes: nothing heavy is imported before the first page is
+    asked for.
+    """
     code = (
         "import sys\nfrom airflow import plugins_manager\n"
         "found = plugins_manager._get_plugins()[0]\nassert 'seriatim' in [one.name for one in found]\n"
-        "heavy = ('pyspark', 'pyarrow', 'great_expectations', 'deltalake', 'confluent_kafka', 'seriatim.page.app')\n"
+        "heavy = ('pyspark', 'pyarrow', 'great_expectations', 'deltalake', 'confluent_kafka', 'seriatim.web.app')\n"
         "print([name for name in heavy if name in sys.modules])\n"
     )
     command = [sys.executable, "-c", code]
-    run = subprocess.run(command, env=airflow.environment, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        command, env=airflow.environment, capture_output=True, text=True, check=False
+    )
     assert run.stdout.splitlines()[-1:] == ["[]"], run.stderr[-2000:]
 
 
 @needs_browser
 def test_a_person_logs_in_and_finds_what_is_wrong(airflow: Served, page: Browser) -> None:
-    """From a link in a mail by the login to the stream; then the list, the tab on the DAG and the tab on the run."""
+    """From a link in a mail by the login to the stream; then the list, the tab on the DAG and the
+    tab on the run.
+    """
     page.size(1440, 900)
     page.open(f"{airflow.address}/seriatim/stream/orders")
     page.wait("location.pathname === '/auth/login'")
@@ -186,7 +213,9 @@ def test_a_person_logs_in_and_finds_what_is_wrong(airflow: Served, page: Browser
     page.type("input[name=username]", USER)
     page.type("input[name=password]", PASSWORD)
     page.click("button[type=submit]")
-    page.wait("location.pathname === '/seriatim/stream/orders' && document.readyState === 'complete'")
+    page.wait(
+        "location.pathname === '/seriatim/stream/orders' && document.readyState === 'complete'"
+    )
     assert "seriatim repair orders --partition in-a/2" in page.text()
 
     page.open(f"{airflow.address}/")
@@ -199,14 +228,20 @@ def test_a_person_logs_in_and_finds_what_is_wrong(airflow: Served, page: Browser
     page.click("a[href='/dags/orders/plugin/seriatim-stream']")
     page.wait(f"({IN_FRAME}).includes('seriatim repair orders --partition in-a/2')")
 
-    run = json.loads(airflow.ask("/api/v2/dags/orders/dagRuns", {"logical_date": None})[1])["dag_run_id"]
+    run = json.loads(airflow.ask("/api/v2/dags/orders/dagRuns", {"logical_date": None})[1])[
+        "dag_run_id"
+    ]
     airflow.made.clock.now = time.time()
     airflow.lake.send(airflow.made, 0, "x", 1, 2, 3)
     airflow.lake.run(airflow.made)
     last = airflow.made.ledger.witness()[0]
     page.open(f"{airflow.address}/dags/orders/runs/{run}")
-    page.wait("[...document.querySelectorAll('a')].some(one => one.href.endsWith('/plugin/seriatim-run'))")
-    page.tell("[...document.querySelectorAll('a')].find(one => one.href.endsWith('/plugin/seriatim-run')).click()")
+    page.wait(
+        "[...document.querySelectorAll('a')].some(one => one.href.endsWith('/plugin/seriatim-run'))"
+    )
+    page.tell(
+        "[...document.querySelectorAll('a')].find(one => one.href.endsWith('/plugin/seriatim-run')).click()"
+    )
     page.wait(f"({IN_FRAME}).includes('Report of entry {last}')")
 
 

@@ -1,7 +1,9 @@
-"""Hard days of streams under a real Airflow: everything at once, platforms that fail, halts, repairs, open circuits.
+"""Hard days of streams under a real Airflow: everything at once, platforms that fail, halts,
+repairs, open circuits.
 
-All of it with secrets planted: the broker wants TLS and a login, the mail server a password, Airflow's connections have
-one. The last test looks for them in all that was left behind. Long, so for `make test-full`.
+All of it with secrets planted: the broker wants TLS and a login, the mail server a password,
+Airflow's connections have one. The last test looks for them in all that was left behind. Long, so
+for `make test-full`.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ import pytest
 from aiosmtpd.smtp import AuthResult, LoginPassword
 from deltalake import DeltaTable
 
-from seriatim import client
 from seriatim.embedded import broker as embedded
+from seriatim.kafka import client
 from tests.integration.guarded import GuardedBroker
 from tests.integration.troubled import SECRETS, Place, settings
 
@@ -31,14 +33,24 @@ LOGINS: list[bool] = []
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, broker_program: embedded.KafkaProgram) -> Iterator[Place]:
+def place(
+    tmp_path_factory: pytest.TempPathFactory, broker_program: embedded.KafkaProgram
+) -> Iterator[Place]:
     """One Airflow with its broker for all of it."""
     folder = tmp_path_factory.mktemp("trouble")
-    broker = GuardedBroker(folder / "guarded" / "kafka", broker_program, SECRETS["sasl"], SECRETS["key"])
+    broker = GuardedBroker(
+        folder / "guarded" / "kafka", broker_program, SECRETS["sasl"], SECRETS["key"]
+    )
     airflow = tmp_path_factory.mktemp("airflow")
     made = Place(airflow, broker, **settings(broker))
     mail = {"disable_ssl": True, "disable_tls": True, "from_email": "seriatim@example.org"}
-    server = {"host": "127.0.0.1", "port": made.mail_port, "login": "us", "password": SECRETS["smtp"], "extra": mail}
+    server = {
+        "host": "127.0.0.1",
+        "port": made.mail_port,
+        "login": "us",
+        "password": SECRETS["smtp"],
+        "extra": mail,
+    }
     made.environment["AIRFLOW_CONN_SMTP_DEFAULT"] = json.dumps({"conn_type": "smtp", **server})
     made.guard = {"authenticator": is_ours, "auth_require_tls": False}
     try:
@@ -61,7 +73,9 @@ def is_ours(_server: Any, _session: Any, _envelope: Any, _mechanism: str, given:
 
 
 def test_everything_at_once_does_no_harm(place: Place) -> None:
-    """A scheduled run, one by hand, a backfill by the form and one of Airflow: all green, no mail, the output right."""
+    """A scheduled run, one by hand, a backfill by the form and one of Airflow: all green, no mail,
+    the output right.
+    """
     topic = "busy-topic"
     place.begin("busy")
     place.wait("the scheduled run begins", lambda: place.runs("busy"))
@@ -69,10 +83,18 @@ def test_everything_at_once_does_no_harm(place: Place) -> None:
         place.trigger("busy", **conf)
     place.backfill("busy", "2026-03-01")
     for number in range(1, 10):
-        place.send(topic, [(p, {"type": "update", "seq": number + 1, "id": "a", "v": number}) for p in (0, 1)])
+        place.send(
+            topic,
+            [(p, {"type": "update", "seq": number + 1, "id": "a", "v": number}) for p in (0, 1)],
+        )
         time.sleep(5)
     place.wait("all of them end", lambda: len(place.ended("busy")) == 4)
-    assert sorted(one["run_type"] for one in place.ended("busy")) == ["backfill", "manual", "manual", "scheduled"]
+    assert sorted(one["run_type"] for one in place.ended("busy")) == [
+        "backfill",
+        "manual",
+        "manual",
+        "scheduled",
+    ]
     assert {one["state"] for one in place.ended("busy")} == {"success"}
     for run in (one["dag_run_id"] for one in place.ended("busy")):
         assert "FencedError" not in "".join(
@@ -103,7 +125,9 @@ def test_a_platform_that_fails_is_tried_again_and_goes_on_from_the_ledger(place:
     place.begin("slow")
     run = place.trigger("slow")
     table = place.folder / "lake" / "slow" / "records"
-    place.wait("a slice is committed", lambda: DeltaTable.is_deltatable(str(table)) and place.rows("slow"))
+    place.wait(
+        "a slice is committed", lambda: DeltaTable.is_deltatable(str(table)) and place.rows("slow")
+    )
     for process in place.drivers("slow"):
         if process.name() == "java":
             process.kill()
@@ -112,17 +136,23 @@ def test_a_platform_that_fails_is_tried_again_and_goes_on_from_the_ledger(place:
     assert place.tries("slow", run, "fold") == 2
     assert 10 <= done < 30
     assert f"{30 - done} messages → {30 - done} records" in place.log("slow", run, "fold", 2)
-    assert sorted((row["offset"], row["n"]) for row in place.rows("slow")) == [(n, n + 1) for n in range(30)]
+    assert sorted((row["offset"], row["n"]) for row in place.rows("slow")) == [
+        (n, n + 1) for n in range(30)
+    ]
     assert place.mails("slow") == []
 
 
 def test_a_broker_that_is_away_for_a_while_is_waited_for(place: Place) -> None:
-    """The first task fails as platform trouble and is tried again; when the broker is back the run is green."""
+    """The first task fails as platform trouble and is tried again; when the broker is back the run
+    is green.
+    """
     place.send("slow-topic", [(0, {"v": 30})])
     place.broker.stop()
     try:
         run = place.trigger("slow")
-        place.wait("it is to be tried again", lambda: place.tasks("slow", run)["plan"] == "up_for_retry")
+        place.wait(
+            "it is to be tried again", lambda: place.tasks("slow", run)["plan"] == "up_for_retry"
+        )
     finally:
         place.broker.start()
     assert place.run("slow", run) == "success"
@@ -140,23 +170,37 @@ def test_one_partition_of_four_halts_and_three_are_published(place: Place) -> No
     place.send(topic, [(p, {"type": "update", "seq": 2, "id": "a", "v": 7}) for p in range(4)])
     run, state = place.ran("four")
     states = place.tasks("four", run)
-    assert (state, states["fold"], states["check"], states["publish"]) == ("failed", "failed", "success", "success")
+    assert (state, states["fold"], states["check"], states["publish"]) == (
+        "failed",
+        "failed",
+        "success",
+        "success",
+    )
     assert states["done"] == "upstream_failed"
     assert place.tries("four", run, "fold") == 1
     found = {row["session"]: row["v"] for row in place.rows("four", "current")}
     assert found == {"session-0": 7, "session-1": 7, "session-2": 0, "session-3": 7}
     told = place.api("assets/events?order_by=-timestamp")["asset_events"][0]
-    assert (told["source_run_id"], {part["partition"] for part in told["extra"]["partitions"]}) == (run, {0, 1, 3})
+    assert (told["source_run_id"], {part["partition"] for part in told["extra"]["partitions"]}) == (
+        run,
+        {0, 1, 3},
+    )
     place.wait("a mail comes", lambda: place.mails("four"))
     assert place.mails("four") == [f"[seriatim] four: PoisonError in {topic}/2 at offset 1"]
 
 
 def answered(place: Place, answer: str) -> str:
-    """A run of the repair DAG, with what the mail says to paste and what goes on without the message; to its end."""
+    """A run of the repair DAG, with what the mail says to paste and what goes on without the
+    message; to its end.
+    """
     text = place.text("four")
-    values = json.loads(text[text.index('{"stream"') : text.index("}", text.index('{"stream"')) + 1])
+    values = json.loads(
+        text[text.index('{"stream"') : text.index("}", text.index('{"stream"')) + 1]
+    )
     run = place.trigger("seriatim_repair", **values, forward=True)
-    place.wait("it asks", lambda: place.tasks("seriatim_repair", run)["approve"] == "awaiting_input")
+    place.wait(
+        "it asks", lambda: place.tasks("seriatim_repair", run)["approve"] == "awaiting_input"
+    )
     path = f"dags/seriatim_repair/dagRuns/{run}/taskInstances/approve/-1/hitlDetails"
     asked = place.api(path)
     assert asked["subject"] == "Repair four?"
@@ -194,14 +238,20 @@ def test_a_replay_by_the_form_goes_into_scratch_and_changes_nothing(place: Place
     assert state == "success"
     (folder,) = (place.folder / "home" / "scratch" / "four").iterdir()
     assert str(folder) in place.log("four", run, "fold")
-    made = DeltaTable(folder / "records").to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
+    made = (
+        DeltaTable(folder / "records").to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
+    )
     ours = [row for row in place.rows("four") if row["partition"] == 0]
-    assert [(row["offset"], row["v"]) for row in made] == sorted((row["offset"], row["v"]) for row in ours)
+    assert [(row["offset"], row["v"]) for row in made] == sorted(
+        (row["offset"], row["v"]) for row in ours
+    )
     assert place.sequence("four") == before
 
 
 def test_an_open_circuit_stops_the_stream_until_it_is_accepted(place: Place) -> None:
-    """With on_check_failure = "stop" the next run is refused, with the command that goes on; then it goes on."""
+    """With on_check_failure = "stop" the next run is refused, with the command that goes on; then
+    it goes on.
+    """
     topic = "gate-topic"
     place.begin("gate")
     place.send(topic, [(0, {"type": "update", "seq": 2, "id": "a", "v": -5})])
@@ -222,7 +272,9 @@ def test_an_open_circuit_stops_the_stream_until_it_is_accepted(place: Place) -> 
 
 
 def test_an_open_circuit_holds_publishing_until_it_is_accepted(place: Place) -> None:
-    """By default folding goes on, and `current` stays as it was until a person accepts; then the next run publishes."""
+    """By default folding goes on, and `current` stays as it was until a person accepts; then the
+    next run publishes.
+    """
     topic = "keep-topic"
     place.begin("keep")
     assert place.ran("keep")[1] == "success"
@@ -238,7 +290,9 @@ def test_an_open_circuit_holds_publishing_until_it_is_accepted(place: Place) -> 
     assert place.offsets("keep") == [(0, 0), (0, 1), (0, 2)]
     status = json.loads(place.seriatim("status", "keep", "--json"))
     assert status["circuit"] == "open"
-    (way_out,) = set(re.findall(r"seriatim (accept keep --sequence \d+) --because", place.text("keep")))
+    (way_out,) = set(
+        re.findall(r"seriatim (accept keep --sequence \d+) --because", place.text("keep"))
+    )
     place.seriatim(*way_out.split(), "--because", "a rebate")
     assert place.ran("keep")[1] == "success"
     assert {row["v"] for row in place.rows("keep", "current")} == {6}
@@ -246,7 +300,9 @@ def test_an_open_circuit_holds_publishing_until_it_is_accepted(place: Place) -> 
 
 
 def opened(path: Path) -> bytes:
-    """A file as whoever opens it reads it: manifests and Parquet are compressed, and hide what a search would find."""
+    """A file as whoever opens it reads it: manifests and Parquet are compressed, and hide what a
+    search would find.
+    """
     if path.suffix == ".zst":
         with pa.input_stream(str(path), compression="zstd") as stream:
             return bytes(stream.read())
@@ -263,8 +319,12 @@ def spoken(mail: EmailMessage) -> bytes:
 
 
 def test_planted_secrets_are_nowhere(place: Place) -> None:
-    """Not in logs, databases (XCom, rendered templates), command lines, output, reports, notes or mails."""
-    places: dict[str, bytes] = {"command lines": "\n".join(place.lines).encode(errors="surrogateescape")}
+    """Not in logs, databases (XCom, rendered templates), command lines, output, reports, notes or
+    mails.
+    """
+    places: dict[str, bytes] = {
+        "command lines": "\n".join(place.lines).encode(errors="surrogateescape")
+    }
     places["mails"] = b"\n".join(spoken(mail) for mail in place.post.mails)
     places |= {str(path): opened(path) for path in place.folder.rglob("*") if path.is_file()}
     assert len(place.lines) > 20
@@ -276,7 +336,13 @@ def test_planted_secrets_are_nowhere(place: Place) -> None:
     assert any("/reports/" in path for path in places)
     assert b"Stream four: a run failed" in places["mails"]  # what is there can be found
     for suffix in (".parquet", ".zst"):
-        assert any(path.endswith(suffix) and b"four-topic" in content for path, content in places.items())
-    key = client.java_settings(client.read_client_settings(place.broker.client_config))["ssl.keystore.key"]
+        assert any(
+            path.endswith(suffix) and b"four-topic" in content for path, content in places.items()
+        )
+    key = client.java_settings(client.read_client_settings(place.broker.client_config))[
+        "ssl.keystore.key"
+    ]
     for kind, secret in {**SECRETS, "key opened": key.splitlines()[1]}.items():
-        assert [where for where, content in places.items() if secret.encode() in content] == [], kind
+        assert [where for where, content in places.items() if secret.encode() in content] == [], (
+            kind
+        )

@@ -20,18 +20,31 @@ SMALL = {
 }
 
 
-def messages(topic: str, partition: int, first: int, *prices: float) -> list[tuple[str, int, str, dict[str, object]]]:
+def messages(
+    topic: str, partition: int, first: int, *prices: float
+) -> list[tuple[str, int, str, dict[str, object]]]:
     """A snapshot, then updates of its only row."""
     body = {"type": "snapshot", "seq": first, "rows": [{"id": "a", "price": 1.0, "size": 1}]}
-    sent: list[tuple[str, int, str, dict[str, object]]] = [(topic, partition, f"k{partition}", body)]
+    sent: list[tuple[str, int, str, dict[str, object]]] = [
+        (topic, partition, f"k{partition}", body)
+    ]
     for number, price in enumerate(prices):
-        update: dict[str, object] = {"type": "update", "seq": first + 1 + number, "id": "a", "price": price}
+        update: dict[str, object] = {
+            "type": "update",
+            "seq": first + 1 + number,
+            "id": "a",
+            "price": price,
+        }
         sent.append((topic, partition, f"k{partition}", update))
     return sent
 
 
-def test_what_fails_its_check_is_not_published_until_accepted(lab: Lab, topic: Callable[..., str]) -> None:
-    """Bad: exit 3, publishing waits for all of it; with stop folding waits, too; accepted: published."""
+def test_what_fails_its_check_is_not_published_until_accepted(
+    lab: Lab, topic: Callable[..., str]
+) -> None:
+    """Bad: exit 3, publishing waits for all of it; with stop folding waits, too; accepted:
+    published.
+    """
     name = topic(2)
     stream = lab.stream("gate", name)
     (lab.folder / "expectations").mkdir()
@@ -57,12 +70,17 @@ def test_what_fails_its_check_is_not_published_until_accepted(lab: Lab, topic: C
     assert refused.returncode == 3
     assert "on_check_failure" in refused.stderr
     assert f"seriatim accept {stream} --sequence {to}" in refused.stderr
-    assert lab.command("accept", stream, "--sequence", str(to), "--because", "a rebate").returncode == 0
+    assert (
+        lab.command("accept", stream, "--sequence", str(to), "--because", "a rebate").returncode
+        == 0
+    )
     assert lab.command("publish", stream).returncode == 0
     assert prices(lab, stream) == {2.0, -5.0}
 
 
 def prices(lab: Lab, stream: str) -> set[float]:
     """What readers of `current` see."""
-    table = DeltaTable(lab.root(stream) / "current").to_pyarrow_dataset().to_table(use_threads=False)
+    table = (
+        DeltaTable(lab.root(stream) / "current").to_pyarrow_dataset().to_table(use_threads=False)
+    )
     return set(table.column("price").to_pylist())

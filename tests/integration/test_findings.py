@@ -40,7 +40,9 @@ def corpus(lab: Lab, topic: Callable[..., str]) -> tuple[str, dict[str, int]]:
     offsets = {}
     for number, kind in enumerate(KEYED):
         offsets[kind] = 12 + 2 * number
-        lab.send([(name, 0, *POISON[kind]), (name, 0, "good", update(2 + number, "a", float(number)))])
+        lab.send(
+            [(name, 0, *POISON[kind]), (name, 0, "good", update(2 + number, "a", float(number)))]
+        )
     lab.send((name, 0, f"s{i}", update(3, "a", 9.0)) for i in range(1, 12))
     return name, offsets
 
@@ -60,9 +62,15 @@ def test_poison_sets_its_session_aside(lab: Lab, corpus: tuple[str, dict[str, in
     assert sessions[name, "good"]["state"]["rows"] == [{"id": "a", "price": 10.0, "size": 0}]
     assert all(sessions[name, f"s{i}"]["finding"] == "poison" for i in range(1, 12))
     assert all(len(sessions[name, f"s{i}"]["state"]["rows"]) == 2 for i in range(1, 12))
-    kept = [row for file in lab.root(stream).glob("kept/**/*.parquet") for row in pq.read_table(file).to_pylist()]
+    kept = [
+        row
+        for file in lab.root(stream).glob("kept/**/*.parquet")
+        for row in pq.read_table(file).to_pylist()
+    ]
     assert len(kept) == 22
-    assert {row["offset"]: row["value"] for row in kept}[offsets["bad UTF-8"]] == POISON["bad UTF-8"][1]
+    assert {row["offset"]: row["value"] for row in kept}[offsets["bad UTF-8"]] == POISON[
+        "bad UTF-8"
+    ][1]
     assert lab.ledger(stream).partitions[f"{name}/0"].quarantined == 11
 
     lab.send((name, 0, f"s{i}", snapshot(9, ("b", 5.0, 5))) for i in range(1, 12))
@@ -70,7 +78,10 @@ def test_poison_sets_its_session_aside(lab: Lab, corpus: tuple[str, dict[str, in
 
     assert again.findings == []
     assert lab.ledger(stream).partitions[f"{name}/0"].quarantined == 0
-    tables = {key: {row["id"]: row for row in one["state"]["rows"]} for key, one in lab.sessions(stream).items()}
+    tables = {
+        key: {row["id"]: row for row in one["state"]["rows"]}
+        for key, one in lab.sessions(stream).items()
+    }
     assert folded(lab.records(stream)) == tables
     assert tables[name, "s1"] == {"b": {"id": "b", "price": 5.0, "size": 5}}
 
@@ -83,7 +94,11 @@ def test_poison_may_halt_the_partition(lab: Lab, corpus: tuple[str, dict[str, in
     outcome = lab.fold(stream)
 
     (finding,) = outcome.findings
-    assert (finding.finding, finding.offset, finding.scope) == ("poison", offsets["not JSON"], "partition")
+    assert (finding.finding, finding.offset, finding.scope) == (
+        "poison",
+        offsets["not JSON"],
+        "partition",
+    )
     account = lab.ledger(stream).partitions[f"{name}/0"]
     assert account.frontier == offsets["not JSON"]
     assert account.halt is not None
@@ -146,11 +161,21 @@ class Fragile(Machine[Counts, Tick, Seen]):
 
 
 def test_a_machine_that_raises_hurts_its_session_alone(lab: Lab, topic: Callable[..., str]) -> None:
-    """The session waits with the state it had before the message; its messages are kept; the others are right."""
+    """The session waits with the state it had before the message; its messages are kept; the others
+    are right.
+    """
     name = topic(1)
     (lab.folder / "streams" / "fragile.py").write_text(MACHINE)
-    lab.send((name, 0, "bad" if i % 2 else "fine", {"n": i // 2, "whole": i < 2}) for i in range(2400))
-    lab.send([(name, 0, "fine", {"n": 7}), (name, 0, "bad", {"n": 5, "whole": True}), (name, 0, "bad", {"n": 6})])
+    lab.send(
+        (name, 0, "bad" if i % 2 else "fine", {"n": i // 2, "whole": i < 2}) for i in range(2400)
+    )
+    lab.send(
+        [
+            (name, 0, "fine", {"n": 7}),
+            (name, 0, "bad", {"n": 5, "whole": True}),
+            (name, 0, "bad", {"n": 6}),
+        ]
+    )
     given = {"machine": "fragile:Fragile"}
     stream = lab.stream("fragile", name, given)
 
@@ -175,12 +200,18 @@ def test_a_machine_that_raises_hurts_its_session_alone(lab: Lab, topic: Callable
         "snapshot_offset": 2401,
     }
     assert sessions[name, "fine"]["finding"] == "raised"
-    kept = [row for file in lab.root(stream).glob("kept/**/*.parquet") for row in pq.read_table(file).to_pylist()]
+    kept = [
+        row
+        for file in lab.root(stream).glob("kept/**/*.parquet")
+        for row in pq.read_table(file).to_pylist()
+    ]
     assert len(kept) == 401
 
 
 def test_errors_fit_on_one_screen(lab: Lab, topic: Callable[..., str]) -> None:
-    """The real command tells each finding once, as JSON if asked, also what a killed run had no time to tell."""
+    """The real command tells each finding once, as JSON if asked, also what a killed run had no
+    time to tell.
+    """
     name = topic(1)
     lab.send([(name, 0, "s", snapshot(1, ("a", 0.0, 0))), (name, 0, "s", update(3, "a", 1.0))])
     stream = lab.stream("told", name)
@@ -192,7 +223,18 @@ def test_errors_fit_on_one_screen(lab: Lab, topic: Callable[..., str]) -> None:
     assert ended.returncode == 3, ended.stderr
     assert "Traceback" not in ended.stderr
     told = [json.loads(line) for line in ended.stderr.splitlines() if line.startswith("{")]
-    keys = {"finding", "stream", "topic", "partition", "offset", "session", "expected", "found", "cause", "next"}
+    keys = {
+        "finding",
+        "stream",
+        "topic",
+        "partition",
+        "offset",
+        "session",
+        "expected",
+        "found",
+        "cause",
+        "next",
+    }
     assert keys <= set(told[0])
     assert (told[0]["finding"], told[0]["offset"], told[0]["session"]) == ("sequence gap", 1, "s")
     assert json.loads(ended.stdout)["messages"] == 0

@@ -1,4 +1,5 @@
-"""The founding bug, red and green: when a shuffle spills, Spark's own stateful operator loses order; we do not.
+"""The founding bug, red and green: when a shuffle spills, Spark's own stateful operator loses
+order; we do not.
 
 The red half must stay red: if Spark ever stops failing here, we want to know.
 """
@@ -20,8 +21,12 @@ MESSAGES = 200_000
 SPILL = "spark.shuffle.spill.numElementsForceSpillThreshold"
 
 
-def test_spark_loses_order_when_it_spills_and_we_do_not(lab: Lab, topic: Callable[..., str], tmp_path: Path) -> None:
-    """The same 200,000 messages under forced spills: Spark delivers inversions and a stuck row, we deliver none."""
+def test_spark_loses_order_when_it_spills_and_we_do_not(
+    lab: Lab, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """The same 200,000 messages under forced spills: Spark delivers inversions and a stuck row, we
+    deliver none.
+    """
     spark = lab.spark()
     before = spark.sparkContext.getConf().get(SPILL)
     assert before == "20000", "the laboratory's Spark is made to spill"
@@ -44,11 +49,15 @@ def test_spark_loses_order_when_it_spills_and_we_do_not(lab: Lab, topic: Callabl
 
 
 def spark_operator(spark: Any, folder: Path) -> tuple[int, float]:
-    """ApplyInPandasWithState over the same messages: steps backward it delivered, and the price it ended with."""
+    """ApplyInPandasWithState over the same messages: steps backward it delivered, and the price it
+    ended with.
+    """
     source, sink = folder / "in", folder / "out"
     source.mkdir()
     offsets = pa.array(range(MESSAGES), pa.int64())
-    pq.write_table(pa.table({"key": pa.repeat("s", MESSAGES), "offset": offsets}), source / "0.parquet")
+    pq.write_table(
+        pa.table({"key": pa.repeat("s", MESSAGES), "offset": offsets}), source / "0.parquet"
+    )
 
     def fold(_: tuple[str], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         last, backward = state.get if state.exists else (-1, 0)
@@ -64,7 +73,11 @@ def spark_operator(spark: Any, folder: Path) -> tuple[int, float]:
         fold, "last long, backward long", "last long, backward long", "append", "NoTimeout"
     )
     query = out.writeStream.format("parquet").option("path", str(sink))
-    query = query.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+    query = (
+        query.option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination()
     (row,) = pq.read_table(sink).to_pylist()
     return row["backward"], float(row["last"])
@@ -72,17 +85,17 @@ def spark_operator(spark: Any, folder: Path) -> tuple[int, float]:
 
 def test_no_shuffle_in_our_plan(lab: Lab, topic: Callable[..., str]) -> None:
     """The physical plan sorts within partitions and exchanges nothing."""
-    from seriatim import streams, wiring
-    from seriatim.core.offsets import OffsetRange, Partition
+    from seriatim import context, stream_files
+    from seriatim.engine.offsets import OffsetRange, Partition
 
     name = topic(2)
     lab.send([(name, p, "s", snapshot(1, ("x", 0.0, 0))) for p in range(2)])
-    file = streams.load_stream(lab.stream("plan", name), lab.settings.streams)
-    reader = wiring.LazySpark(file, lab.settings, silent)
+    file = stream_files.load_stream(lab.stream("plan", name), lab.settings.streams)
+    reader = context.LazySpark(file, lab.settings, silent)
     reader.spark = lab.spark()
     ranges = {Partition(name, p): OffsetRange(0, 1) for p in range(2)}
 
-    frame = reader.read_ranges(ranges).build_frame(wiring.SparkFoldTask(file, {}))
+    frame = reader.read_ranges(ranges).build_frame(context.SparkFoldTask(file, {}))
     plan = frame._jdf.queryExecution().executedPlan().toString()
 
     assert "Sort [topic" in plan

@@ -1,8 +1,9 @@
-"""Holes on a real broker: transactions, compaction and markers raise no alarm, dropped messages always do.
+"""Holes on a real broker: transactions, compaction and markers raise no alarm, dropped messages
+always do.
 
-A topic is written by transactional producers that abort every third transaction, or compacted until the cleaner
-really came by. What is missing is known from the producers' own receipts. The same offsets, dropped between Kafka
-and the fold on a plain topic, must each be found.
+A topic is written by transactional producers that abort every third transaction, or compacted until
+the cleaner really came by. What is missing is known from the producers' own receipts. The same
+offsets, dropped between Kafka and the fold on a plain topic, must each be found.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ import pyarrow.compute as pc
 import pytest
 from confluent_kafka import Message, Producer
 
-from seriatim import streams, wiring
-from seriatim.adapters.spark import SparkSource, TaskSource
+from seriatim import context, stream_files
 from seriatim.config import Settings
-from seriatim.core.integrity import GapMark
-from seriatim.core.offsets import OffsetRange, Partition, find_holes
-from seriatim.core.slice import Ranges
+from seriatim.engine.findings import GapMark
+from seriatim.engine.offsets import OffsetRange, Partition, find_holes
+from seriatim.kafka.spark_reader import SparkSource, TaskSource
+from seriatim.operations.run import FoldRun, RunOutcome
+from seriatim.operations.slicing import Ranges
 from seriatim.ports import DEFAULT_READ_OPTIONS, OnSlice, ReadOptions, Source
-from seriatim.steps.fold import FoldRun, RunOutcome
-from tests.adapters.test_batches import COMPACTED, RealSide
+from tests.contracts.test_raw_batches import COMPACTED, RealSide
 from tests.integration.lab import Lab, silent, straight
 from tests.integration.test_slices import snapshot, update
 
@@ -39,7 +40,12 @@ class Transactions:
     def __init__(self, servers: str, topic: str) -> None:
         self.topic = topic
         self.producer = Producer(
-            {"bootstrap.servers": servers, "transactional.id": uuid.uuid4().hex, "linger.ms": 1, "log_level": 0}
+            {
+                "bootstrap.servers": servers,
+                "transactional.id": uuid.uuid4().hex,
+                "linger.ms": 1,
+                "log_level": 0,
+            }
         )
         self.producer.init_transactions(WAIT_SECONDS)
         self.good: dict[int, tuple[str, bytes]] = {}
@@ -62,7 +68,9 @@ class Transactions:
 
     def end(self, *, abort: bool = False) -> None:
         """Commit or abort it."""
-        (self.producer.abort_transaction if abort else self.producer.commit_transaction)(WAIT_SECONDS)
+        (self.producer.abort_transaction if abort else self.producer.commit_transaction)(
+            WAIT_SECONDS
+        )
         self.markers += 1
         if abort:
             self.void |= set(self.sent)
@@ -80,7 +88,9 @@ def written(lab: Lab, topic: str, messages: int, each: int) -> Transactions:
     made.transact([("s", snapshot(1, ("a", 0.0, 0)))])
     while len(made.good) + len(made.void) < messages:
         number += 1
-        batch = [("s", update(sequence + i, "a", float(number * each + i))) for i in range(1, each + 1)]
+        batch = [
+            ("s", update(sequence + i, "a", float(number * each + i))) for i in range(1, each + 1)
+        ]
         abort = number % 3 == 0
         made.transact(batch, abort=abort)
         sequence += 0 if abort else each
@@ -103,7 +113,9 @@ def status_counts(lab: Lab, stream: str, topic: str) -> dict[str, int]:
 
 def marks(lab: Lab, stream: str) -> list[GapMark]:
     """Every stretch that the ledger says not to trust."""
-    entries = [lab.manifest(stream, number).entry for number in range(lab.ledger(stream).sequence + 1)]
+    entries = [
+        lab.manifest(stream, number).entry for number in range(lab.ledger(stream).sequence + 1)
+    ]
     return [mark for entry in entries for change in entry.changes for mark in change.marks]
 
 
@@ -114,7 +126,9 @@ def size(full: bool) -> int:
 
 
 def test_transactions_raise_no_alarm(lab: Lab, topic: Topic, size: int) -> None:
-    """Every third aborted: 0 findings, markers and aborted messages counted right, the rest folded exactly."""
+    """Every third aborted: 0 findings, markers and aborted messages counted right, the rest folded
+    exactly.
+    """
     name = topic(1)
     truth = written(lab, name, size, max(20, size // 2000))
     end = len(truth.good) + len(truth.void) + truth.markers
@@ -124,11 +138,18 @@ def test_transactions_raise_no_alarm(lab: Lab, topic: Topic, size: int) -> None:
 
     assert outcome.findings == []
     assert outcome.messages == len(truth.good)
-    assert counts(lab, stream, name) == {"hole: aborted": len(truth.void), "hole: marker": truth.markers}
+    assert counts(lab, stream, name) == {
+        "hole: aborted": len(truth.void),
+        "hole: marker": truth.markers,
+    }
     assert lab.ledger(stream).partitions[f"{name}/0"].frontier == end
     assert [record["offset"] for record in lab.records(stream)] == sorted(truth.good)
-    folded = straight((0, offset, key.encode(), value) for offset, (key, value) in sorted(truth.good.items()))
-    assert {row["id"]: row for row in lab.sessions(stream)[name, "s"]["state"]["rows"]} == folded["s"]
+    folded = straight(
+        (0, offset, key.encode(), value) for offset, (key, value) in sorted(truth.good.items())
+    )
+    assert {row["id"]: row for row in lab.sessions(stream)[name, "s"]["state"]["rows"]} == folded[
+        "s"
+    ]
     assert marks(lab, stream) == []
 
     lab.stream("uncommitted", name, tier="none", sequence=None, isolation="read_uncommitted")
@@ -141,7 +162,9 @@ def test_transactions_raise_no_alarm(lab: Lab, topic: Topic, size: int) -> None:
 
 
 def test_a_range_of_markers_only(lab: Lab, topic: Topic) -> None:
-    """Markers at the tail, then a slice that is nothing else: no message comes, and none is missing."""
+    """Markers at the tail, then a slice that is nothing else: no message comes, and none is
+    missing.
+    """
     name = topic(1)
     first, void, second = (Transactions(lab.servers, name) for _ in range(3))
     first.begin([("s", snapshot(1, ("a", 0.0, 0)))])
@@ -168,7 +191,10 @@ def test_a_compacted_topic_raises_no_alarm(lab: Lab, topic: Topic, size: int) ->
     """After the cleaner came by: what it took away is counted, what is left is folded."""
     name = topic(1, {**COMPACTED, "segment.ms": "1000"})
     keys = [f"s{number * 7919 % 97}" for number in range(size)]
-    lab.send((name, 0, key, snapshot(number + 1, ("a", float(number), 0))) for number, key in enumerate(keys))
+    lab.send(
+        (name, 0, key, snapshot(number + 1, ("a", float(number), 0)))
+        for number, key in enumerate(keys)
+    )
     side = RealSide(lab.servers)
     side.newest[name] = {key: offset for offset, key in enumerate(keys)}
     side.compact_all([name], wait_seconds=1.2, value=json.dumps(snapshot(1)).encode())
@@ -185,17 +211,26 @@ def test_a_compacted_topic_raises_no_alarm(lab: Lab, topic: Topic, size: int) ->
     assert counts(lab, "uncommitted", name) == {"hole: compacted": size + 1 - len(left)}
 
 
-class Dropping(wiring.LazySpark):
+class Dropping(context.LazySpark):
     """A reader that loses messages on the way from Kafka to the fold."""
 
-    def __init__(self, file: streams.StreamFile, settings: Settings, lost: set[int]) -> None:
+    def __init__(self, file: stream_files.StreamFile, settings: Settings, lost: set[int]) -> None:
         super().__init__(file, settings, silent)
         self.lost = lost
 
     def read_slices(
-        self, starts: Mapping[Partition, int], messages_max: int, on_slice: OnSlice, options: ReadOptions = DEFAULT_READ_OPTIONS
+        self,
+        starts: Mapping[Partition, int],
+        messages_max: int,
+        on_slice: OnSlice,
+        options: ReadOptions = DEFAULT_READ_OPTIONS,
     ) -> None:
-        super().read_slices(starts, messages_max, lambda ranges, source: on_slice(ranges, self._without(source)), options)
+        super().read_slices(
+            starts,
+            messages_max,
+            lambda ranges, source: on_slice(ranges, self._without(source)),
+            options,
+        )
 
     def read_ranges(self, ranges: Ranges, options: ReadOptions = DEFAULT_READ_OPTIONS) -> Source:
         return self._without(super().read_ranges(ranges, options))
@@ -204,31 +239,50 @@ class Dropping(wiring.LazySpark):
         if isinstance(source, TaskSource):
             read, lost = source.read_range, list(self.lost)
 
-            def losing(partition: Partition, whole: OffsetRange, headers: bool) -> Iterator[pa.RecordBatch]:
+            def losing(
+                partition: Partition, whole: OffsetRange, headers: bool
+            ) -> Iterator[pa.RecordBatch]:
                 for batch in read(partition, whole, headers):
                     yield batch.filter(pc.invert(pc.is_in(batch["offset"], pa.array(lost))))
 
             source.read_range = losing
             return source
         assert isinstance(source, SparkSource)
-        return SparkSource(source.frame.where(~source.frame["offset"].isin(*self.lost)), source.options)
+        return SparkSource(
+            source.frame.where(~source.frame["offset"].isin(*self.lost)), source.options
+        )
 
 
 def fold_dropping(lab: Lab, name: str, lost: set[int], messages_max: int) -> RunOutcome:
     """Run a stream through a reader that drops these offsets."""
-    file = streams.load_stream(name, lab.settings.streams)
+    file = stream_files.load_stream(name, lab.settings.streams)
     reader = Dropping(file, lab.settings, lost)
     reader.spark = lab.spark()
-    return FoldRun(file.stream, streams.load_runner(file), wiring.fold_context(file, lab.settings, reader)).run(messages_max)
+    return FoldRun(
+        file.stream,
+        stream_files.load_runner(file),
+        context.fold_context(file, lab.settings, reader),
+    ).run(messages_max)
 
 
 def test_the_same_holes_by_dropping_are_each_found(lab: Lab, topic: Topic, full: bool) -> None:
-    """On a plain topic every dropped stretch is a gap with its exact [a, b): inside, at the tail, and whole slices."""
+    """On a plain topic every dropped stretch is a gap with its exact [a, b): inside, at the tail,
+    and whole slices.
+    """
     size, name = 20_000 if full else 1_200, topic(1)
     lab.send([(name, 0, "s", snapshot(1, ("a", 0.0, 0)))])
     lab.send((name, 0, "s", update(number + 1, "a", float(number))) for number in range(1, size))
-    aborted = {offset for start in range(21, size - 1, 63) for offset in range(start, min(start + 21, size))}
-    lost = aborted | set(range(0, size - 1, 21)) - {0} | set(range(size // 2, size // 2 + 250)) | {size - 1}
+    aborted = {
+        offset
+        for start in range(21, size - 1, 63)
+        for offset in range(start, min(start + 21, size))
+    }
+    lost = (
+        aborted
+        | set(range(0, size - 1, 21)) - {0}
+        | set(range(size // 2, size // 2 + 250))
+        | {size - 1}
+    )
     stretches = find_holes([o for o in range(size) if o not in lost], OffsetRange(0, size))
     assert any(len(one) > 200 for one in stretches)
 

@@ -1,4 +1,6 @@
-"""Kill -9 at every named crash point, then a plain run: the same digest as in one go. Real processes."""
+"""Kill -9 at every named crash point, then a plain run: the same digest as in one go. Real
+processes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from itertools import cycle, product
 
 import pytest
 
-from seriatim.core.crash import CRASH_POINTS
+from seriatim.engine.crash_points import CRASH_POINTS
 from tests.integration.lab import Lab
 from tests.integration.test_slices import tables
 
@@ -25,8 +27,12 @@ def killed_at(lab: Lab, stream: str, point: str, *arguments: str) -> None:
     assert ended.returncode == -signal.SIGKILL, (point, ended.returncode, ended.stderr[-800:])
 
 
-def test_kills_at_crash_points_leave_no_trace(lab: Lab, topic: Callable[..., str], full: bool) -> None:
-    """Runs killed one after another, then a plain one: records and state as in one go, whoever read them."""
+def test_kills_at_crash_points_leave_no_trace(
+    lab: Lab, topic: Callable[..., str], full: bool
+) -> None:
+    """Runs killed one after another, then a plain one: records and state as in one go, whoever read
+    them.
+    """
     count = 1_000_000 if full else 60_000
     slice_size = str(50_000 if full else 8_000)
     names = {topic(3): 3, topic(3): 3, topic(2): 2}
@@ -35,7 +41,11 @@ def test_kills_at_crash_points_leave_no_trace(lab: Lab, topic: Callable[..., str
     one, hurt = lab.stream("one", pattern), lab.stream("hurt", pattern, slice={"read": "task"})
     points = sorted(random.Random(4).sample(EVERY_RUN, 3), key=EVERY_RUN.index)
     # Readers take turns; in full every point is passed with each.
-    runs = product(EVERY_RUN, ("spark", "task")) if full else zip(points, cycle(("task", "spark")), strict=False)
+    runs = (
+        product(EVERY_RUN, ("spark", "task"))
+        if full
+        else zip(points, cycle(("task", "spark")), strict=False)
+    )
 
     lab.fold(one)
     for point, read in runs:
@@ -59,10 +69,15 @@ def swept(lab: Lab, stream: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "points", [*FIRST_RUNS, *(pytest.param(points, marks=pytest.mark.full) for points in FIRST_RUNS_FULL)]
+    "points",
+    [*FIRST_RUNS, *(pytest.param(points, marks=pytest.mark.full) for points in FIRST_RUNS_FULL)],
 )
-def test_the_first_run_ever_may_be_killed(lab: Lab, topic: Callable[..., str], points: list[str]) -> None:
-    """A stream whose very first run dies is right after the next; one that died before the table was made was none."""
+def test_the_first_run_ever_may_be_killed(
+    lab: Lab, topic: Callable[..., str], points: list[str]
+) -> None:
+    """A stream whose very first run dies is right after the next; one that died before the table
+    was made was none.
+    """
     name = topic(2)
     lab.send(tables({name: 2}, 10, 2000))
     first, other = lab.stream("first", name), lab.stream("other", name)
@@ -85,7 +100,11 @@ def test_a_killed_worker_is_platform_trouble(lab: Lab, topic: Callable[..., str]
     process = lab.start("run", stream)
     me = psutil.Process(process.pid)
     while process.poll() is None:
-        workers = [child for child in me.children(recursive=True) if "seriatim.workers" in _words(child)]
+        workers = [
+            child
+            for child in me.children(recursive=True)
+            if "seriatim.spark_daemon" in _words(child)
+        ]
         if len(workers) > 1:
             workers[-1].kill()
             break

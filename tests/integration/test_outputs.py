@@ -1,4 +1,6 @@
-"""Records of two kinds and the table `current`, through real Kafka, real Spark and the real command line."""
+"""Records of two kinds and the table `current`, through real Kafka, real Spark and the real command
+line.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,13 @@ def test_two_kinds_of_records_and_the_table_of_now(lab: Lab, topic: Callable[...
     name = topic(2)
     (lab.folder / "streams" / "twokinds.py").write_text(MACHINE)
     stream = lab.stream("two", name, {"machine": "twokinds:Market"})
-    sent = [("quote", "1", 5), ("trade", "1", 2), ("quote", "2", 4), ("trade", "2", 9), ("trade", "1", 1)]
+    sent = [
+        ("quote", "1", 5),
+        ("trade", "1", 2),
+        ("quote", "2", 4),
+        ("trade", "2", 9),
+        ("trade", "1", 1),
+    ]
     for partition in (0, 1):
         lab.send(
             (name, partition, f"s{partition}", {"kind": kind, "price": price, "size": size})
@@ -67,14 +75,20 @@ def test_two_kinds_of_records_and_the_table_of_now(lab: Lab, topic: Callable[...
     root = lab.root(stream)
     assert (outcome.records, outcome.derived_error) == (10, "")
     trades = rows(root, "records-trade")
-    assert [(row["partition"], row["offset"], row["index"], row["price"], row["size"]) for row in trades] == [
+    assert [
+        (row["partition"], row["offset"], row["index"], row["price"], row["size"]) for row in trades
+    ] == [
         (partition, offset, 0, price, size)
         for partition in (0, 1)
         for offset, price, size in ((1, "1", 2), (3, "2", 9), (4, "1", 1))
     ]
-    assert DeltaTable(root / "records-trade").history(1)[0]["seriatim"]["sequence"] == outcome.sequence
+    assert (
+        DeltaTable(root / "records-trade").history(1)[0]["seriatim"]["sequence"] == outcome.sequence
+    )
     assert lab.command("publish", stream, "--sequence", str(outcome.sequence)).returncode == 0
-    now = [(row["session"], row["price"], row["size"], row["offset"]) for row in rows(root, "current")]
+    now = [
+        (row["session"], row["price"], row["size"], row["offset"]) for row in rows(root, "current")
+    ]
     assert now == [("s0", "1", 2, 4), ("s1", "1", 2, 4)]
     told = json.loads(lab.command("status", stream, "--json").stdout)
     assert (told["published"], told["outputs"]) == (outcome.sequence, {"trade": outcome.sequence})

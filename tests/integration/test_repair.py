@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from seriatim import streams, wiring
+from seriatim import context, stream_files
 from seriatim.cli.repair import repair_context
-from seriatim.core.crash import CRASH_POINTS, REPAIR_POINTS, arm
-from seriatim.core.repair import RepairRequest
-from seriatim.steps.refold import RefoldResult
-from seriatim.steps.repair import RepairRun, plan_repair
+from seriatim.engine.crash_points import CRASH_POINTS, REPAIR_POINTS, arm
+from seriatim.operations.repair.plan import RepairRequest
+from seriatim.operations.repair.refold import RefoldResult
+from seriatim.operations.repair.repair import RepairRun, plan_repair
 from tests.integration.lab import Lab
 from tests.integration.test_slices import tables
 
@@ -59,8 +59,8 @@ BUG = """if message.v == 99:
 
 def repaired(lab: Lab, name: str, messages_max: int = 100_000, **request: Any) -> RefoldResult:
     """One command, in this process."""
-    file = streams.load_stream(name, lab.settings.streams)
-    reader = wiring.LazySpark(file, lab.settings, lambda _: None)
+    file = stream_files.load_stream(name, lab.settings.streams)
+    reader = context.LazySpark(file, lab.settings, lambda _: None)
     reader.spark = lab.spark()
     tools = repair_context(file, lab.settings, reader)
     return RepairRun(tools).apply(plan_repair(tools, RepairRequest(**request)), messages_max)
@@ -68,7 +68,9 @@ def repaired(lab: Lab, name: str, messages_max: int = 100_000, **request: Any) -
 
 def active(lab: Lab, name: str) -> set[str]:
     """The record files of the table."""
-    return set(DeltaTable(lab.root(name) / "records").get_add_actions(flatten=True)["path"].to_pylist())
+    return set(
+        DeltaTable(lab.root(name) / "records").get_add_actions(flatten=True)["path"].to_pylist()
+    )
 
 
 def flip(path: Path) -> None:
@@ -92,19 +94,27 @@ def test_a_lost_record_file_and_a_flipped_bit_in_state(lab: Lab, topic: Callable
     lab.fold(one)
     lab.fold(hurt, 2500)
     before, accounts = active(lab, hurt), lab.ledger(hurt).partitions
-    (lab.root(hurt) / "records" / sorted(p for p in before if p.startswith(f"{name}/0/"))[1]).unlink()
+    (
+        lab.root(hurt) / "records" / sorted(p for p in before if p.startswith(f"{name}/0/"))[1]
+    ).unlink()
     flip(lab.root(hurt) / accounts[f"{name}/1"].state[-1].path)
 
     done = repaired(lab, hurt)
 
     assert {str(partition) for partition in done.ranges} == {f"{name}/0", f"{name}/1"}
-    assert {path for path in before if "/2/" in path} == {path for path in active(lab, hurt) if "/2/" in path}
+    assert {path for path in before if "/2/" in path} == {
+        path for path in active(lab, hurt) if "/2/" in path
+    }
     assert lab.digest(hurt) == lab.digest(one)
     assert_verified(lab, hurt)
 
 
-def test_slices_of_other_partitions_commit_during_a_long_repair(lab: Lab, topic: Callable[..., str]) -> None:
-    """Between its stages a run folds what came for the others; the held one waits, and is folded afterwards."""
+def test_slices_of_other_partitions_commit_during_a_long_repair(
+    lab: Lab, topic: Callable[..., str]
+) -> None:
+    """Between its stages a run folds what came for the others; the held one waits, and is folded
+    afterwards.
+    """
     name = topic(3)
     lab.send(tables({name: 3}, 20, 6000))
     one, hurt = lab.stream("one", name), lab.stream("hurt", name)
@@ -118,9 +128,16 @@ def test_slices_of_other_partitions_commit_during_a_long_repair(lab: Lab, topic:
         if point == "stage-folded" and len(beside) < 2:
             arm(None)
             lab.fold(
-                hurt, 300, {f"{name}/{part}": before[f"{name}/{part}"] + 400 * (1 + len(beside)) for part in (1, 2)}
+                hurt,
+                300,
+                {
+                    f"{name}/{part}": before[f"{name}/{part}"] + 400 * (1 + len(beside))
+                    for part in (1, 2)
+                },
             )
-            beside.append({place: account.frontier for place, account in lab.ledger(hurt).partitions.items()})
+            beside.append(
+                {place: account.frontier for place, account in lab.ledger(hurt).partitions.items()}
+            )
             arm(meanwhile)
 
     arm(meanwhile)
@@ -128,7 +145,9 @@ def test_slices_of_other_partitions_commit_during_a_long_repair(lab: Lab, topic:
         repaired(lab, hurt, 500, partition=f"{name}/0")
     finally:
         arm(None)
-    assert [[seen[f"{name}/{part}"] - before[f"{name}/{part}"] for part in range(3)] for seen in beside] == [
+    assert [
+        [seen[f"{name}/{part}"] - before[f"{name}/{part}"] for part in range(3)] for seen in beside
+    ] == [
         [0, 400, 400],
         [0, 800, 800],
     ]
@@ -143,7 +162,9 @@ def test_slices_of_other_partitions_commit_during_a_long_repair(lab: Lab, topic:
 
 
 def test_a_bug_fixed_later(lab: Lab, topic: Callable[..., str]) -> None:
-    """Repair finds sessions set aside; what is silently wrong is named; a partition without either keeps its files."""
+    """Repair finds sessions set aside; what is silently wrong is named; a partition without either
+    keeps its files.
+    """
     name = topic(3)
     chance, count = random.Random(5), 4000
     values = [99 if chance.random() < 0.002 else chance.randrange(90) for _ in range(count)]
@@ -177,14 +198,22 @@ def test_a_bug_fixed_later(lab: Lab, topic: Callable[..., str]) -> None:
 
 
 def test_messages_gone_before_they_were_read(lab: Lab, topic: Callable[..., str]) -> None:
-    """Repair says what is lost; forward goes on and publishes the gap; each session resumes by snapshot or proof."""
+    """Repair says what is lost; forward goes on and publishes the gap; each session resumes by
+    snapshot or proof.
+    """
     name = topic(2)
     update = {"type": "update", "id": "a", "price": 2.0}
 
     def snapshot(sequence: int) -> dict[str, Any]:
         return {"type": "snapshot", "seq": sequence, "rows": [{"id": "a", "price": 1.0, "size": 1}]}
 
-    lab.send([(name, 0, "lost", snapshot(1)), (name, 0, "whole", snapshot(1)), (name, 0, "lost", {**update, "seq": 2})])
+    lab.send(
+        [
+            (name, 0, "lost", snapshot(1)),
+            (name, 0, "whole", snapshot(1)),
+            (name, 0, "lost", {**update, "seq": 2}),
+        ]
+    )
     lab.send([(name, 1, "other", snapshot(1)), (name, 1, "other", {**update, "seq": 2})])
     stream = lab.stream("gone", name)
     lab.fold(stream)
@@ -205,22 +234,34 @@ def test_messages_gone_before_they_were_read(lab: Lab, topic: Callable[..., str]
     lab.send([(name, 0, "lost", snapshot(7))])
     assert lab.fold(stream).findings == []
 
-    assert before == {path for path in active(lab, stream) if path.startswith(f"{name}/1/")} != set()
-    offsets = [(row["session"], row["offset"]) for row in lab.records(stream) if row["partition"] == 0]
+    assert (
+        before == {path for path in active(lab, stream) if path.startswith(f"{name}/1/")} != set()
+    )
+    offsets = [
+        (row["session"], row["offset"]) for row in lab.records(stream) if row["partition"] == 0
+    ]
     assert offsets == [("lost", 0), ("whole", 1), ("lost", 2), ("whole", 6), ("lost", 8)]
     gaps = json.loads(lab.command("gaps", stream, "--json").stdout)["gaps"]
-    assert [(gap["session"], gap["from"], gap["until"]) for gap in gaps] == [(None, 3, 6), ("lost", 7, 8)]
+    assert [(gap["session"], gap["from"], gap["until"]) for gap in gaps] == [
+        (None, 3, 6),
+        ("lost", 7, 8),
+    ]
     assert_verified(lab, stream)
 
 
 POINTS = (
     *REPAIR_POINTS,
-    *(p for p in CRASH_POINTS if p not in ("ledger-read", "table-created", "plan-made", "slice-folded")),
+    *(
+        p
+        for p in CRASH_POINTS
+        if p not in ("ledger-read", "table-created", "plan-made", "slice-folded")
+    ),
 )
 
 
 @pytest.mark.parametrize(
-    "point", [pytest.param(p, marks=() if p == "stage-folded" else pytest.mark.full) for p in POINTS]
+    "point",
+    [pytest.param(p, marks=() if p == "stage-folded" else pytest.mark.full) for p in POINTS],
 )
 def test_killed_at_a_stage_and_again(lab: Lab, topic: Callable[..., str], point: str) -> None:
     """Kill -9 leaves a hold that status shows; the same command finishes the repair."""
@@ -236,7 +277,9 @@ def test_killed_at_a_stage_and_again(lab: Lab, topic: Callable[..., str], point:
     ended = lab.command(*words, SERIATIM_CRASH_POINT=point)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     held = lab.ledger(hurt).partitions[f"{name}/0"].hold
-    assert (held is None) == (point in ("manifest-written", "swept", "derived-half", "derived"))  # of the hold
+    assert (held is None) == (
+        point in ("manifest-written", "swept", "derived-half", "derived")
+    )  # of the hold
     if held is not None:
         assert held in lab.command("status", hurt).stdout
     ended = lab.command(*words)

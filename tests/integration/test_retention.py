@@ -1,4 +1,6 @@
-"""The clock against a real broker that really drops: by time and by bytes, in seconds instead of days."""
+"""The clock against a real broker that really drops: by time and by bytes, in seconds instead of
+days.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from seriatim.adapters.kafka import KafkaLog
-from seriatim.core.offsets import Partition
-from seriatim.core.retention import TimeLeft, times_left
 from seriatim.embedded import broker as embedded
+from seriatim.engine.offsets import Partition
+from seriatim.kafka.log import KafkaLog
+from seriatim.kafka.retention import TimeLeft, times_left
 from tests.integration.lab import silent
 
 WHOLE_SECONDS = 14
@@ -25,7 +27,10 @@ SEGMENT_SECONDS = 1
 EARLY_SECONDS = 1.0
 """The messages' own times are rounded, and the broker rounds to whole segments."""
 TOPICS = {
-    "by-time": {"retention.ms": str(WHOLE_SECONDS * 1000), "segment.ms": str(SEGMENT_SECONDS * 1000)},
+    "by-time": {
+        "retention.ms": str(WHOLE_SECONDS * 1000),
+        "segment.ms": str(SEGMENT_SECONDS * 1000),
+    },
     "by-bytes": {
         "retention.bytes": str(round(WHOLE_SECONDS / SENT_EVERY_SECONDS * MESSAGE_BYTES)),
         "segment.bytes": str(1024 * 1024),
@@ -39,20 +44,26 @@ WARM_UP = "warm-up"
 def impatient(tmp_path: Path, broker_program: embedded.KafkaProgram) -> Iterator[str]:
     """A broker of its own that looks for expired segments all the time."""
     often = {"log.retention.check.interval.ms": "500", "log.initial.task.delay.ms": "500"}
-    info = embedded.start_broker(tmp_path, overrides=often, program=broker_program, print_notice=silent)
+    info = embedded.start_broker(
+        tmp_path, overrides=often, program=broker_program, print_notice=silent
+    )
     yield info.bootstrap_servers
     embedded.stop_broker(tmp_path, silent)
 
 
 def test_the_figure_is_when_the_log_start_moves(impatient: str) -> None:
-    """No figure since the stall is later than when Kafka really dropped the message; by time it is exact."""
+    """No figure since the stall is later than when Kafka really dropped the message; by time it is
+    exact.
+    """
     admin = AdminClient({"bootstrap.servers": impatient, "log_level": 0})
     made = [NewTopic(name, 1, 1, config=given) for name, given in {**TOPICS, WARM_UP: {}}.items()]
     for answer in admin.create_topics(made).values():
         answer.result(120)
     log = KafkaLog({"bootstrap.servers": impatient})
     producer = Producer({"bootstrap.servers": impatient, "linger.ms": 0, "log_level": 0})
-    places = {Partition(name, 0): 20 for name in TOPICS}  # two seconds after the first message the stream stalls
+    places = {
+        Partition(name, 0): 20 for name in TOPICS
+    }  # two seconds after the first message the stream stalls
     figures: dict[Partition, list[tuple[float, TimeLeft]]] = {place: [] for place in places}
     lost: dict[Partition, float] = {}
     _send(producer, [WARM_UP], time.time())
@@ -65,9 +76,16 @@ def test_the_figure_is_when_the_log_start_moves(impatient: str) -> None:
     for place, offset in places.items():
         limit = {"by-time": "retention.ms", "by-bytes": "retention.bytes"}[place.topic]
         told = [(at, left) for at, left in figures[place] if left.limit == limit]
-        assert len(told) >= max(5, len(figures[place]) - 1), (place, figures[place])  # a broker may not answer once
+        assert len(told) >= max(5, len(figures[place]) - 1), (
+            place,
+            figures[place],
+        )  # a broker may not answer once
         # How late a busy broker drops is nobody's promise: only that it never drops before the figure says so.
-        assert all(lost[place] >= at + left.seconds - EARLY_SECONDS for at, left in told), (place, told, lost[place])
+        assert all(lost[place] >= at + left.seconds - EARLY_SECONDS for at, left in told), (
+            place,
+            told,
+            lost[place],
+        )
         if place.topic == "by-time":
             # What was sent every tenth of a second, by its own timetable, goes after the retention, whoever looks when.
             expected_loss = began + offset * SENT_EVERY_SECONDS + WHOLE_SECONDS
@@ -83,7 +101,9 @@ def _send(producer: Producer, topics: Iterable[str], at_seconds: float) -> None:
 
 @contextmanager
 def _producing(producer: Producer) -> Iterator[float]:
-    """A producer at a constant rate beside us, by its own timetable; gives the time of its first message."""
+    """A producer at a constant rate beside us, by its own timetable; gives the time of its first
+    message.
+    """
     over, began = threading.Event(), time.time()
 
     def produce() -> None:
@@ -107,7 +127,9 @@ def _look(
     figures: dict[Partition, list[tuple[float, TimeLeft]]],
     lost: dict[Partition, float],
 ) -> None:
-    """Note the figure of each partition, or that its message is gone. What goes while we ask gives no figure."""
+    """Note the figure of each partition, or that its message is gone. What goes while we ask gives
+    no figure.
+    """
     held, now = log.read_retention(log.bounds("by-.*"), places), time.time()
     bounds = log.bounds("by-.*")
     for place in [place for place in places if place not in lost]:

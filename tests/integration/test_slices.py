@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from seriatim.demo import CollectionPoints
+from seriatim.demo.generator import CollectionPoints
 from tests.integration.lab import Lab, folded, straight
 
 
-def tables(topics: dict[str, int], sessions: int, count: int, seed: int = 1) -> list[tuple[str, int, str, bytes]]:
+def tables(
+    topics: dict[str, int], sessions: int, count: int, seed: int = 1
+) -> list[tuple[str, int, str, bytes]]:
     """Demo messages, each session in a partition of its own choosing."""
     points = CollectionPoints(list(topics), sessions, seed)
     return [
@@ -25,7 +27,11 @@ def tables(topics: dict[str, int], sessions: int, count: int, seed: int = 1) -> 
 
 def snapshot(seq: int, *rows: tuple[str, float, int]) -> dict[str, Any]:
     """A snapshot message."""
-    return {"type": "snapshot", "seq": seq, "rows": [{"id": i, "price": p, "size": s} for i, p, s in rows]}
+    return {
+        "type": "snapshot",
+        "seq": seq,
+        "rows": [{"id": i, "price": p, "size": s} for i, p, s in rows],
+    }
 
 
 def update(seq: int, row: str, price: float) -> dict[str, Any]:
@@ -48,9 +54,14 @@ def test_slices_equal_one_go_and_the_straight_fold(lab: Lab, topic: Callable[...
     assert first.messages == 200
     assert rest.slices >= 3
     assert lab.digest(one) == lab.digest(many)
-    expected = {(t, s): rows for t, p in names.items() for s, rows in straight(lab.kafka(t, p)).items()}
+    expected = {
+        (t, s): rows for t, p in names.items() for s, rows in straight(lab.kafka(t, p)).items()
+    }
     assert folded(lab.records(one)) == expected
-    state = {key: {row["id"]: row for row in one["state"]["rows"]} for key, one in lab.sessions("one").items()}
+    state = {
+        key: {row["id"]: row for row in one["state"]["rows"]}
+        for key, one in lab.sessions("one").items()
+    }
     assert state == expected
 
 
@@ -67,10 +78,20 @@ def test_nothing_new_commits_nothing(lab: Lab, topic: Callable[..., str]) -> Non
     assert outcome.slices == 0
     assert lab.ledger(stream) == before
     found = {path.name for path in lab.root(stream).iterdir()}
-    assert found == {"derived.json", "gaps", "head.json", "manifests", "quarantine", "records", "state"}
+    assert found == {
+        "derived.json",
+        "gaps",
+        "head.json",
+        "manifests",
+        "quarantine",
+        "records",
+        "state",
+    }
 
 
-def test_new_topics_and_partitions_are_picked_up(lab: Lab, topic: Callable[..., str], topic_name: Any) -> None:
+def test_new_topics_and_partitions_are_picked_up(
+    lab: Lab, topic: Callable[..., str], topic_name: Any
+) -> None:
     """A new topic is folded from its first offset, a new partition from 0, whole names only."""
     base = topic_name()
     first = topic(1, name=f"{base}-a")
@@ -79,7 +100,9 @@ def test_new_topics_and_partitions_are_picked_up(lab: Lab, topic: Callable[..., 
     lab.fold(stream)
     second, other = topic(1, name=f"{base}-b"), topic(1, name=f"{base}-b2")
     lab.add_partitions(first, 2)
-    lab.send([(second, 0, "s", snapshot(1, ("x", 1.0, 1))), (other, 0, "s", snapshot(1, ("x", 1.0, 1)))])
+    lab.send(
+        [(second, 0, "s", snapshot(1, ("x", 1.0, 1))), (other, 0, "s", snapshot(1, ("x", 1.0, 1)))]
+    )
     lab.send([(first, 1, "new", snapshot(1, ("y", 2.0, 2)))])
 
     outcome = lab.fold(stream)
@@ -88,8 +111,12 @@ def test_new_topics_and_partitions_are_picked_up(lab: Lab, topic: Callable[..., 
     assert set(lab.ledger(stream).partitions) == {f"{first}/0", f"{first}/1", f"{second}/0"}
 
 
-def test_first_run_on_an_old_topic_is_headless_until_each_snapshot(lab: Lab, topic: Callable[..., str]) -> None:
-    """Where the first messages are gone, updates before a session's snapshot are counted and the run is good."""
+def test_first_run_on_an_old_topic_is_headless_until_each_snapshot(
+    lab: Lab, topic: Callable[..., str]
+) -> None:
+    """Where the first messages are gone, updates before a session's snapshot are counted and the
+    run is good.
+    """
     name = topic(1)
     lab.send(tables({name: 1}, 20, 3000))
     lab.delete_records(name, {0: 1000})
@@ -105,7 +132,9 @@ def test_first_run_on_an_old_topic_is_headless_until_each_snapshot(lab: Lab, top
 
 
 def test_expired_offsets_halt_their_partition_alone(lab: Lab, topic: Callable[..., str]) -> None:
-    """Messages deleted before they were read halt that partition, by name and range; the other goes on."""
+    """Messages deleted before they were read halt that partition, by name and range; the other goes
+    on.
+    """
     name = topic(2)
     stream = lab.stream("expired", name)
     lab.send(tables({name: 2}, 10, 1000))
@@ -118,7 +147,11 @@ def test_expired_offsets_halt_their_partition_alone(lab: Lab, topic: Callable[..
     outcome = lab.fold(stream)
 
     (finding,) = outcome.findings
-    assert (finding.finding, finding.partition_name, finding.offset) == ("expired", f"{name}/0", lost - 7)
+    assert (finding.finding, finding.partition_name, finding.offset) == (
+        "expired",
+        f"{name}/0",
+        lost - 7,
+    )
     assert f"[{lost - 7}, {lost})" in finding.cause
     after = lab.ledger(stream).partitions
     assert after[f"{name}/0"].frontier == frontier[f"{name}/0"]
@@ -171,7 +204,7 @@ def test_a_topic_made_again_is_found_by_its_id(lab: Lab, topic: Callable[..., st
 
 def test_a_ledger_that_went_back_is_refused(lab: Lab, topic: Callable[..., str]) -> None:
     """A ledger rolled back, or gone while its witness stays, never starts again by itself."""
-    from seriatim.core.errors import IntegrityError
+    from seriatim.errors import IntegrityError
 
     name = topic(1)
     stream = lab.stream("back", name)
@@ -195,7 +228,7 @@ def test_a_ledger_that_went_back_is_refused(lab: Lab, topic: Callable[..., str])
 
 def test_a_damaged_state_file_is_refused_by_name(lab: Lab, topic: Callable[..., str]) -> None:
     """One flipped bit in a state file is seen before it is used, and nothing is folded on top."""
-    from seriatim.core.errors import IntegrityError
+    from seriatim.errors import IntegrityError
 
     name = topic(1)
     stream = lab.stream("rot", name)
@@ -213,7 +246,9 @@ def test_a_damaged_state_file_is_refused_by_name(lab: Lab, topic: Callable[..., 
     assert lab.ledger(stream).sequence == 1
 
 
-def test_state_written_is_proportional_to_what_was_touched(lab: Lab, topic: Callable[..., str]) -> None:
+def test_state_written_is_proportional_to_what_was_touched(
+    lab: Lab, topic: Callable[..., str]
+) -> None:
     """With many sessions at rest, a slice that touches few writes few."""
     name = topic(1)
     stream = lab.stream("many", name)
@@ -228,4 +263,8 @@ def test_state_written_is_proportional_to_what_was_touched(lab: Lab, topic: Call
     assert files[0] == base
     assert files[1].rows == 20
     assert files[1].size_bytes < base.size_bytes / 20
-    assert lab.sessions(stream)[name, "s1000"]["state"]["rows"][0] == {"id": "a", "price": 3.0, "size": 1}
+    assert lab.sessions(stream)[name, "s1000"]["state"]["rows"][0] == {
+        "id": "a",
+        "price": 3.0,
+        "size": 1,
+    }

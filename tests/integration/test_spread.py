@@ -50,20 +50,28 @@ def told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_a_hot_partition_is_spread_and_nobody_sees_it(lab: Lab, topic: Callable[..., str]) -> None:
-    """Two processes fold its sessions, and records, state and findings are those of one; then a message is missing."""
+    """Two processes fold its sessions, and records, state and findings are those of one; then a
+    message is missing.
+    """
     name, known = topic(2), dict[str, int]()
     (lab.folder / "streams" / "spreadsums.py").write_text(MACHINE)
     for stream, how in (("one", "partition"), ("many", "session")):
-        lab.stream(stream, name, {"machine": "spreadsums:Sums", "sequence": "seq", "parallelism": how})
+        lab.stream(
+            stream, name, {"machine": "spreadsums:Sums", "sequence": "seq", "parallelism": how}
+        )
     lab.send(sent(name, 25_000, known, 1))
     assert [lab.fold(stream).messages for stream in ("one", "many")] == [25_000, 25_000]
     one, many = lab.records("one"), lab.records("many")
     assert told(many) == told(one)
-    processes = [len({row["process"] for row in rows if row["partition"] == 0}) for rows in (one, many)]
+    processes = [
+        len({row["process"] for row in rows if row["partition"] == 0}) for rows in (one, many)
+    ]
     assert processes == [1, 2]
 
     known["p0-7"] += 1
     lab.send(sent(name, 25_000, known, 2))
     outcomes = [lab.fold(stream) for stream in ("one", "many")]
-    assert [[found.finding for found in outcome.findings] for outcome in outcomes] == [["sequence gap"]] * 2
+    assert [[found.finding for found in outcome.findings] for outcome in outcomes] == [
+        ["sequence gap"]
+    ] * 2
     assert told(lab.records("many")) == told(lab.records("one"))

@@ -9,7 +9,9 @@ from tests.integration.lab import Lab
 
 
 def test_a_run_leaves_what_kafka_said(lab: Lab, topic: Callable[..., str]) -> None:
-    """Log bounds, lag and the end of the run, as of the ledger's last entry; `top` shows it without asking."""
+    """Log bounds, lag and the end of the run, as of the ledger's last entry; `top` shows it without
+    asking.
+    """
     name = topic(partitions=2)
     first = {"type": "snapshot", "seq": 1, "rows": [{"id": "a", "price": 1.0, "size": 1}]}
     lab.stream("orders", name)
@@ -17,11 +19,16 @@ def test_a_run_leaves_what_kafka_said(lab: Lab, topic: Callable[..., str]) -> No
     done = lab.command("run", "orders")
     assert done.returncode == 0, done.stderr
     found = json.loads((lab.root("orders") / "status.json").read_bytes())
-    assert [(one["frontier"], one["log_start"], one["log_end"], one["lag"]) for one in found["partitions"]] == [
+    assert [
+        (one["frontier"], one["log_start"], one["log_end"], one["lag"])
+        for one in found["partitions"]
+    ] == [
         (1, 0, 1, 0),
         (1, 0, 1, 0),
     ]
-    assert found["sequence"] == json.loads((lab.root("orders") / "head.json").read_bytes())["sequence"]
+    assert (
+        found["sequence"] == json.loads((lab.root("orders") / "head.json").read_bytes())["sequence"]
+    )
     assert found["ran_seconds"] == found["at_seconds"] > 1.7e9
     seen = json.loads(lab.command("top", "--no-ask", "--json").stdout)
     assert (seen["verdict"], seen["lag"], seen["gaps_open"], seen["as_of_seconds"]) == (

@@ -13,7 +13,9 @@ from tests.integration.test_slices import tables
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_run_says_one_line(lab: Lab, topic: Callable[..., str], number: signal.Signals) -> None:
+def test_a_stopped_run_says_one_line(
+    lab: Lab, topic: Callable[..., str], number: signal.Signals
+) -> None:
     """No stack traces and no noise of Java's: what happened, and the exit code that shells expect."""
     name = topic(2)
     lab.send(tables({name: 2}, 50, 60_000))
@@ -30,7 +32,9 @@ def test_a_stopped_run_says_one_line(lab: Lab, topic: Callable[..., str], number
 
 
 @pytest.mark.parametrize("command", [("plan",), ("state",)])
-def test_another_machine_may_not_look(lab: Lab, topic: Callable[..., str], command: tuple[str]) -> None:
+def test_another_machine_may_not_look(
+    lab: Lab, topic: Callable[..., str], command: tuple[str]
+) -> None:
     """`plan` and `state` refuse what `run` would refuse: exit 2, and what to do."""
     name = topic(1)
     lab.send(tables({name: 1}, 2, 20))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from seriatim.demo import CollectionPoints
+from seriatim.demo.generator import CollectionPoints
 from tests.integration.lab import Lab, folded, straight
 from tests.integration.test_slices import snapshot, update
 
@@ -26,15 +26,26 @@ def shuffled(messages: list[Any], chance: random.Random) -> Iterator[Any]:
     return (next(turns[message[2]]) for message in messages)
 
 
-def test_shuffled_within_the_window_is_as_if_sorted(lab: Lab, topic: Callable[..., str], full: bool) -> None:
-    """Records and state of a straight fold of the sorted messages, for small slices and for one alike."""
+def test_shuffled_within_the_window_is_as_if_sorted(
+    lab: Lab, topic: Callable[..., str], full: bool
+) -> None:
+    """Records and state of a straight fold of the sorted messages, for small slices and for one
+    alike.
+    """
     count, small = (100_000, 1_000) if full else (10_000, 1_500)
     right, wrong = topic(2), topic(2)
     points = CollectionPoints([right], 30, 5)
-    sent = [(right, int(one.key[-5:]) % 2, one.key, one.value) for one in islice(points.messages(), count)]
+    sent = [
+        (right, int(one.key[-5:]) % 2, one.key, one.value)
+        for one in islice(points.messages(), count)
+    ]
     lab.send(sent)
     lab.send((wrong, *rest) for _, *rest in shuffled(sent, random.Random(7)))
-    window: dict[str, Any] = {"tier": "window", "window_messages": REACH + 5, "window_seconds": 3600}
+    window: dict[str, Any] = {
+        "tier": "window",
+        "window_messages": REACH + 5,
+        "window_seconds": 3600,
+    }
     sorted_one, one, many = (
         lab.stream("sorted", right),
         lab.stream("one", wrong, **window),
@@ -52,15 +63,20 @@ def test_shuffled_within_the_window_is_as_if_sorted(lab: Lab, topic: Callable[..
     columns = ("session", "sequence", "op", "id", "price", "size", "before_price")
     by_session = lambda row: (row["session"], row["sequence"], row["offset"], row["index"])  # noqa: E731
     told = [
-        [tuple(row[c] for c in columns) for row in sorted(lab.records(n), key=by_session)] for n in (sorted_one, one)
+        [tuple(row[c] for c in columns) for row in sorted(lab.records(n), key=by_session)]
+        for n in (sorted_one, one)
     ]
     assert told[0] == told[1]
 
 
 def test_partitions_added_in_mid_session(lab: Lab, topic: Callable[..., str]) -> None:
-    """Sessions that go on in a new partition are found by name; those that begin there by a snapshot are not."""
+    """Sessions that go on in a new partition are found by name; those that begin there by a
+    snapshot are not.
+    """
     name = topic(1)
-    lab.send([(name, 0, key, snapshot(1, ("a", 1.0, 1))) for key in ("moves", "begins again", "stays")])
+    lab.send(
+        [(name, 0, key, snapshot(1, ("a", 1.0, 1))) for key in ("moves", "begins again", "stays")]
+    )
     stream = lab.stream("moved", name)
     assert not lab.fold(stream).findings
 

@@ -1,4 +1,6 @@
-"""Topics that are made again, accepted and retired, on a real broker; ledgers put back; messages Spark cannot read."""
+"""Topics that are made again, accepted and retired, on a real broker; ledgers put back; messages
+Spark cannot read.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from typing import Any
 from confluent_kafka import KafkaException, Producer
 from deltalake import DeltaTable
 
-from seriatim import streams, wiring
-from seriatim.steps.accept import accept_topic
-from seriatim.steps.fold import FoldRun, ProgressCallback, RunOutcome
+from seriatim import context, stream_files
+from seriatim.operations.accept import accept_topic
+from seriatim.operations.run import FoldRun, ProgressCallback, RunOutcome
 from tests.integration.lab import Lab, folded, silent
 from tests.integration.test_slices import snapshot, update
 
@@ -22,11 +24,13 @@ Create = Callable[..., str]
 
 def fold(lab: Lab, name: str, messages_max: int, progress: ProgressCallback) -> RunOutcome:
     """Run a stream in this process, with somebody who acts after each slice."""
-    file = streams.load_stream(name, lab.settings.streams)
-    reader = wiring.LazySpark(file, lab.settings, silent)
+    file = stream_files.load_stream(name, lab.settings.streams)
+    reader = context.LazySpark(file, lab.settings, silent)
     reader.spark = lab.spark()
-    world = wiring.fold_context(file, lab.settings, reader)
-    return FoldRun(file.stream, streams.load_runner(file), world, progress=progress).run(messages_max)
+    world = context.fold_context(file, lab.settings, reader)
+    return FoldRun(file.stream, stream_files.load_runner(file), world, progress=progress).run(
+        messages_max
+    )
 
 
 def make_again(lab: Lab, topic: Create, name: str, partitions: int = 1) -> None:
@@ -42,20 +46,35 @@ def make_again(lab: Lab, topic: Create, name: str, partitions: int = 1) -> None:
             time.sleep(0.1)
 
 
-def life(name: str, partition: int, rows: str, count: int, price: float) -> list[tuple[str, int, str, Any]]:
+def life(
+    name: str, partition: int, rows: str, count: int, price: float
+) -> list[tuple[str, int, str, Any]]:
     """One session: a snapshot, then updates."""
     first = (name, partition, f"s{partition}", snapshot(1, *((row, 0.0, 1) for row in rows)))
-    return [first, *((name, partition, f"s{partition}", update(2 + i, rows[0], price + i)) for i in range(count))]
+    return [
+        first,
+        *(
+            (name, partition, f"s{partition}", update(2 + i, rows[0], price + i))
+            for i in range(count)
+        ),
+    ]
 
 
 def is_right(lab: Lab, stream: str, name: str) -> None:
-    """Folding the records in the order of their entries gives the state; no two records have one place."""
+    """Folding the records in the order of their entries gives the state; no two records have one
+    place.
+    """
     records = lab.records(stream)
     places = [(row["topic_id"], row["partition"], row["offset"], row["index"]) for row in records]
     assert len(places) == len(set(places))
     ids = list(dict.fromkeys(row["topic_id"] for file in by_commit(lab, stream) for row in file))
-    tables = folded(sorted(records, key=lambda row: (ids.index(row["topic_id"]), row["offset"], row["index"])))
-    state = {key: {row["id"]: row for row in one["state"]["rows"]} for key, one in lab.sessions(stream).items()}
+    tables = folded(
+        sorted(records, key=lambda row: (ids.index(row["topic_id"]), row["offset"], row["index"]))
+    )
+    state = {
+        key: {row["id"]: row for row in one["state"]["rows"]}
+        for key, one in lab.sessions(stream).items()
+    }
     assert {key: table for key, table in tables.items() if table} == state
     assert all(key[0] == name for key in state)
 
@@ -63,23 +82,31 @@ def is_right(lab: Lab, stream: str, name: str) -> None:
 def by_commit(lab: Lab, stream: str) -> list[list[dict[str, Any]]]:
     """The records of each version of the table, oldest first."""
     last = DeltaTable(lab.root(stream) / "records").version()
-    tables = [DeltaTable(lab.root(stream) / "records", version=version) for version in range(last + 1)]
+    tables = [
+        DeltaTable(lab.root(stream) / "records", version=version) for version in range(last + 1)
+    ]
     return [table.to_pyarrow_dataset().to_table(use_threads=False).to_pylist() for table in tables]
 
 
 def test_made_again_between_runs(lab: Lab, topic: Create) -> None:
-    """Found, told what to type; accepted by the real command, both lives are in the records; then retired."""
+    """Found, told what to type; accepted by the real command, both lives are in the records; then
+    retired.
+    """
     name = topic(2)
     lab.send([*life(name, 0, "ab", 3, 1.0), *life(name, 1, "cd", 2, 1.0)])
     stream = lab.stream("again", name)
     lab.fold(stream)
     old = lab.ledger(stream).partitions[f"{name}/0"].topic_id
     make_again(lab, topic, name, 3)
-    lab.send([*life(name, 0, "ab", 9, 50.0), *life(name, 1, "x", 1, 60.0), *life(name, 2, "y", 1, 70.0)])
+    lab.send(
+        [*life(name, 0, "ab", 9, 50.0), *life(name, 1, "x", 1, 60.0), *life(name, 2, "y", 1, 70.0)]
+    )
 
     outcome = lab.fold(stream)
 
-    assert {(f.finding, f.partition_name) for f in outcome.findings} == {("re-created", f"{name}/{p}") for p in range(3)}
+    assert {(f.finding, f.partition_name) for f in outcome.findings} == {
+        ("re-created", f"{name}/{p}") for p in range(3)
+    }
     assert f"seriatim accept {stream} {name} --because" in outcome.findings[0].advice(stream)
     assert lab.fold(stream).findings == []
 
@@ -89,7 +116,9 @@ def test_made_again_between_runs(lab: Lab, topic: Create) -> None:
     assert done.returncode == 0, done.stderr
     told, seen = json.loads(done.stdout), json.loads(looked.stdout)
     assert told["partitions"] == seen["partitions"]
-    assert [(p["frontier"], p["starts"], p["sessions"], p["records"]) for p in told["partitions"]] == [
+    assert [
+        (p["frontier"], p["starts"], p["sessions"], p["records"]) for p in told["partitions"]
+    ] == [
         (4, 0, 1, 2),
         (3, 0, 1, 2),
         (0, 0, 0, 0),
@@ -106,7 +135,9 @@ def test_made_again_between_runs(lab: Lab, topic: Create) -> None:
     is_right(lab, stream, name)
     status = json.loads(lab.command("status", stream, "--json").stdout)
     assert status["verdict"] == "good"
-    assert [(p["topic_id"], p["frontier"], p["lag"], p["topic_state"]) for p in status["partitions"]] == [
+    assert [
+        (p["topic_id"], p["frontier"], p["lag"], p["topic_state"]) for p in status["partitions"]
+    ] == [
         (new, 10, 0, "live"),
         (new, 2, 0, "live"),
         (new, 2, 0, "live"),
@@ -123,7 +154,9 @@ def test_made_again_between_runs(lab: Lab, topic: Create) -> None:
 
 
 def test_made_again_in_mid_run_between_two_slices(lab: Lab, topic: Create) -> None:
-    """The slice under way is not committed, the finding names the topic; after accept both lives are there."""
+    """The slice under way is not committed, the finding names the topic; after accept both lives
+    are there.
+    """
     name, other = topic(1), topic(1)
     lab.send([*life(name, 0, "ab", 60, 1.0), *life(other, 0, "q", 60, 1.0)])
     stream = lab.stream("midway", f"{name}|{other}")
@@ -137,13 +170,23 @@ def test_made_again_in_mid_run_between_two_slices(lab: Lab, topic: Create) -> No
 
     outcome = fold(lab, stream, 20, between)
 
-    assert [(f.finding, f.partition_name, f.offset) for f in outcome.findings] == [("re-created", f"{name}/0", acted[0] // 2)]
+    assert [(f.finding, f.partition_name, f.offset) for f in outcome.findings] == [
+        ("re-created", f"{name}/0", acted[0] // 2)
+    ]
     accounts = lab.ledger(stream).partitions
     assert (accounts[f"{name}/0"].frontier, accounts[f"{other}/0"].frontier) == (acted[0] // 2, 61)
     old = accounts[f"{name}/0"].topic_id
-    assert not [row for row in lab.records(stream) if row["topic"] == name and row["price"] == 500.0]
+    assert not [
+        row for row in lab.records(stream) if row["topic"] == name and row["price"] == 500.0
+    ]
 
-    accept_topic(wiring.decision_context(streams.load_stream(stream, lab.settings.streams), lab.settings), name, "meant")
+    accept_topic(
+        context.decision_context(
+            stream_files.load_stream(stream, lab.settings.streams), lab.settings
+        ),
+        name,
+        "meant",
+    )
     again = lab.fold(stream, messages_max=50)
 
     assert (again.findings, again.messages) == ([], 201)
@@ -164,13 +207,21 @@ def test_made_again_in_mid_run_between_two_slices(lab: Lab, topic: Create) -> No
     )
 
 
-def test_a_timestamp_that_spark_cannot_read_halts_its_partition_alone(lab: Lab, topic: Create) -> None:
-    """Nanoseconds where milliseconds belong: named with its offset; the others go on, the next run is green."""
+def test_a_timestamp_that_spark_cannot_read_halts_its_partition_alone(
+    lab: Lab, topic: Create
+) -> None:
+    """Nanoseconds where milliseconds belong: named with its offset; the others go on, the next run
+    is green.
+    """
     forever = str(2**63 - 1)
-    name = topic(2, {"message.timestamp.after.max.ms": forever, "message.timestamp.before.max.ms": forever})
+    name = topic(
+        2, {"message.timestamp.after.max.ms": forever, "message.timestamp.before.max.ms": forever}
+    )
     lab.send([*life(name, 0, "ab", 30, 1.0), *life(name, 1, "cd", 30, 1.0)])
     producer = Producer({"bootstrap.servers": lab.servers})
-    producer.produce(name, json.dumps(update(32, "a", 5.0)), "s0", 0, timestamp=1_700_000_000_000_000_000)
+    producer.produce(
+        name, json.dumps(update(32, "a", 5.0)), "s0", 0, timestamp=1_700_000_000_000_000_000
+    )
     assert producer.flush(30) == 0
     lab.send([(name, 0, "s0", update(33, "a", 6.0)), (name, 1, "s1", update(32, "c", 6.0))])
     stream = lab.stream("nano", name)
@@ -180,7 +231,9 @@ def test_a_timestamp_that_spark_cannot_read_halts_its_partition_alone(lab: Lab, 
     (finding,) = outcome.findings
     assert (finding.finding, finding.partition_name, finding.offset) == ("poison", f"{name}/0", 31)
     assert "1700000000000000000" in finding.cause
-    frontiers = {place: account.frontier for place, account in lab.ledger(stream).partitions.items()}
+    frontiers = {
+        place: account.frontier for place, account in lab.ledger(stream).partitions.items()
+    }
     assert frontiers == {f"{name}/0": 31, f"{name}/1": 32}
     again = lab.fold(stream)
     assert (again.findings, again.messages, len(again.earlier_halts)) == ([], 0, 1)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import psutil
 
-from seriatim.adapters.delta import DeltaLedger
+from seriatim.ledger.delta_store import DeltaLedger
 from tests.integration.lab import Lab
 from tests.integration.test_slices import tables
 
@@ -38,7 +38,9 @@ def test_two_runs_at_once(lab: Lab, topic: Callable[..., str], full: bool) -> No
 
 
 def test_a_zombie_is_refused(lab: Lab, topic: Callable[..., str]) -> None:
-    """A driver stopped before its commit, overtaken by a second run, then continued: refused, no harm."""
+    """A driver stopped before its commit, overtaken by a second run, then continued: refused, no
+    harm.
+    """
     name = topic(1)
     lab.send(tables({name: 1}, 20, 3000))
     stream, one = lab.stream("zombie", name), lab.stream("one", name)
@@ -63,7 +65,9 @@ def test_a_zombie_is_refused(lab: Lab, topic: Callable[..., str]) -> None:
     assert lab.digest(stream) == lab.digest(one)
 
 
-def test_a_lost_answer_is_no_second_commit(lab: Lab, topic: Callable[..., str], monkeypatch: object) -> None:
+def test_a_lost_answer_is_no_second_commit(
+    lab: Lab, topic: Callable[..., str], monkeypatch: object
+) -> None:
     """A commit that happened but was answered by an error is recognised as our own."""
     from seriatim.ports import CommitConflictError
 
@@ -82,4 +86,6 @@ def test_a_lost_answer_is_no_second_commit(lab: Lab, topic: Callable[..., str], 
 
     assert outcome.messages == 500
     assert lab.ledger(stream).sequence == outcome.slices
-    assert len({(row["offset"], row["index"]) for row in lab.records(stream)}) == len(lab.records(stream))
+    assert len({(row["offset"], row["index"]) for row in lab.records(stream)}) == len(
+        lab.records(stream)
+    )

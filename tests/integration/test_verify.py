@@ -1,4 +1,6 @@
-"""Verify with a real broker: what Kafka has is what was folded, transactions and all; and where they part."""
+"""Verify with a real broker: what Kafka has is what was folded, transactions and all; and where
+they part.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,22 @@ from tests.integration.test_slices import snapshot, update
 
 
 def _transactions(lab: Lab, topic: str) -> None:
-    """Ten transactions, every third aborted: markers and messages that a reader of committed ones never sees."""
-    producer = Producer({"bootstrap.servers": lab.servers, "transactional.id": f"verify-{topic}", "log_level": 0})
+    """Ten transactions, every third aborted: markers and messages that a reader of committed ones
+    never sees.
+    """
+    producer = Producer(
+        {"bootstrap.servers": lab.servers, "transactional.id": f"verify-{topic}", "log_level": 0}
+    )
     producer.init_transactions(30)
     sequence = 1
     for number in range(10):
         producer.begin_transaction()
         for i in range(20):
-            body = snapshot(1, ("a", 0.0, 0)) if sequence + i == 1 else update(sequence + i, "a", float(i))
+            body = (
+                snapshot(1, ("a", 0.0, 0))
+                if sequence + i == 1
+                else update(sequence + i, "a", float(i))
+            )
             producer.produce(topic, json.dumps(body).encode(), b"s", 0)
         producer.flush(30)
         if number % 3 == 2:
@@ -30,8 +40,12 @@ def _transactions(lab: Lab, topic: str) -> None:
             sequence += 20
 
 
-def test_kafka_is_compared_and_the_place_of_parting_named(lab: Lab, topic: Callable[..., str], tmp_path: Path) -> None:
-    """Plain and transactional messages are read again as they were folded; a changed capture parts at its offset."""
+def test_kafka_is_compared_and_the_place_of_parting_named(
+    lab: Lab, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """Plain and transactional messages are read again as they were folded; a changed capture parts
+    at its offset.
+    """
     parted, plain = topic(1), topic(1)
     _transactions(lab, parted)
     lab.send([(plain, 0, "p", snapshot(1, ("a", 0.0, 0)))])
@@ -47,7 +61,13 @@ def test_kafka_is_compared_and_the_place_of_parting_named(lab: Lab, topic: Calla
 
     capture = tmp_path / "capture.jsonl"
     lines = [
-        {"topic": plain, "partition": 0, "offset": offset, "key": "p", "value": (value or b"").decode()}
+        {
+            "topic": plain,
+            "partition": 0,
+            "offset": offset,
+            "key": "p",
+            "value": (value or b"").decode(),
+        }
         for _, offset, _, value in lab.kafka(plain, 1)
     ]
     lines[7]["value"] = lines[6]["value"]

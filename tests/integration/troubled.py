@@ -1,4 +1,5 @@
-"""Streams under trouble: an Airflow, the guarded broker they read, a topic for each, and secrets planted around them.
+"""Streams under trouble: an Airflow, the guarded broker they read, a topic for each, and secrets
+planted around them.
 
 Next room: test_airflow_trouble.py troubles them.
 """
@@ -27,8 +28,13 @@ TOLD = "alerts = {to = ['ops@example.org']}"
 BY_HAND = f"schedule = {{cron = ''}}\n{TOLD}"
 MONTHLY = f"schedule = {{cron = '0 0 1 * *'}}\n{TOLD}"
 """A run by its schedule begins as soon as the DAG may run, and no other one for a while."""
-SECRETS = {kind: f"canary-{kind}-{uuid.uuid4().hex}" for kind in ("sasl", "key", "spark", "smtp", "env", "extra")}
-"""A Kafka password, the password of a TLS key, two of Airflow's connections, the environment, a connection's extra."""
+SECRETS = {
+    kind: f"canary-{kind}-{uuid.uuid4().hex}"
+    for kind in ("sasl", "key", "spark", "smtp", "env", "extra")
+}
+"""A Kafka password, the password of a TLS key, two of Airflow's connections, the environment, a
+connection's extra.
+"""
 SLOWLY = """
 import time
 from msgspec import Struct
@@ -87,7 +93,9 @@ class Place(Standalone):
         )
 
     def make_topics(self) -> None:
-        """A topic for each; but for the slow one, a session in each partition that begins by a snapshot."""
+        """A topic for each; but for the slow one, a session in each partition that begins by a
+        snapshot.
+        """
         for name, partitions in {"busy": 2, "four": 4, "gate": 1, "keep": 1, "slow": 1}.items():
             new = NewTopic(f"{name}-topic", num_partitions=partitions, replication_factor=1)
             self.admin.create_topics([new])[new.topic].result(timeout=120)
@@ -98,7 +106,9 @@ class Place(Standalone):
     def send(self, topic: str, messages: list[tuple[int, dict[str, Any]]]) -> None:
         """Messages by partition; a session for each."""
         for partition, value in messages:
-            self.producer.produce(topic, json.dumps(value).encode(), f"session-{partition}", partition)
+            self.producer.produce(
+                topic, json.dumps(value).encode(), f"session-{partition}", partition
+            )
         assert self.producer.flush(60) == 0
 
     def seriatim(self, *words: str) -> str:
@@ -120,7 +130,11 @@ class Place(Standalone):
 
     def rows(self, stream: str, table: str = "records") -> list[dict[str, Any]]:
         """All rows of a table."""
-        found = DeltaTable(self.folder / "lake" / stream / table).to_pyarrow_dataset().to_table(use_threads=False)
+        found = (
+            DeltaTable(self.folder / "lake" / stream / table)
+            .to_pyarrow_dataset()
+            .to_table(use_threads=False)
+        )
         return list(found.to_pylist())
 
     def offsets(self, stream: str) -> list[tuple[int, int]]:
@@ -160,8 +174,14 @@ class Place(Standalone):
 
     def drivers(self, stream: str) -> list[psutil.Process]:
         """Spark drivers and their JVMs that fold a stream."""
-        words = [(process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-        return [one for one, line in words if str(ROOT / "spark_apps/fold.py") in line and line[-1] == stream]
+        words = [
+            (process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])
+        ]
+        return [
+            one
+            for one, line in words
+            if str(ROOT / "spark_apps/fold.py") in line and line[-1] == stream
+        ]
 
     def keep_lines(self) -> None:
         """Remember every command line of this machine, for as long as Airflow runs."""

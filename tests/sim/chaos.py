@@ -1,8 +1,10 @@
-"""One seed's world: producers, topics that come and go, runs that crash, overlap and come back late.
+"""One seed's world: producers, topics that come and go, runs that crash, overlap and come back
+late.
 
-Everything is drawn from one `Random`. A disturbance happens at a point that the real steps pass: a named
-crash point, or a call of the ledger. It ends the process, lets another whole run in between (so that the
-first one becomes a zombie), loses the answer of a commit, or changes Kafka under the reader.
+Everything is drawn from one `Random`. A disturbance happens at a point that the real steps pass: a
+named crash point, or a call of the ledger. It ends the process, lets another whole run in between
+(so that the first one becomes a zombie), loses the answer of a commit, or changes Kafka under the
+reader.
 
 Next room: test_sim.py compares the outcome with straight.py.
 """
@@ -13,17 +15,17 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-from seriatim.core.crash import arm
-from seriatim.core.errors import ConfigError, FencedError, IntegrityError, PlatformError
-from seriatim.core.machine import Runner, UserMachine
-from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.slice import Ranges
-from seriatim.steps.compact import compact_stream
-from seriatim.steps.repair import abandon_repair
+from seriatim.engine.crash_points import arm
+from seriatim.engine.machine import Runner, UserMachine
+from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.errors import ConfigError, FencedError, IntegrityError, PlatformError
+from seriatim.operations.compact import compact_stream
+from seriatim.operations.repair.repair import abandon_repair
+from seriatim.operations.slicing import Ranges
 from seriatim.testing import MemoryStream
+from tests.operations.compact_helper import DAY, means
+from tests.operations.repair_helper import mending, repair
 from tests.sim.producer import Producer, Sent, TallyMachine, draw_stream
-from tests.steps.compacts import DAY, means
-from tests.steps.mending import mending, repair
 
 
 class SimCrash(BaseException):
@@ -92,18 +94,32 @@ class Chaos:
         if any(commit.entry is not None for commit in self.world.ledger.commits):
             if self.depth == 0 and self.random.random() < 0.3:
                 self.world.clock.sleep(40 * DAY)
-            compact_stream(means(self.world, bytes_target=self.random.choice((400, 4_000, 1 << 20))))
+            compact_stream(
+                means(self.world, bytes_target=self.random.choice((400, 4_000, 1 << 20)))
+            )
 
     def refold(self) -> None:
-        """One process that folds a range again: with the same code nothing changes, unless Kafka lost something."""
+        """One process that folds a range again: with the same code nothing changes, unless Kafka
+        lost something.
+        """
         accounts = self.world.accounts()
-        folded = [p for p, account in accounts.items() if account.frontier > account.initial_frontier and not account.retired]
+        folded = [
+            p
+            for p, account in accounts.items()
+            if account.frontier > account.initial_frontier and not account.retired
+        ]
         if not folded:
             return
         chosen = self.random.choice(folded)
-        edges = sorted(self.random.sample(range(accounts[chosen].initial_frontier, accounts[chosen].frontier + 1), 2))
+        edges = sorted(
+            self.random.sample(
+                range(accounts[chosen].initial_frontier, accounts[chosen].frontier + 1), 2
+            )
+        )
         asked: dict[str, Any] = {"ranges": {str(chosen): tuple(edges)}}
-        if accounts[chosen].hold is not None:  # one that died, or sleeps: a plain repair goes on with it
+        if (
+            accounts[chosen].hold is not None
+        ):  # one that died, or sleeps: a plain repair goes on with it
             asked = {"partition": str(chosen)}
         try:
             repair(self.world, self.random.choice((3, 20, 1000)), **asked)
@@ -207,7 +223,9 @@ class Chaos:
             partition = self.random.choice(partitions)
             key, value, sent = self.producer.draw(partition)
             topic = self.world.kafka.topics[partition.topic]
-            _, offset = self.world.kafka.produce(partition.topic, key, value, partition=partition.number)
+            _, offset = self.world.kafka.produce(
+                partition.topic, key, value, partition=partition.number
+            )
             history = self.history.setdefault((topic.id, partition), [])
             assert offset == len(history)
             history.append(sent)

@@ -1,4 +1,5 @@
-"""What must hold after a seed, whatever happened in it: the committed world against the straight fold.
+"""What must hold after a seed, whatever happened in it: the committed world against the straight
+fold.
 
 Next room: straight.py is the oracle, chaos.py made the world.
 """
@@ -8,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from seriatim.core import ledger as ledgers
-from seriatim.core.ledger import Account, Entry, Ledger
-from seriatim.core.message import MessageBatch
-from seriatim.core.offsets import OffsetRange, Partition
-from seriatim.core.session import Session
+from seriatim.engine.messages import MessageBatch
+from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.session import Session
+from seriatim.ledger import model as ledgers
+from seriatim.ledger.model import Account, Entry, Ledger
 from seriatim.testing import MemoryDigests
 from tests.sim.chaos import Chaos
 from tests.sim.producer import COLUMNS
@@ -25,7 +26,9 @@ def compare(chaos: Chaos) -> None:
     """All laws, for every partition that the ledger knows."""
     entries = check_chain(chaos)
     accounts = chaos.world.accounts()
-    assert set(accounts) >= set(chaos.world.kafka.bounds(chaos.stream.topics)), "a partition was overlooked"
+    assert set(accounts) >= set(chaos.world.kafka.bounds(chaos.stream.topics)), (
+        "a partition was overlooked"
+    )
     check_foreign(chaos, entries)
     for partition, account in accounts.items():
         check_partition(chaos, entries, partition, account)
@@ -39,7 +42,9 @@ def check_chain(chaos: Chaos) -> list[Entry]:
     for commit in commits:
         manifest = ledgers.decode_manifest(chaos.world.ledger.manifests[commit.manifest])
         entry = manifest.entry
-        assert (entry.sequence, entry.previous) == (ledger.sequence + 1, ledger.sha256), "the chain is broken"
+        assert (entry.sequence, entry.previous) == (ledger.sequence + 1, ledger.sha256), (
+            "the chain is broken"
+        )
         ledger = ledgers.apply_entry(entry, ledger)
         assert manifest.ledger == ledger, "a manifest tells another ledger"
         ledger = chaos.world.ledger.ledger_at("sim", entry.sequence)
@@ -59,7 +64,9 @@ def check_foreign(chaos: Chaos, entries: list[Entry]) -> None:
     assert told == done, "foreign commits are told once each"
 
 
-def check_partition(chaos: Chaos, entries: list[Entry], partition: Partition, account: Account) -> None:
+def check_partition(
+    chaos: Chaos, entries: list[Entry], partition: Partition, account: Account
+) -> None:
     """One partition's frontier, records, sessions and counts."""
     sent = chaos.history.get((account.topic_id, partition), [])
     passed = check_certificates(chaos, entries, partition, account)
@@ -71,16 +78,33 @@ def check_partition(chaos: Chaos, entries: list[Entry], partition: Partition, ac
     check_records(chaos, partition, straight)
     check_sessions(chaos, account, straight)
     check_counts(entries, partition, account, straight)
-    kept = [row for e in entries for c in e.changes if c.partition == partition for row in _rows(chaos, c.quarantine_files)]
-    places = sorted({(row["offset"], row["session"]) for row in kept})  # a refold keeps them once more
+    kept = [
+        row
+        for e in entries
+        for c in e.changes
+        if c.partition == partition
+        for row in _rows(chaos, c.quarantine_files)
+    ]
+    places = sorted(
+        {(row["offset"], row["session"]) for row in kept}
+    )  # a refold keeps them once more
     assert places == sorted(straight.kept), "other messages are kept"
 
 
 def _end(chaos: Chaos, entries: list[Entry], partition: Partition, account: Account) -> int:
-    """How far the straight fold goes: to the log end, or to where poison or a fault of the topic stopped us."""
+    """How far the straight fold goes: to the log end, or to where poison or a fault of the topic
+    stopped us.
+    """
     if account.halt is not None:
-        halts = [c.halt for e in entries for c in e.changes if c.partition == partition and c.halt is not None]
-        return account.frontier + any((h.finding, h.offset) == ("poison", account.frontier) for h in halts)
+        halts = [
+            c.halt
+            for e in entries
+            for c in e.changes
+            if c.partition == partition and c.halt is not None
+        ]
+        return account.frontier + any(
+            (h.finding, h.offset) == ("poison", account.frontier) for h in halts
+        )
     bounds = chaos.world.kafka.bounds(".*").get(partition)
     return account.frontier if bounds is None else bounds.log_end
 
@@ -89,10 +113,16 @@ def _rows(chaos: Chaos, files: Any) -> list[dict[str, Any]]:
     return [row for file in files for row in chaos.world.files.read(file).rows]
 
 
-def check_certificates(chaos: Chaos, entries: list[Entry], partition: Partition, account: Account) -> set[int]:
-    """Certificates tile the way from birth to frontier; the offsets passed over, which must be justified."""
+def check_certificates(
+    chaos: Chaos, entries: list[Entry], partition: Partition, account: Account
+) -> set[int]:
+    """Certificates tile the way from birth to frontier; the offsets passed over, which must be
+    justified.
+    """
     at, passed = account.initial_frontier, set()
-    for change in (c for e in entries for c in e.changes if c.partition == partition and c.certificate):
+    for change in (
+        c for e in entries for c in e.changes if c.partition == partition and c.certificate
+    ):
         certificate = change.certificate
         assert certificate.start == at, "ranges overlap or skip"
         at = certificate.until
@@ -101,16 +131,28 @@ def check_certificates(chaos: Chaos, entries: list[Entry], partition: Partition,
             assert at <= chaos.expired.get(partition, 0), "skipped, but not expired"
             passed |= set(range(offsets.start, offsets.end))
         else:
-            lost = {o for o in range(offsets.start, offsets.end) if (partition, o) in chaos.world.reader.lost_offsets}
-            assert certificate.holes == ({"unexplained": len(lost)} if lost else {}), "holes are counted"
+            lost = {
+                o
+                for o in range(offsets.start, offsets.end)
+                if (partition, o) in chaos.world.reader.lost_offsets
+            }
+            assert certificate.holes == ({"unexplained": len(lost)} if lost else {}), (
+                "holes are counted"
+            )
             passed |= lost
     assert at == account.frontier, "the frontier is where the last certificate ends"
     return passed
 
 
-def check_frontier(chaos: Chaos, partition: Partition, account: Account, straight: Straight) -> None:
+def check_frontier(
+    chaos: Chaos, partition: Partition, account: Account, straight: Straight
+) -> None:
     """A partition is at its log end, or halted for a reason that is true."""
-    bounds, halt, frontier = chaos.world.kafka.bounds(".*").get(partition), account.halt, account.frontier
+    bounds, halt, frontier = (
+        chaos.world.kafka.bounds(".*").get(partition),
+        account.halt,
+        account.frontier,
+    )
     if straight.halted_at is not None:
         assert halt is not None
         assert (halt.offset, frontier) == (straight.halted_at, straight.halted_at)
@@ -118,7 +160,9 @@ def check_frontier(chaos: Chaos, partition: Partition, account: Account, straigh
             "a halt without a reason"
         )
     elif halt is None:
-        same = bounds is None or (bounds.topic_id == account.topic_id and frontier == bounds.log_end)
+        same = bounds is None or (
+            bounds.topic_id == account.topic_id and frontier == bounds.log_end
+        )
         assert same, "a partition that is not halted is caught up"
     else:
         assert halt.offset == frontier, "a halt is at the frontier"
@@ -128,18 +172,29 @@ def check_frontier(chaos: Chaos, partition: Partition, account: Account, straigh
 def _justified(chaos: Chaos, finding: str, partition: Partition, account: Account) -> bool:
     bounds, frontier = chaos.world.kafka.bounds(".*").get(partition), account.frontier
     if finding == "gap":
-        return chaos.stream.tier in ("strict", "once") and (partition, frontier) in chaos.world.reader.lost_offsets
+        return (
+            chaos.stream.tier in ("strict", "once")
+            and (partition, frontier) in chaos.world.reader.lost_offsets
+        )
     if bounds is None or bounds.topic_id != account.topic_id:
         return chaos.topic_faults
     if finding == "truncated":
         return bounds.log_end < frontier
-    return finding == "expired" and chaos.stream.tier in ("strict", "once") and chaos.expired[partition] > frontier
+    return (
+        finding == "expired"
+        and chaos.stream.tier in ("strict", "once")
+        and chaos.expired[partition] > frontier
+    )
 
 
 def check_records(chaos: Chaos, partition: Partition, straight: Straight) -> None:
     """The same records, in the same order."""
     columns = (*OWN, *chaos.machine().columns)
-    files = [file for file in chaos.world.ledger.files_now() if file.path.startswith(f"records/{partition}/")]
+    files = [
+        file
+        for file in chaos.world.ledger.files_now()
+        if file.path.startswith(f"records/{partition}/")
+    ]
     files.sort(key=lambda file: file.first_offset)
     rows = [tuple(row[name] for name in columns) for row in _rows(chaos, files)]
     assert rows == straight.records, "records differ"
@@ -161,7 +216,9 @@ def check_sessions(chaos: Chaos, account: Account, straight: Straight) -> None:
         if session.finding is not None:
             assert found[name].finding_offset == session.finding_offset, "quarantined elsewhere"
         if chaos.stream.machine == "table":
-            assert _folded(straight.records, name) == (state or {}), "records folded again give other rows"
+            assert _folded(straight.records, name) == (state or {}), (
+                "records folded again give other rows"
+            )
 
 
 def _state(runner: Any, session: Session) -> Any:
@@ -181,7 +238,9 @@ def _folded(records: list[tuple[Any, ...]], session: str) -> dict[str, tuple[Any
     return rows
 
 
-def check_counts(entries: list[Entry], partition: Partition, account: Account, straight: Straight) -> None:
+def check_counts(
+    entries: list[Entry], partition: Partition, account: Account, straight: Straight
+) -> None:
     """The account's numbers and the findings told, each once."""
     assert account.messages == straight.messages, "messages miscounted"
     assert account.records == len(straight.records), "records miscounted"
@@ -194,13 +253,16 @@ def check_counts(entries: list[Entry], partition: Partition, account: Account, s
         (f.finding, f.offset, f.session)
         for e in entries
         for f in e.findings
-        if f.partition_name == str(partition) and f.finding not in ("gap", "expired", "re-created", "truncated")
+        if f.partition_name == str(partition)
+        and f.finding not in ("gap", "expired", "re-created", "truncated")
     ]
     assert told == straight.findings, "other findings are told"
 
 
 def check_digests(chaos: Chaos) -> None:
-    """Digests do not depend on how messages were cut: one over each certificate's whole range is the same."""
+    """Digests do not depend on how messages were cut: one over each certificate's whole range is
+    the same.
+    """
     for commit in chaos.world.ledger.commits:
         for change in commit.entry.changes if commit.entry else ():
             topic = chaos.world.kafka.topics.get(change.partition.topic)
@@ -213,5 +275,9 @@ def check_digests(chaos: Chaos) -> None:
             if len(log) != certificate.until - certificate.start:
                 continue
             digests = MemoryDigests()
-            digests.update(MessageBatch(certificate.start, [0] * len(log), [m.key for m in log], [m.value for m in log]))
+            digests.update(
+                MessageBatch(
+                    certificate.start, [0] * len(log), [m.key for m in log], [m.value for m in log]
+                )
+            )
             assert digests.finish() == certificate.digests, "digests differ"

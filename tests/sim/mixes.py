@@ -1,4 +1,5 @@
-"""One seed's mix of slices, repairs, compactions, new lives of topics and crashes, with publishes in between.
+"""One seed's mix of slices, repairs, compactions, new lives of topics and crashes, with publishes
+in between.
 
 Next room: test_current.py; rewriting.py has the repairs and compactions.
 """
@@ -12,20 +13,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from seriatim.adapters.join import ParquetJoiner
-from seriatim.adapters.rewrite import ParquetRewriter
-from seriatim.core.crash import arm
-from seriatim.core.errors import ConfigError, IntegrityError
-from seriatim.core.offsets import Partition
-from seriatim.core.repair import RepairRequest
-from seriatim.steps.accept import DecisionContext, accept_topic
-from seriatim.steps.compact import compact_stream
-from seriatim.steps.publish import publish_current
-from seriatim.steps.repair import RepairRun, plan_repair
+from seriatim.engine.crash_points import arm
+from seriatim.engine.offsets import Partition
+from seriatim.errors import ConfigError, IntegrityError
+from seriatim.operations.accept import DecisionContext, accept_topic
+from seriatim.operations.compact import compact_stream
+from seriatim.operations.publish import publish_current
+from seriatim.operations.repair.plan import RepairRequest
+from seriatim.operations.repair.repair import RepairRun, plan_repair
+from seriatim.storage.join import ParquetJoiner
+from seriatim.storage.rewrite import ParquetRewriter
 from seriatim.testing import MemoryStream
+from tests.operations.compact_helper import means
+from tests.operations.repair_helper import mending
 from tests.sim.rewriting import Rewriter
-from tests.steps.compacts import means
-from tests.steps.mending import mending
 
 PLACES = [Partition("in-a", 0), Partition("in-a", 1), Partition("in-b", 0)]
 
@@ -37,7 +38,9 @@ class Crashed(BaseException):
 class Mix:
     """A stream of rows, and a table `current` that must follow whatever is done to it."""
 
-    def __init__(self, seed: int, made: MemoryStream, current: Callable[[], Any], check: Callable[[], None]) -> None:
+    def __init__(
+        self, seed: int, made: MemoryStream, current: Callable[[], Any], check: Callable[[], None]
+    ) -> None:
         self.random, self.made, self.current, self.check = Random(seed), made, current, check
         self.rewriter = Rewriter(made, self.random)
         self.done: list[str] = []
@@ -64,7 +67,9 @@ class Mix:
             place = self.random.choice(PLACES)
             body = self._message()
             session = f"s{place.number}{self.random.randrange(3)}"
-            self.made.kafka.produce(place.topic, session, json.dumps(body).encode(), partition=place.number)
+            self.made.kafka.produce(
+                place.topic, session, json.dumps(body).encode(), partition=place.number
+            )
         self.made.run(messages_max=self.random.choice((4, 1000)))
 
     def _message(self) -> dict[str, Any]:
@@ -84,12 +89,19 @@ class Mix:
         self.rewriter.compact(self.random.choice(self._known()))
 
     def really_repair(self) -> None:
-        """By the step itself, which makes of hand-made records what the messages say; where Kafka has them still."""
+        """By the step itself, which makes of hand-made records what the messages say; where Kafka
+        has them still.
+        """
         partition, account = self.random.choice(list(self.made.accounts().items()))
         start = self.random.randint(0, max(account.frontier - 1, 0))
         tools = mending(self.made)
         if self.rewriter.root is not None:
-            tools = replace(tools, fold_context=replace(tools.fold_context, joiner=ParquetJoiner(self.rewriter.root, "s")))
+            tools = replace(
+                tools,
+                fold_context=replace(
+                    tools.fold_context, joiner=ParquetJoiner(self.rewriter.root, "s")
+                ),
+            )
         try:
             wanted = plan_repair(tools, RepairRequest(partition=str(partition), start=start))
             RepairRun(tools).apply(wanted, self.random.choice((3, 1000)))
@@ -99,7 +111,9 @@ class Mix:
     def really_compact(self) -> None:
         """By the step itself."""
         rewriter = None if self.rewriter.root is None else ParquetRewriter(self.rewriter.root, "s")
-        compact_stream(means(self.made, rewriter=rewriter), self.random.choice((None, *self._known())))
+        compact_stream(
+            means(self.made, rewriter=rewriter), self.random.choice((None, *self._known()))
+        )
 
     def _known(self) -> list[Partition]:
         return list(self.made.accounts())
@@ -140,7 +154,9 @@ class Mix:
             self.current().lose()
 
     def crash(self) -> None:
-        """A publish ends at one of its points; readers then see the table as of an entry all the same."""
+        """A publish ends at one of its points; readers then see the table as of an entry all the
+        same.
+        """
         left = self.random.randrange(6)
 
         def hook(point: str) -> None:

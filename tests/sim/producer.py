@@ -11,9 +11,9 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from seriatim.core.machine import Machine
-from seriatim.core.offsets import Partition
-from seriatim.core.stream import OutputSettings, Stream, TableSettings
+from seriatim.engine.machine import Machine
+from seriatim.engine.offsets import Partition
+from seriatim.stream import OutputSettings, Stream, TableSettings
 
 COLUMNS = {"id": "string", "v": "int64", "w": "float64"}
 IDS = "abcd"
@@ -66,7 +66,9 @@ class Total(Struct):
 
 
 class TallyMachine(Machine[Tally, Add, Total]):
-    """Adds up. Asked to, it raises with its state half changed, gives unfit records, or spoils its state."""
+    """Adds up. Asked to, it raises with its state half changed, gives unfit records, or spoils its
+    state.
+    """
 
     def start(self, session: str) -> Tally:
         """Zero."""
@@ -116,7 +118,11 @@ class Producer:
             poison = Sent("poison", None if unknown else session)
             return session.encode(), self.random.choice(POISONS), poison
         life = self.lives.setdefault((partition, session), Life())
-        sent = self._table(session, life) if self.stream.machine == "table" else self._tally(session, life)
+        sent = (
+            self._table(session, life)
+            if self.stream.machine == "table"
+            else self._tally(session, life)
+        )
         return session.encode(), self._encode(sent), sent
 
     def _nobody(self, session: str) -> tuple[bytes | None, bytes | None, Sent]:
@@ -173,7 +179,9 @@ class Producer:
 
     def _encode(self, sent: Sent) -> bytes:
         if self.stream.machine != "table":
-            return json.dumps({"kind": sent.kind, "value": sent.value, "seq": sent.sequence or 0}).encode()
+            return json.dumps(
+                {"kind": sent.kind, "value": sent.value, "seq": sent.sequence or 0}
+            ).encode()
         body: dict[str, Any] = {"type": sent.kind}
         if sent.sequence is not None:
             body["seq"] = sent.sequence
@@ -196,7 +204,9 @@ def draw_stream(random: Random) -> Stream:
     """A stream file of this seed."""
     machine = random.choice(("table", "table", "table", "tally:TallyMachine"))
     tier = random.choice(("strict", "strict", "none", "once", "order"))
-    poison = ("quarantine", "quarantine", "halt") if tier == "strict" else ("quarantine", "skip", "halt")
+    poison = (
+        ("quarantine", "quarantine", "halt") if tier == "strict" else ("quarantine", "skip", "halt")
+    )
     field_name = "field:who" if machine == "table" and random.random() < 0.2 else "key"
     return Stream(
         name="sim",

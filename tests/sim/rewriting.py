@@ -1,6 +1,8 @@
-"""Entries that replace files, made by hand: what repairs and compactions do to the records, without what makes them.
+"""Entries that replace files, made by hand: what repairs and compactions do to the records, without
+what makes them.
 
-A repair here changes, drops and adds records as it likes: whoever follows the ledger must not care why.
+A repair here changes, drops and adds records as it likes: whoever follows the ledger must not care
+why.
 
 Next room: mixes.py mixes them with slices; test_current.py holds `current` against all of it.
 """
@@ -16,11 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from seriatim.core.ledger import Account, Change, Entry, File
-from seriatim.core.offsets import Partition
-from seriatim.disk import ParquetFileWriter
+from seriatim.engine.offsets import Partition
+from seriatim.ledger.commit import commit
+from seriatim.ledger.model import Account, Change, Entry, File
 from seriatim.ports import LedgerHead
-from seriatim.steps.commit import commit
+from seriatim.storage.files import ParquetFileWriter
 from seriatim.testing import MemoryStream
 
 Rows = list[dict[str, Any]]
@@ -57,15 +59,24 @@ class Rewriter:
         """The record files of one life of a partition, by offset."""
         active = self.made.ledger.active_files(self._head())
         mine = [file for file in active if file.path.startswith(f"records/{partition}/")]
-        return sorted((f for f in mine if self.rows(f)[0]["topic_id"] == life), key=lambda file: file.first_offset)
+        return sorted(
+            (f for f in mine if self.rows(f)[0]["topic_id"] == life),
+            key=lambda file: file.first_offset,
+        )
 
     def repair(self, partition: Partition) -> None:
         """Make the records from some offset on again, otherwise."""
         account = self._account(partition)
         rewound = self.random.randint(account.initial_frontier, account.frontier)
-        touched = [file for file in self.files(partition, account.topic_id) if file.last_offset >= rewound]
+        touched = [
+            file for file in self.files(partition, account.topic_id) if file.last_offset >= rewound
+        ]
         old = [row for file in touched for row in self.rows(file)]
-        new = [one for row in old for one in ([row] if row["offset"] < rewound else self._otherwise(row))]
+        new = [
+            one
+            for row in old
+            for one in ([row] if row["offset"] < rewound else self._otherwise(row))
+        ]
         cut = self.random.randint(0, len(new))
         while 0 < cut < len(new) and new[cut - 1]["offset"] == new[cut]["offset"]:
             cut += 1
@@ -74,10 +85,16 @@ class Rewriter:
         nothing = self._change(partition, account)
         self._commit(Entry(kind="hold", attempt=held, hold=held, changes=(nothing,)))
         change = replace(
-            nothing, records=tuple(halves), replaced_from=rewound, removed_rows=len(old), quarantined=account.quarantined
+            nothing,
+            records=tuple(halves),
+            replaced_from=rewound,
+            removed_rows=len(old),
+            quarantined=account.quarantined,
         )
         paths = tuple(file.path for file in touched)
-        self._commit(Entry(kind="repair", attempt=held, hold=held, changes=(change,), removed_paths=paths))
+        self._commit(
+            Entry(kind="repair", attempt=held, hold=held, changes=(change,), removed_paths=paths)
+        )
 
     def _otherwise(self, row: dict[str, Any]) -> Rows:
         """A record as a mended machine makes it: the same, another one, or none."""
@@ -99,7 +116,12 @@ class Rewriter:
         whole = self.write(partition, [row for file in some for row in self.rows(file)])
         change = replace(self._change(partition, account), records=(whole,))
         self._commit(
-            Entry(kind="compact", attempt="compact", changes=(change,), removed_paths=tuple(file.path for file in some))
+            Entry(
+                kind="compact",
+                attempt="compact",
+                changes=(change,),
+                removed_paths=tuple(file.path for file in some),
+            )
         )
 
     def _head(self) -> LedgerHead:

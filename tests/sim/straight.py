@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from seriatim.core.stream import Stream
+from seriatim.stream import Stream
 from tests.sim.producer import Sent
 
 HALTS = {
@@ -153,7 +153,9 @@ class Straight:
         self.counts[kind] += 1
         self.findings.append((kind, offset, session))
 
-    def _apply(self, state: dict[Any, Any], message: Sent) -> tuple[dict[Any, Any], list[tuple[Any, ...]]]:
+    def _apply(
+        self, state: dict[Any, Any], message: Sent
+    ) -> tuple[dict[Any, Any], list[tuple[Any, ...]]]:
         if self.stream.machine != "table":
             return self._tally(state, message)
         rows = state
@@ -171,7 +173,9 @@ class Straight:
         rows[given[0]] = new
         return rows, [self._record("insert" if old is None else "update", new, old)]
 
-    def _snapshot(self, rows: dict[Any, Any], message: Sent) -> tuple[dict[Any, Any], list[tuple[Any, ...]]]:
+    def _snapshot(
+        self, rows: dict[Any, Any], message: Sent
+    ) -> tuple[dict[Any, Any], list[tuple[Any, ...]]]:
         table: dict[Any, Any] = {}
         for row in message.rows:
             if row[0] in table:
@@ -181,7 +185,9 @@ class Straight:
         gone = [old for key, old in rows.items() if key not in table]
         return table, records + [self._record("delete", (old[0], None, None), old) for old in gone]
 
-    def _record(self, op: str, new: tuple[Any, ...], old: tuple[Any, ...] | None) -> tuple[Any, ...]:
+    def _record(
+        self, op: str, new: tuple[Any, ...], old: tuple[Any, ...] | None
+    ) -> tuple[Any, ...]:
         before = (None, None, None) if old is None else old
         return (op, *new, *(before if self.stream.table.before else ()))
 
@@ -190,7 +196,9 @@ class Straight:
             raise Refusal("precondition")
         self.counts["precondition"] += 1
 
-    def _tally(self, state: dict[Any, Any], message: Sent) -> tuple[dict[Any, Any], list[tuple[Any, ...]]]:
+    def _tally(
+        self, state: dict[Any, Any], message: Sent
+    ) -> tuple[dict[Any, Any], list[tuple[Any, ...]]]:
         if message.kind in ("boom", "unfit", "spoil"):
             raise Refusal("raised")
         total = message.value if message.kind == "snapshot" else state["total"] + message.value

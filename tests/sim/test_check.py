@@ -1,4 +1,6 @@
-"""No false alarm: whatever was lawfully done to a stream, a check calls it good, and then all of it is checked."""
+"""No false alarm: whatever was lawfully done to a stream, a check calls it good, and then all of it
+is checked.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from seriatim.core.crash import arm
-from seriatim.steps.check import check_stream
+from seriatim.engine.crash_points import arm
+from seriatim.operations.prove.check import check_stream
 from seriatim.testing import MemoryStream
-from tests.adapters.on_disk import DiskStream
+from tests.contracts.disk_streams import DiskStream
+from tests.operations.check_helper import means
+from tests.operations.memory_streams import world
 from tests.sim.chaos import Chaos
 from tests.sim.mixes import Mix
-from tests.steps.checks import means
-from tests.steps.worlds import world
 
 MIXES = 60
 
@@ -39,7 +41,12 @@ class Lawful(Mix):
     def live(self, deeds: int) -> None:
         """So many deeds, then a last check."""
         self.slice()
-        kinds = [self.slice] * 4 + [self.new_life] + [self.really_repair] * 3 + [self.really_compact] * 2
+        kinds = (
+            [self.slice] * 4
+            + [self.new_life]
+            + [self.really_repair] * 3
+            + [self.really_compact] * 2
+        )
         for _ in range(deeds):
             deed = self.random.choice([*kinds, self.judged, self.judged])
             self.done.append(deed.__name__)
@@ -69,7 +76,7 @@ def test_any_lawful_mix_is_good(full: bool) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_any_lawful_mix_on_disk_is_good(tmp_path: Path, seed: int) -> None:
     """The same with real files, and before-images."""
-    from seriatim.adapters.sight import RecordScan
+    from seriatim.storage.record_scan import RecordScan
 
     parts = ((), ("topic",), ("topic", "partition"))[seed % 3]
     made = DiskStream(tmp_path, tier="none", sequence=None, output_partitions=parts)
@@ -91,7 +98,9 @@ class Silent:
 
 
 def test_any_world_of_the_simulator_is_good(seeds: range) -> None:
-    """Runs that crash and overlap, quarantine, halts, windows, expiry: a check after each round is good."""
+    """Runs that crash and overlap, quarantine, halts, windows, expiry: a check after each round is
+    good.
+    """
     for seed in range(len(seeds) // 2):
         chaos = Chaos(seed)
         run = chaos._try

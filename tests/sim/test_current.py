@@ -1,4 +1,6 @@
-"""`current` equals the fold of `records` after any mix of slices, repairs, compactions, new lives and crashes."""
+"""`current` equals the fold of `records` after any mix of slices, repairs, compactions, new lives
+and crashes.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from seriatim.adapters.current import DeltaCurrent
-from seriatim.adapters.parquet import record_schema
-from seriatim.core.crash import arm
+from seriatim.engine.crash_points import arm
+from seriatim.storage.current_table import DeltaCurrent
+from seriatim.storage.record_files import record_schema
 from seriatim.testing import MemoryCurrent
-from tests.adapters.on_disk import DiskStream
+from tests.contracts.disk_streams import DiskStream
+from tests.operations.memory_streams import world
+from tests.operations.publish_helper import by_name, check, current_of, folded, publish_to
 from tests.sim.chaos import Chaos
 from tests.sim.mixes import Mix
-from tests.steps.published import by_name, check, current_of, folded, publish_to
-from tests.steps.worlds import world
 
 MIXES = 200
 MIXES_ON_DISK = 5
@@ -55,21 +57,35 @@ class SmallParts(DeltaCurrent):
 
 
 def check_disk(made: DiskStream) -> None:
-    """What any Delta reader sees is the fold of what it sees in `records` at the version of the entry."""
+    """What any Delta reader sees is the fold of what it sees in `records` at the version of the
+    entry.
+    """
     current = SmallParts(made)
     at = current.published_version().sequence
     version = made.ledger.delta_version("s", at)
     lives: list[str] = []
     for manifest in made.ledger.entries("s", -1):
-        lives += [one.topic_id for one in manifest.ledger.partitions.values() if one.topic_id not in lives]
-    table = DeltaTable(made.root / "records", version=version).to_pyarrow_dataset().to_table(use_threads=False)
+        lives += [
+            one.topic_id for one in manifest.ledger.partitions.values() if one.topic_id not in lives
+        ]
+    table = (
+        DeltaTable(made.root / "records", version=version)
+        .to_pyarrow_dataset()
+        .to_table(use_threads=False)
+    )
     order = {life: number for number, life in enumerate(lives)}
-    records = sorted(table.to_pylist(), key=lambda row: (order[row["topic_id"]], row["offset"], row["index"]))
+    records = sorted(
+        table.to_pylist(), key=lambda row: (order[row["topic_id"]], row["offset"], row["index"])
+    )
     found = DeltaTable(made.root / "current")
     rows = found.to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
     assert by_name(rows, current.keyed) == folded(records, current.keyed)
     for path in pq_files(found):
-        one = pq.ParquetFile(made.root / "current" / path).read(["topic", "partition", "session", "id"]).to_pylist()
+        one = (
+            pq.ParquetFile(made.root / "current" / path)
+            .read(["topic", "partition", "session", "id"])
+            .to_pylist()
+        )
         assert {f"{row['topic']}/{row['partition']}" for row in one} == {path.rpartition("/")[0]}
         assert one == sorted(one, key=lambda row: (row["session"], row["id"]))
 
@@ -114,7 +130,9 @@ def test_any_mix_on_disk(tmp_path: Path, seed: int) -> None:
 
 
 def test_in_any_world_of_the_simulator(seeds: range) -> None:
-    """Runs that crash and overlap, quarantine, halts, windows and expiry: a publish after each round is the fold."""
+    """Runs that crash and overlap, quarantine, halts, windows and expiry: a publish after each
+    round is the fold.
+    """
     for seed in range(len(seeds) // 2):
         chaos = Chaos(seed)
         if chaos.machine().row_key_spec is None:
@@ -122,7 +140,12 @@ def test_in_any_world_of_the_simulator(seeds: range) -> None:
         current: MemoryCurrent = current_of(chaos.world)
         run, rounds = chaos._try, [0]
 
-        def tried(run: Any = run, chaos: Chaos = chaos, current: MemoryCurrent = current, rounds: Any = rounds) -> None:
+        def tried(
+            run: Any = run,
+            chaos: Chaos = chaos,
+            current: MemoryCurrent = current,
+            rounds: Any = rounds,
+        ) -> None:
             run()
             if chaos.world.ledger.commits and rounds[0] % 2 == 0:
                 publish_to(chaos.world, current)

@@ -1,4 +1,6 @@
-"""Several kinds of records after slices, crashes, repairs, lost files and lost tables: as a straight fold."""
+"""Several kinds of records after slices, crashes, repairs, lost files and lost tables: as a
+straight fold.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,13 @@ from random import Random
 
 import pytest
 
-from seriatim.core.crash import arm
+from seriatim.engine.crash_points import arm
 from seriatim.testing import MemoryStream
+from tests.operations.market_machine import market, order
+from tests.operations.memory_streams import A0, A1
+from tests.operations.repair_helper import repair
+from tests.operations.test_further_tables import head, straight, tables
 from tests.sim.mixes import Crashed
-from tests.steps.markets import market, order
-from tests.steps.mending import repair
-from tests.steps.test_outputs import head, straight, tables
-from tests.steps.worlds import A0, A1
 
 MIXES = 60
 
@@ -26,7 +28,9 @@ class OutputMix:
     def live(self, deeds: int) -> None:
         """So many deeds, then a calm run, and all that is lost mended."""
         for _ in range(deeds):
-            self.random.choice((self.slice, self.slice, self.crash, self.repair, self.lose_file, self.lose_table))()
+            self.random.choice(
+                (self.slice, self.slice, self.crash, self.repair, self.lose_file, self.lose_table)
+            )()
         self.made.run()
         repair(self.made)
         self.made.run()
@@ -36,7 +40,9 @@ class OutputMix:
         for _ in range(self.random.randrange(1, 15)):
             kind = self.random.choice(("whole", "quote", "quote", "trade", "trade", "boom"))
             place, session = self.random.choice((A0, A1)), f"s{self.random.randrange(3)}"
-            order(self.made, place, kind, self.random.choice("123"), self.random.randrange(6), session)
+            order(
+                self.made, place, kind, self.random.choice("123"), self.random.randrange(6), session
+            )
         self.made.run(self.random.choice((3, 1000)))
 
     def crash(self) -> None:
@@ -62,11 +68,15 @@ class OutputMix:
         for partition, account in self.made.accounts().items():
             if account.frontier:
                 start = self.random.randrange(account.frontier)
-                repair(self.made, self.random.choice((3, 1000)), partition=str(partition), start=start)
+                repair(
+                    self.made, self.random.choice((3, 1000)), partition=str(partition), start=start
+                )
 
     def lose_file(self) -> None:
         """A file of a further table vanishes, and a plain repair finds it."""
-        files = [file for table in ("trade", "note") for file in self.made.derived.outputs.files(table)]
+        files = [
+            file for table in ("trade", "note") for file in self.made.derived.outputs.files(table)
+        ]
         if files:
             self.made.files.files.pop(self.random.choice(files).path, None)
             repair(self.made)
@@ -79,7 +89,9 @@ class OutputMix:
 def check(made: MemoryStream) -> None:
     """All tables are those of a straight fold, as of the ledger."""
     assert tables(made) == straight(made, 2)
-    assert {made.derived.outputs.applied_version(table).sequence for table in ("trade", "note")} == {head(made).sequence}
+    assert {
+        made.derived.outputs.applied_version(table).sequence for table in ("trade", "note")
+    } == {head(made).sequence}
 
 
 @pytest.mark.long

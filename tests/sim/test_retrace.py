@@ -1,6 +1,8 @@
-"""Looking back in any world: what a trace folds is what was committed, whatever the world went through.
+"""Looking back in any world: what a trace folds is what was committed, whatever the world went
+through.
 
-Next room: chaos.py makes the worlds; tests/steps/test_retrace.py has the cases one by one.
+Next room: chaos.py makes the worlds; tests/operations/inspect/test_session_replay.py has the cases
+one by one.
 """
 
 from __future__ import annotations
@@ -9,31 +11,43 @@ from random import Random
 
 import pytest
 
-from seriatim.core.crash import arm
-from seriatim.core.errors import ConfigError
-from seriatim.core.ledger import Account
-from seriatim.core.offsets import Partition
-from seriatim.core.refold import same_session
-from seriatim.steps.retrace import SessionReplay
+from seriatim.engine.crash_points import arm
+from seriatim.engine.offsets import Partition
+from seriatim.errors import ConfigError
+from seriatim.ledger.model import Account
+from seriatim.operations.inspect.session_replay import SessionReplay
+from seriatim.operations.repair.refold_rules import same_session
 from seriatim.testing import MemoryStream
+from tests.operations.lookback_helper import head_of, looking, rows_of
 from tests.sim.chaos import Chaos
-from tests.steps.looking import head_of, looking, rows_of
 
 SAMPLE = 25
 
 
 def what_kafka_has(made: MemoryStream, partition: Partition, account: Account) -> list[int] | None:
-    """The offsets before the frontier at which Kafka has anything; None: the topic is another one, or gone beyond."""
+    """The offsets before the frontier at which Kafka has anything; None: the topic is another one,
+    or gone beyond.
+    """
     topic = made.kafka.topics.get(partition.topic)
-    if topic is None or topic.id != account.topic_id or topic.log_starts[partition.number] > account.frontier:
+    if (
+        topic is None
+        or topic.id != account.topic_id
+        or topic.log_starts[partition.number] > account.frontier
+    ):
         return None
     log = topic.messages[partition.number][: account.frontier]
     first = topic.log_starts[partition.number]
-    return [offset for offset, message in enumerate(log) if offset >= first and message.fate != "compacted"]
+    return [
+        offset
+        for offset, message in enumerate(log)
+        if offset >= first and message.fate != "compacted"
+    ]
 
 
 def grow_old(made: MemoryStream, chance: Random) -> None:
-    """Kafka drops what is old, and so does the sweep: states of which nothing is needed for the next run."""
+    """Kafka drops what is old, and so does the sweep: states of which nothing is needed for the
+    next run.
+    """
     for partition, account in made.accounts().items():
         topic = made.kafka.topics.get(partition.topic)
         if topic is None or topic.id != account.topic_id:
@@ -41,7 +55,11 @@ def grow_old(made: MemoryStream, chance: Random) -> None:
         end = min(account.frontier, len(topic.messages[partition.number]))
         made.kafka.delete_records(partition, chance.randrange(end + 1))
         needed = {file.path for file in account.state}
-        old = [path for path in made.files.paths(partition) if path.startswith("state/") and path not in needed]
+        old = [
+            path
+            for path in made.files.paths(partition)
+            if path.startswith("state/") and path not in needed
+        ]
         made.files.delete(path for path in old if chance.random() < 0.5)
 
 
@@ -74,24 +92,35 @@ def look_back(seed: int) -> int:
                     list(way.steps(way.committed_end))
                 continue
             steps = list(way.steps(way.committed_end))
-            assert same_session(way.tracing_fold.session_to_save(), committed, runner), f"{partition} {name} differs"
+            assert same_session(way.tracing_fold.session_to_save(), committed, runner), (
+                f"{partition} {name} differs"
+            )
             made_again = [
-                {"offset": step.offset, **{k: v for k, v in record.items() if k not in ("source_offset", "table")}}
+                {
+                    "offset": step.offset,
+                    **{k: v for k, v in record.items() if k not in ("source_offset", "table")},
+                }
                 for step in steps
                 for record in step.records
             ]
-            assert made_again == rows_of(made, name, partition, start), f"{partition} {name}: other records"
+            assert made_again == rows_of(made, name, partition, start), (
+                f"{partition} {name}: other records"
+            )
             quick = SessionReplay(tools, head, partition, name)
             quick.begin_at_or_after(0)
             quick.fold_to(quick.committed_end)
-            assert same_session(quick.tracing_fold.session_to_save(), committed, runner), f"{partition} {name} differs without looking"
+            assert same_session(quick.tracing_fold.session_to_save(), committed, runner), (
+                f"{partition} {name} differs without looking"
+            )
             traced += 1
     return traced
 
 
 @pytest.mark.long
 def test_a_trace_tells_what_was_committed(seeds: range) -> None:
-    """In worlds of crashes, repairs, compactions and new topics each session's trace ends as its committed state."""
+    """In worlds of crashes, repairs, compactions and new topics each session's trace ends as its
+    committed state.
+    """
     traced = 0
     for seed in seeds[: max(SAMPLE, len(seeds) // 10)]:
         try:

@@ -1,4 +1,5 @@
-"""The simulation: one seed is one world. `make sim SEEDS=10000` runs many; a failure names its seed.
+"""The simulation: one seed is one world. `make sim SEEDS=10000` runs many; a failure names its
+seed.
 
 To look at one: `.venv/bin/python -c "from tests.sim.test_sim import simulate; simulate(SEED)"`.
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from seriatim.core.crash import COMPACT_POINTS, CRASH_POINTS, REPAIR_POINTS, arm
+from seriatim.engine.crash_points import COMPACT_POINTS, CRASH_POINTS, REPAIR_POINTS, arm
 from tests.sim.chaos import Chaos
 from tests.sim.compare import check_digests, compare
 

@@ -1,4 +1,6 @@
-"""A machine with records of two kinds: levels go to the table `records`, fills to the table `records-fill`."""
+"""A machine with records of two kinds: levels go to the table `records`, fills to the table
+`records-fill`.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Alerts: incidents, the outbox that loses none, mails."""

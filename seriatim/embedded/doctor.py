@@ -1,0 +1,260 @@
+"""The check-up: everything the product needs, looked at one by one, with what would help.
+
+Each check is a function from Settings to what it found; a check that raises one of our errors has
+failed, and the error already says what to do.
+
+Next room: cli/doctor.py shows it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import smtplib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from seriatim import config, stream_files
+from seriatim.config import Settings
+from seriatim.embedded import broker, jars, java, traps
+from seriatim.errors import ConfigError, PlatformError, SeriatimError
+from seriatim.kafka import client
+
+# What every environment has; the lock says which versions.
+PACKAGES = ("confluent-kafka", "deltalake", "kafka-python", "msgspec", "numpy", "pyarrow", "xxhash")
+# What one that schedules has besides.
+AIRFLOW_PACKAGES = (
+    "apache-airflow",
+    "apache-airflow-providers-apache-spark",
+    "apache-airflow-providers-smtp",
+    "great-expectations",
+)
+SPARK_SECONDS = 180
+ANSWER_SECONDS = 5.0
+START_SPARK_PROGRAM = """
+import sys
+from pyspark.sql import SparkSession
+master, jars = sys.argv[1:]
+quiet = {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.jars": jars}
+spark = SparkSession.builder.master(master).config(map=quiet).getOrCreate()
+assert spark.range(3).count() == 3
+print(spark.version)
+spark.stop()
+"""
+
+
+class DoctorCheck(
+    msgspec.Struct,
+    frozen=True,
+    rename={"is_good": "good", "is_required": "required", "description": "found"},
+):
+    """One line of the table. What is not required may be missing."""
+
+    name: str
+    is_good: bool
+    is_required: bool
+    description: str
+    fix: str = ""
+
+
+class NotConfiguredError(Exception):
+    """The checked thing is optional and not there; says what it was found to be, and how to have
+    it.
+    """
+
+    def __init__(self, description: str, fix: str) -> None:
+        super().__init__(description)
+        self.description = description
+        self.fix = fix
+
+
+def run_checks(settings: Settings) -> Iterator[DoctorCheck]:
+    """All checks, in the order in which a person would fix things."""
+    for name, look in CHECKS.items():
+        yield _run_check(name, look, settings)
+
+
+def _run_check(name: str, check: Callable[[Settings], str], settings: Settings) -> DoctorCheck:
+    try:
+        return DoctorCheck(name, is_good=True, is_required=True, description=check(settings))
+    except NotConfiguredError as absent:
+        return DoctorCheck(
+            name, is_good=False, is_required=False, description=absent.description, fix=absent.fix
+        )
+    except SeriatimError as error:
+        cause = error.fields.get("cause")
+        found = f"{error.message} ({cause})" if cause else error.message
+        return DoctorCheck(name, is_good=False, is_required=True, description=found, fix=error.next)
+
+
+def _check_python(_: Settings) -> str:
+    traps.check_python(sys.version_info[:2])
+    return platform.python_version()
+
+
+def _check_java(_: Settings) -> str:
+    found = java.find_java(config.child_environment())
+    return f"{java.major_version(found)} at {found}"
+
+
+def _check_packages(_: Settings) -> str:
+    _require_packages(PACKAGES)
+    traps.check_packages(traps.installed_version)
+    return f"all {len(PACKAGES)}"
+
+
+def _check_airflow(_: Settings) -> str:
+    if traps.installed_version("apache-airflow") is None:
+        raise NotConfiguredError(
+            "not installed: this environment does not schedule", "pip install 'seriatim[airflow]'"
+        )
+    _require_packages(AIRFLOW_PACKAGES)
+    return f"{traps.installed_version('apache-airflow')}"
+
+
+def _require_packages(packages: Iterable[str]) -> None:
+    missing = [name for name in packages if traps.installed_version(name) is None]
+    if missing:
+        raise ConfigError(f"not installed: {', '.join(missing)}", next=traps.REINSTALL_ADVICE)
+
+
+def _require_spark() -> None:
+    if traps.installed_version("pyspark") is None:
+        raise NotConfiguredError(
+            "pyspark is not installed: this environment does not fold",
+            "pip install 'seriatim[spark]'",
+        )
+
+
+def _jars_check(group: str) -> Callable[[Settings], str]:
+    def look(settings: Settings) -> str:
+        _require_spark()
+        conditions = jars.jar_conditions(jars.locked_jars(group), settings.home / "jars")
+        bad = {jar.file_name: how for jar, how in conditions.items() if how != "good"}
+        if bad:
+            name, how = next(iter(bad.items()))
+            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            raise PlatformError(
+                f"{name} is {how}{more}", next=f"seriatim jars fetch --group {group}"
+            )
+        return f"{len(conditions)} proved by SHA-256"
+
+    return look
+
+
+def _check_kafka(settings: Settings) -> str:
+    """The configured broker must answer; the embedded one need not be running."""
+    servers = settings.kafka_bootstrap_servers
+    if not servers:
+        running = broker.broker_status(settings.home)
+        if running is None:
+            raise NotConfiguredError(
+                "no server configured, the embedded broker is not running", "seriatim kafka start"
+            )
+        servers = running.bootstrap_servers
+    if (
+        broker.cluster_id(
+            servers, ANSWER_SECONDS, client.read_client_settings(settings.kafka_config)
+        )
+        is None
+    ):
+        raise PlatformError(
+            f"{servers} does not answer",
+            next="start it, or correct SERIATIM_KAFKA_BOOTSTRAP_SERVERS and SERIATIM_KAFKA_CONFIG",
+        )
+    return servers
+
+
+def _check_spark(settings: Settings) -> str:
+    _require_spark()
+    traps.refuse_broken_environment(config.child_environment())
+    _jars_check("spark")(settings)
+    files = ",".join(
+        str(settings.home / "jars" / jar.file_name) for jar in jars.locked_jars("spark")
+    )
+    command = [sys.executable, "-c", START_SPARK_PROGRAM, settings.spark_master, files]
+    environ = config.child_environment() | {"PYSPARK_PYTHON": sys.executable}
+    try:
+        run = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=SPARK_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise PlatformError(
+            f"no answer from {settings.spark_master} in {SPARK_SECONDS} s",
+            next="check SERIATIM_SPARK_MASTER",
+        ) from None
+    if run.returncode:
+        last = (run.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        raise PlatformError(
+            f"{settings.spark_master}: {last[:200]}", next="check memory and the master"
+        )
+    return f"{run.stdout.strip().splitlines()[-1]} on {settings.spark_master}"
+
+
+def _check_home(settings: Settings) -> str:
+    _require_writable(settings.home, "set SERIATIM_HOME to a folder you may write to")
+    return str(settings.home)
+
+
+def _check_outputs(settings: Settings) -> str:
+    """Every stream's output folder, or the nearest one above it that exists."""
+    names = stream_files.list_streams(settings.streams)
+    if not names:
+        raise NotConfiguredError(f"no streams in {settings.streams}", "write streams/NAME.toml")
+    paths = [stream_files.load_stream(name, settings.streams).stream.output.path for name in names]
+    local = [Path(path) for path in paths if "://" not in path]
+    for path in local:
+        existing = next(folder for folder in (path, *path.parents) if folder.exists())
+        _require_writable(
+            existing, "make the folder writable, or change [output] path of the stream"
+        )
+    return f"{len(local)} of {len(names)} streams write to this machine"
+
+
+def _require_writable(folder: Path, fix: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            file.write(b"seriatim")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ConfigError(f"{folder} is not writable: {error.strerror}", next=fix) from None
+
+
+def _check_smtp(settings: Settings) -> str:
+    if not settings.smtp:
+        raise NotConfiguredError(
+            "no mail server configured: alerts are not mailed", "set SERIATIM_SMTP=HOST:PORT"
+        )
+    host, _, port = settings.smtp.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"{settings.smtp!r} is not HOST:PORT", next="correct SERIATIM_SMTP")
+    try:
+        with smtplib.SMTP(host, int(port), timeout=ANSWER_SECONDS) as server:
+            server.noop()
+    except (OSError, smtplib.SMTPException) as error:
+        raise PlatformError(
+            f"{settings.smtp} does not answer: {error}", next="start it, or correct SERIATIM_SMTP"
+        ) from None
+    return settings.smtp
+
+
+CHECKS: dict[str, Callable[[Settings], str]] = {
+    "Python": _check_python,
+    "Java": _check_java,
+    "packages": _check_packages,
+    "Airflow": _check_airflow,
+    "home": _check_home,
+    "JARs of Spark": _jars_check("spark"),
+    "JARs of Kafka": _jars_check("kafka"),
+    "Kafka": _check_kafka,
+    "Spark": _check_spark,
+    "outputs": _check_outputs,
+    "mail": _check_smtp,
+}

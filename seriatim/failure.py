@@ -1,0 +1,119 @@
+"""Failures: an error of ours, written down as a value so that another process can raise it again.
+Pure.
+
+Two borders need it. A Spark task returns its failure inside its result (engine/task.py), and a
+command that a scheduler started leaves a `CommandOutcome` in a file (cli/__init__.py writes it,
+airflow/outcome.py reads it). The error is rendered for a person only where it ends; nobody reads a
+rendered error back.
+
+Next room: errors.py has the tree; integrity.py has the findings.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct, field
+
+from seriatim.engine.findings import Finding, FindingsError
+from seriatim.errors import (
+    BrokenPromiseError,
+    ConfigError,
+    DamagedFileError,
+    FencedError,
+    IntegrityError,
+    KafkaSilentError,
+    PlatformError,
+    SeriatimError,
+)
+
+FieldValue = str | int | float | bool | None
+
+ERROR_CLASSES: dict[str, type[SeriatimError]] = {
+    error_class.__name__: error_class
+    for error_class in (
+        SeriatimError,
+        BrokenPromiseError,
+        ConfigError,
+        IntegrityError,
+        DamagedFileError,
+        FindingsError,
+        PlatformError,
+        FencedError,
+        KafkaSilentError,
+    )
+}
+"""Errors that cross a border as what they are. Any other crosses as the nearest of its parents."""
+
+INTEGER_MAX = 2**63
+"""Larger numbers do not fit into MessagePack: they cross as text."""
+
+
+class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error as a value."""
+
+    error: str
+    """The name of its class in `ERROR_CLASSES`."""
+    message: str
+    next: str = ""
+    fields: dict[str, FieldValue] = field(default_factory=dict)
+    """The facts that its screen shows, in order."""
+    path: str = ""
+    """Of a `DamagedFileError`."""
+    findings: tuple[Finding, ...] = ()
+    """Of a `FindingsError`."""
+
+    @classmethod
+    def of(cls, error: SeriatimError) -> Failure:
+        """Write an error down."""
+        error_class = _crossing_class(error)
+        return cls(
+            error=error_class.__name__,
+            message=_text(error.message),
+            next=_text(error.next),
+            fields={name: _plain(value) for name, value in error.fields.items()},
+            path=error.path if isinstance(error, DamagedFileError) else "",
+            findings=error.findings if isinstance(error, FindingsError) else (),
+        )
+
+    def to_error(self) -> SeriatimError:
+        """The error, ready to be raised. A class that this version does not know is trouble of the
+        platform.
+        """
+        error_class = ERROR_CLASSES.get(self.error, PlatformError)
+        details: dict[str, Any] = {}
+        if error_class is DamagedFileError:
+            details["path"] = self.path
+        if error_class is FindingsError:
+            details["findings"] = self.findings
+        error = error_class(self.message, next=self.next, **details)
+        error.fields = dict(self.fields)
+        return error
+
+
+class CommandOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a command ended, for whoever started it."""
+
+    exit_code: int
+    failure: Failure | None = None
+    """None: it went well, or it ended without an error of ours (a wrong option, say)."""
+
+
+def _crossing_class(error: SeriatimError) -> type[SeriatimError]:
+    for parent in type(error).__mro__:
+        if parent in ERROR_CLASSES.values():
+            return ERROR_CLASSES[parent.__name__]
+    return SeriatimError
+
+
+def _plain(value: Any) -> FieldValue:
+    if isinstance(value, bool | float) or value is None:
+        return value
+    if isinstance(value, int) and -INTEGER_MAX <= value < INTEGER_MAX:
+        return value
+    return _text(str(value))
+
+
+def _text(text: str) -> str:
+    # JSON and MessagePack take no lone surrogates, which names of files may have.
+    return text.encode("utf-8", "replace").decode()

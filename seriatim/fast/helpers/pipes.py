@@ -1,0 +1,68 @@
+"""What goes between a task and its helpers: frames with a length before them.
+
+Next room: fold.py sends; __main__.py answers.
+"""
+
+from __future__ import annotations
+
+from typing import IO
+
+import pyarrow as pa
+from msgspec import Struct, field
+
+from seriatim.engine.session import Counts, Session
+from seriatim.engine.task import PartitionWork
+from seriatim.stream_files import StreamFile
+
+LENGTH_BYTES = 8
+FIRST_HELPER_OFFSET = 1 << 60
+"""A helper numbers its messages from here on, since it has not all of them; its offsets are told
+apart by that.
+"""
+
+
+class HelperStart(Struct):
+    """The first frame: what to fold."""
+
+    file: StreamFile
+    work: PartitionWork
+    message_count: int
+
+
+class HelperResult(Struct):
+    """The last answer: what a helper has in its hands."""
+
+    counts: Counts
+    sessions: dict[str, Session] = field(default_factory=dict)
+    sessions_without_state: dict[str, int] = field(default_factory=dict)
+
+
+def send_frame(pipe: IO[bytes], content: bytes | memoryview) -> None:
+    """One frame."""
+    pipe.write(len(content).to_bytes(LENGTH_BYTES, "little"))
+    pipe.write(content)
+    pipe.flush()
+
+
+def receive_frame(pipe: IO[bytes]) -> bytes | None:
+    """The next frame; None where the other side is gone."""
+    length = pipe.read(LENGTH_BYTES)
+    if len(length) < LENGTH_BYTES:
+        return None
+    size = int.from_bytes(length, "little")
+    content = pipe.read(size)
+    return content if len(content) == size else None
+
+
+def encode_batch(batch: pa.RecordBatch) -> memoryview:
+    """Columns as bytes."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return memoryview(sink.getvalue())
+
+
+def decode_batch(content: bytes) -> pa.RecordBatch:
+    """Bytes as columns."""
+    with pa.ipc.open_stream(content) as reader:
+        return reader.read_next_batch()

@@ -1,0 +1,1 @@
+"""Kafka: discovery, readers, raw record batches, client settings, snapshot requests."""

@@ -1,0 +1,1 @@
+"""Looking back: session replay, trace, bisect, explain, replay and diff."""

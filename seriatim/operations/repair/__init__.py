@@ -1,0 +1,1 @@
+"""Repair: find damage, rewind to a good state, fold again, replace by one commit."""

@@ -1,1 +1,0 @@
-"""The verbs. A module here is a CLI command and a DAG task of the same name, over ports only."""

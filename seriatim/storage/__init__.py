@@ -1,0 +1,1 @@
+"""Files and tables of a stream's output: records, state, the tables that follow the ledger."""

@@ -1,0 +1,48 @@
+"""What contract tests share: ledgers and brokers of either kind, and a stream's output to be hurt."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.brokers import Broker, MemoryBroker, RealBroker
+from tests.contracts.disk_streams import filled
+from tests.contracts.ledger_sides import MemorySide, RealSide, Side
+
+
+@pytest.fixture(params=["memory", "real"])
+def side(request: pytest.FixtureRequest, tmp_path: Path) -> Side:
+    """A ledger of either kind."""
+    return MemorySide() if request.param == "memory" else RealSide(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stream's output, never touched."""
+    root = tmp_path_factory.mktemp("original") / "lake"
+    filled(root)
+    return root
+
+
+@pytest.fixture
+def root(original: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be hurt."""
+    shutil.copytree(original, tmp_path / "lake")
+    return tmp_path / "lake"
+
+
+@pytest.fixture(params=["memory", "real"])
+def kafka(request: pytest.FixtureRequest) -> Broker:
+    """A broker of either kind."""
+    if request.param == "memory":
+        return MemoryBroker()
+    return RealBroker(request.getfixturevalue("broker").bootstrap_servers)
+
+
+@pytest.fixture
+def name(topic_name: Callable[[], str]) -> str:
+    """A name that no other topic begins with."""
+    return topic_name()

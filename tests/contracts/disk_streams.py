@@ -1,0 +1,103 @@
+"""A whole stream on disk without Spark: the real files and the real ledger, fed from a broker in
+memory.
+
+Next room: tests/operations/memory_streams.py, the same with everything in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from seriatim.engine.machine import Runner
+from seriatim.engine.offsets import Partition
+from seriatim.ledger.delta_store import DeltaLedger
+from seriatim.operations.run import FoldRun
+from seriatim.storage.derived_tables import DeltaDerived
+from seriatim.storage.record_files import ParquetRecords, record_schema
+from seriatim.storage.state_files import ParquetState
+from seriatim.stream import OutputSettings, Stream, TableSettings
+from seriatim.testing import MemoryStream
+
+COLUMNS = {"id": "string", "v": "int64", "at": "timestamp", "cost": "decimal(9,2)"}
+
+
+class DiskFiles(ParquetRecords, ParquetState):
+    """Record and state files in one, as the fake has them."""
+
+    def __init__(self, root: Path, columns: dict[str, str], leave_out: tuple[str, ...]) -> None:
+        ParquetRecords.__init__(self, root, columns, "zstd", leave_out)
+        ParquetState.__init__(self, root, "s")
+
+
+class DiskStream(MemoryStream):
+    """A stream of rows over topics in-…, whose output lies below `root`."""
+
+    def __init__(
+        self, root: Path, *, output_partitions: tuple[str, ...] = (), **fields: Any
+    ) -> None:
+        table = TableSettings(key=("id",), columns=COLUMNS, before=True)
+        output = OutputSettings(path=str(root), partition_by=output_partitions)
+        given = {"name": "s", "sequence": "seq", "table": table, "machine": "table", **fields}
+        stream = Stream(topics="in-.*", output=output, **given)
+        self.root, self.runner = root, stream.table_machine()
+        super().__init__(stream, lambda: self.runner)
+        self._sequences = dict[tuple[str, str], int]()
+        self._open()
+
+    def _open(self) -> None:
+        """Files and ledger, as a process of its own would open them."""
+        columns, parts = self.runner.columns, self.stream.output.partition_by
+        self.files: Any = DiskFiles(self.root, columns, parts)
+        self.ledger: Any = DeltaLedger(self.root, record_schema(columns), parts)
+        self.derived: Any = DeltaDerived(self.root, "zstd")
+
+    def folding(self, runner: Runner | None = None) -> FoldRun:
+        """One run."""
+        self._open()
+        return super().folding(runner)
+
+    def send(self, place: str, session: str, *values: Any) -> None:
+        """Send messages: a list is a snapshot of these rows, None a delete of row a, a number an
+        update of row a.
+        """
+        partition = Partition.parse(place)
+        for value in values:
+            sequence = self._sequences[place, session] = (
+                self._sequences.get((place, session), 0) + 1
+            )
+            body: dict[str, Any] = {"type": "update", "id": "a", "v": value}
+            if isinstance(value, list):
+                rows = [
+                    {"id": one, "v": 0, "at": "2026-01-01T12:00:00+02:00", "cost": "1.5"}
+                    for one in value
+                ]
+                body = {"type": "snapshot", "rows": rows}
+            elif value is None:
+                body = {"type": "delete", "id": "a"}
+            content = (
+                value
+                if isinstance(value, bytes)
+                else json.dumps({**body, "seq": sequence}).encode()
+            )
+            self.kafka.produce(partition.topic, session, content, partition=partition.number)
+
+
+def filled(root: Path, **fields: Any) -> DiskStream:
+    """Two topics, three partitions, several slices, one session in quarantine and one that came out
+    of it.
+    """
+    made = DiskStream(root, **fields)
+    made.kafka.create("in-a", 2)
+    made.kafka.create("in-b", 1)
+    for number, place in enumerate(("in-a/0", "in-a/1", "in-b/0")):
+        for session in ("x", "y"):
+            made.send(place, session, ["a", "b"], 1, 2)
+        made.run()
+        made.send(place, "x", 3, None, ["a", "c"], number)
+        made.run()
+    made.send("in-a/0", "y", b"poison", 4, ["a"], 5)
+    made.send("in-b/0", "y", b"poison", 4)
+    made.run(messages_max=4)
+    return made

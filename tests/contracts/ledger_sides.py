@@ -1,0 +1,151 @@
+"""Ledgers of either kind, in memory and on a Delta table, and entries by hand.
+
+Next room: test_ledger.py holds both to the contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+
+from seriatim.engine.messages import MessageBatch
+from seriatim.engine.offsets import Partition
+from seriatim.engine.session import FoldOutput
+from seriatim.ledger.commit import build_manifest, start_ledger
+from seriatim.ledger.delta_store import DeltaLedger
+from seriatim.ledger.model import Change, Entry, File, Ledger, encode_manifest
+from seriatim.memory import MemoryClock, MemoryFiles, MemoryLedger
+from seriatim.ports import LedgerHead
+from seriatim.storage.record_files import ParquetRecords, record_schema
+
+P, Q = Partition("in-a", 0), Partition("in-a", 1)
+
+
+COLUMNS = {"op": "string", "at": "timestamp", "parts": "list<int64>"}
+
+
+STRETCH = MessageBatch(0, [0], [b"s"], [b"v"])
+
+
+NOTHING = Ledger(stream="s")
+
+
+class MemorySide:
+    """The fake ledger with its files, and what others may do to it."""
+
+    def __init__(self) -> None:
+        self.files = MemoryFiles(COLUMNS)
+        self.store = MemoryLedger(self.files.read)
+
+    def again(self) -> MemoryLedger:
+        return self.store
+
+    def foreign_append(self) -> None:
+        self.store.foreign_commit("rows appended")
+
+    def foreign_rewrite(self) -> None:
+        self.store.foreign_commit()
+
+    def lose(self, path: str) -> None:
+        (self.files.files if path in self.files.files else self.store.manifests).pop(path)
+
+    def damage(self, path: str) -> None:
+        self.store.manifests[path] += b" "
+
+    def active(self) -> list[str]:
+        return [file.path for file in self.store.files_now()]
+
+
+class RealSide:
+    """A Delta table, and what others may do to it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files = ParquetRecords(root, COLUMNS, "zstd", ())
+        self.store = self.again()
+
+    def again(self) -> DeltaLedger:
+        return DeltaLedger(self.root, record_schema(COLUMNS))
+
+    def foreign_append(self) -> None:
+        table = DeltaTable(self.root / "records")
+        write_deltalake(table, pa.table({"op": ["mine"]}), mode="append", schema_mode="merge")
+
+    def foreign_rewrite(self) -> None:
+        made = DeltaTable(self.root / "records").optimize.compact()
+        assert made["numFilesRemoved"] > 0
+
+    def lose(self, path: str) -> None:
+        (self.root / path).unlink()
+
+    def damage(self, path: str) -> None:
+        full = self.root / path
+        full.write_bytes(full.read_bytes() + b" ")
+
+    def active(self) -> list[str]:
+        uris = DeltaTable(self.root / "records").file_uris()
+        return sorted("records/" + uri.rpartition("/records/")[2] for uri in uris)
+
+
+Side = MemorySide | RealSide
+
+
+def change(partition: Partition = P, frontier: int = 0, until: int = 0, *files: File) -> Change:
+    """A change that moves a frontier."""
+    return Change(
+        partition=partition,
+        epoch=0,
+        frontier=frontier,
+        until=until,
+        topic_id="id",
+        initial_frontier=0,
+        records=files,
+    )
+
+
+def moved(
+    frontier: int, until: int, *files: File, attempt: str = "a1", partition: Partition = P
+) -> Entry:
+    """A slice."""
+    return Entry(
+        kind="slice", attempt=attempt, changes=(change(partition, frontier, until, *files),)
+    )
+
+
+def begun(side: Side) -> LedgerHead:
+    """A ledger with its first entry."""
+    return start_ledger(side.store, MemoryClock(), "s", "a0", (change(), change(Q)))
+
+
+def record_file(side: Side, stem: str) -> File:
+    """A record file that is really there."""
+    writer = side.files.record_writer(P, "id", stem)
+    writer.write(
+        STRETCH, FoldOutput([0], [0], [None], ["s"], [("insert", None, [1])], consumed_messages=1)
+    )
+    file = writer.close()
+    assert file is not None
+    return file
+
+
+def attempted(side: Side, head: LedgerHead | None, entry: Entry) -> Callable[[], str]:
+    """A commit by hand, ready to be tried: no rule, no second try. Gives the manifest's hash."""
+    after, manifest = build_manifest(entry, NOTHING if head is None else head.ledger)
+    path, sha256 = side.store.put_manifest(after.sequence, encode_manifest(manifest))
+    store = side.again()
+
+    def attempt() -> str:
+        store.compare_and_set(head, manifest.entry, path, sha256)
+        return sha256
+
+    return attempt
+
+
+def frontier(side: Side) -> tuple[int, int]:
+    """The last sequence, and how far the first partition is."""
+    head = side.again().head("s")
+    assert head is not None
+    return head.ledger.sequence, head.ledger.partitions[str(P)].frontier

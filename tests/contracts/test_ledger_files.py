@@ -1,0 +1,123 @@
+"""The ledger and files: what a commit names is there, and what nobody names is swept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seriatim.ledger.commit import commit
+from seriatim.memory import MemoryClock
+from seriatim.operations.sweep import sweep_dead
+from seriatim.ports import CommitConflictError
+from seriatim.storage import files
+from tests.contracts.ledger_sides import (
+    P,
+    RealSide,
+    Side,
+    attempted,
+    begun,
+    frontier,
+    moved,
+    record_file,
+)
+
+
+def test_committed_record_files_are_in_the_table(side: Side) -> None:
+    """Only those that an entry names; others are invisible."""
+    named, _ = record_file(side, "0-0-a"), record_file(side, "0-0-orphan")
+    commit(side.store, MemoryClock(), begun(side), moved(0, 5, named))
+    assert side.active() == [named.path]
+
+
+def test_a_file_that_is_gone_is_never_named(side: Side) -> None:
+    """Another run has swept it: nothing is committed."""
+    head, file = begun(side), record_file(side, "0-0-a")
+    side.lose(file.path)
+    with pytest.raises(CommitConflictError, match="0-0-a"):
+        attempted(side, head, moved(0, 5, file))()
+    assert frontier(side) == (0, 0)
+
+
+def test_a_manifest_is_stored_under_what_it_says(side: Side) -> None:
+    """Twice the same is the same place, other content is another: none is ever overwritten."""
+    one, same, other, later = (
+        side.store.put_manifest(sequence, content)
+        for sequence, content in ((3, b"{}"), (3, b"{}"), (3, b"{ }"), (4, b"{}"))
+    )
+    assert one == same
+    assert len({one[0], other[0], later[0]}) == 3
+    assert all(sha256 in path for path, sha256 in (one, other, later))
+
+
+def test_manifests_that_lost_are_swept(side: Side) -> None:
+    """Up to the head, by another hash; those in the chain, and of entries to come, stay."""
+    first = begun(side)
+    head, _ = commit(side.store, MemoryClock(), first, moved(0, 5))
+    lost = [side.store.put_manifest(number, b"{}")[0] for number in (0, 1)]
+    coming, _ = side.store.put_manifest(2, b"{}")
+    assert side.again().sweep(head) == sorted(lost)
+    assert side.again().sweep(head) == []
+    assert [side.again().ledger_at("s", number) for number in (0, 1)] == [first.ledger, head.ledger]
+    side.lose(coming)
+
+
+def test_the_table_tells_its_files(side: Side) -> None:
+    """As of the head that was read, by the paths that entries name; later ones are not in it."""
+    head = begun(side)
+    assert side.store.active_paths(head) == set()
+    file = record_file(side, "0-0-a")
+    head, _ = commit(side.store, MemoryClock(), head, moved(0, 5, file))
+    assert (
+        side.store.active_paths(head)
+        == {one.path for one in side.store.active_files(head)}
+        == {file.path}
+    )
+    another = side.again().head("s")
+    assert another is not None
+    commit(side.again(), MemoryClock(), another, moved(5, 9, record_file(side, "0-5-a")))
+    assert side.store.active_paths(head) == {file.path}
+
+
+def test_dead_files_are_swept_on_either_side(side: Side) -> None:
+    """A late attempt at an older start goes; what is named, and what is at the frontier, stays."""
+    head = begun(side)
+    for number in range(3):
+        head, _ = commit(
+            side.store,
+            MemoryClock(),
+            head,
+            moved(number, number + 1, record_file(side, f"0-{number}-a")),
+        )
+    late, live = record_file(side, "0-1-late-3"), record_file(side, "0-3-b")
+    assert sweep_dead(side.store, side.files, head) == [late.path]
+    assert sorted(side.files.paths(P)) == sorted([*side.active(), live.path])
+
+
+def test_drafts_are_swept(tmp_path: Path) -> None:
+    """Of manifests and of the witness; nothing else that begins with a dot."""
+    side = RealSide(tmp_path)
+    head = begun(side)
+    drafts = [".head.json.0a1b2c3d", f"manifests/.{'0' * 10}-{'a' * 64}.json.zst.0a1b2c3d"]
+    for name in (*drafts, ".keep"):
+        (tmp_path / name).write_bytes(b"half")
+    assert side.store.sweep(head) == drafts
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == [".keep"]
+
+
+def test_a_file_whose_draft_was_swept_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run cannot tell a draft being written from a dead one's."""
+    swept: list[str] = []
+
+    def sweeping(path: Path) -> None:
+        if not swept:
+            swept.extend(files.sweep_drafts(tmp_path))
+        sync(path)
+
+    sync = files.sync
+    monkeypatch.setattr(files, "sync", sweeping)
+    files.write_file(tmp_path / "head.json", b"{}")
+    assert len(swept) == 1
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("head.json", b"{}")]

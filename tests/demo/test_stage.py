@@ -1,0 +1,182 @@
+"""The demo's stage: what it writes, what it breaks, and the page with mails. The whole of it is
+`make demo`.
+"""
+
+from __future__ import annotations
+
+import smtplib
+import subprocess
+import tomllib
+import urllib.request
+from email.message import EmailMessage
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from seriatim import config, stream_files
+from seriatim.demo import stage
+from seriatim.demo.catcher import MailCatcher
+from seriatim.demo.generator import CollectionPoints, DemoMessage
+from tests.mail_catcher import free_port
+
+
+def sequences(messages: list[DemoMessage]) -> dict[str, list[int]]:
+    """The producer's counters by session, as sent."""
+    found: dict[str, list[int]] = {}
+    for message in messages:
+        found.setdefault(message.key, []).append(msgspec.json.decode(message.value)["seq"])
+    return found
+
+
+def test_its_stream_runs_every_minute_and_tells_somebody(tmp_path: Path) -> None:
+    """The repository's own demo stream, with three more keys."""
+    stage.write_stream_file(tmp_path)
+    made = stream_files.load_stream("demo", tmp_path / "streams").stream
+    assert (made.schedule.cron, made.alerts.to) == ("* * * * *", ("on-call@localhost",))
+    assert made.snapshot_requests == stage.REQUESTS_TOPIC
+    stock = tomllib.loads((stage.ROOT / "streams" / "demo.toml").read_text())
+    assert made.topics == stock["topics"]
+    assert made.output.path == str(tmp_path / "lake" / "demo")
+
+
+def test_what_is_asked_of_the_producer_is_done_once() -> None:
+    """One message is missing, two neighbours of another session are swapped, all else is as it was."""
+    asked = iter([False] * 200 + [True])
+    points = CollectionPoints(["demo-a"], sessions=5, seed=3)
+    sent = list(
+        islice(stage.break_messages_on_request(points.messages(), lambda: next(asked, False)), 600)
+    )
+    plain = list(islice(CollectionPoints(["demo-a"], sessions=5, seed=3).messages(), 601))
+    hurt = {
+        key
+        for key, numbers in sequences(sent).items()
+        if numbers != list(range(1, len(numbers) + 1))
+    }
+    assert len(hurt) == 2
+    assert len(set(plain) - set(sent)) == 1
+    assert set(sent) < set(plain)
+
+
+def test_nothing_is_broken_unasked() -> None:
+    """Message by message the same."""
+    points = (CollectionPoints(["demo-a"], sessions=5, seed=3).messages() for _ in range(2))
+    plain, through = next(points), stage.break_messages_on_request(next(points), lambda: False)
+    assert list(islice(through, 500)) == list(islice(plain, 500))
+
+
+def test_break_without_a_demo_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what to do, also where one ran earlier; with one that runs, the producer finds a flag."""
+    assert stage.request_break(tmp_path / "none") == 2
+    assert stage.request_break(tmp_path) == 2
+    with stage.demo_lock(tmp_path):
+        capsys.readouterr()
+        assert stage.request_break(tmp_path) == 0
+        assert (tmp_path / stage.BREAK_FILE).exists()
+        assert "make demo" not in capsys.readouterr().out
+    (tmp_path / stage.BREAK_FILE).unlink()
+    assert stage.request_break(tmp_path) == 2
+    assert "make demo" in capsys.readouterr().out
+    assert not (tmp_path / stage.BREAK_FILE).exists()
+
+
+def test_your_own_servers_are_not_the_demos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mails go to its catcher, its messages to its broker, its database is its own; your
+    password is nowhere.
+    """
+    theirs = {
+        "SMTP_PASSWORD": "canary",
+        "SMTP_USER": "me",
+        "SMTP_TLS": "starttls",
+        "KAFKA_CONFIG": "/none/such",
+    }
+    theirs |= {
+        "KAFKA_BOOTSTRAP_SERVERS": "yours:9092",
+        "OUTBOX": "/yours",
+        "IVY_SETTINGS": "/mirror.xml",
+    }
+    for name, value in theirs.items():
+        monkeypatch.setenv(f"SERIATIM_{name}", value)
+    monkeypatch.setenv("AIRFLOW_CONN_SMTP_DEFAULT", "canary")
+    environ = stage.airflow_environment(tmp_path, config.load_settings(), "127.0.0.1:9092")
+    assert "canary" not in environ.values()
+    seen = config.load_settings(environ, tmp_path)
+    assert (seen.smtp_user, seen.smtp_tls, seen.kafka_config, seen.ivy_settings) == (
+        "",
+        "none",
+        None,
+        Path("/mirror.xml"),
+    )
+    assert (seen.smtp, seen.kafka_bootstrap_servers) == (
+        f"127.0.0.1:{stage.MAIL_PORT}",
+        "127.0.0.1:9092",
+    )
+    assert seen.outbox != Path("/yours")
+    (tmp_path / stage.SETTINGS_FILE).touch(mode=0o644)
+    stage.write_settings_file(tmp_path, environ)
+    assert (tmp_path / stage.SETTINGS_FILE).stat().st_mode & 0o777 == 0o600
+    told = "from seriatim import config; s = config.load(); print(s.smtp_user, s.smtp_password, s.kafka_config)"
+    words = [
+        "bash",
+        "-c",
+        f'source "$1" && python -c "{told}"',
+        "bash",
+        str(tmp_path / stage.SETTINGS_FILE),
+    ]
+    said = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert said.stdout.split() == ["None"]
+
+
+def test_airflow_listens_here_alone_and_finds_our_dags(tmp_path: Path) -> None:
+    """Everybody is an admin in the demo: so nobody else may reach it."""
+    environ = stage.airflow_environment(tmp_path, config.load_settings(), "127.0.0.1:9092")
+    assert environ["AIRFLOW__API__HOST"] == "127.0.0.1"
+    assert (Path(environ["AIRFLOW__CORE__DAGS_FOLDER"]) / "streams.py").exists()
+    assert environ["SERIATIM_STREAMS"] == str(tmp_path / "streams")
+
+
+def test_a_shell_can_be_told_of_the_demo(tmp_path: Path) -> None:
+    """What mails say to type is about the demo's stream then, not about the one of the repository."""
+    environ = stage.airflow_environment(tmp_path, config.load_settings(), "127.0.0.1:9092")
+    stage.write_settings_file(tmp_path, environ)
+    told = "from seriatim import config, streams; s = config.load(); print(s.streams, s.kafka_bootstrap_servers)"
+    words = [
+        "bash",
+        "-c",
+        f'source "$1" && python -c "{told}"',
+        "bash",
+        str(tmp_path / stage.SETTINGS_FILE),
+    ]
+    said = subprocess.run(
+        words, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"}
+    )
+    assert said.stdout.split() == [str(tmp_path / "streams"), "127.0.0.1:9092"]
+
+
+def test_mails_are_on_the_page() -> None:
+    """Newest first, as text: nothing in a mail becomes HTML of ours."""
+    ports = free_port(), free_port()
+    catcher = MailCatcher(*ports)
+    catcher.start()
+    try:
+        for number in range(2):
+            mail = EmailMessage()
+            mail["Subject"], mail["From"], mail["To"] = (
+                f"mail {number} <b>",
+                "a@localhost",
+                "b@localhost",
+            )
+            mail.set_content("<script>x</script>")
+            with smtplib.SMTP("127.0.0.1", ports[0]) as server:
+                server.send_message(mail)
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/", timeout=120) as answer:
+            page = answer.read().decode()
+    finally:
+        catcher.stop()
+    assert "2 mails" in page
+    assert page.index("mail 1") < page.index("mail 0")
+    assert "<script>" not in page
+    assert "&lt;b&gt;" in page

@@ -1,0 +1,146 @@
+"""Findings: the tier table of the design, and how a finding reads."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+
+import pytest
+
+from seriatim.engine.findings import (
+    FINDING_ADVICE,
+    FINDING_TITLES,
+    FORWARD,
+    TIER_ACTIONS,
+    TIERS,
+    Finding,
+    new_findings_error,
+    shell_quote,
+    shorten,
+    tier_action,
+)
+from seriatim.errors import BrokenPromiseError
+
+DESIGN = """
+    re-created    halt  halt halt  halt halt
+    truncated     halt  halt halt  halt halt
+    gap           count halt count halt halt
+    expired       count halt count halt halt
+    sequence gap  count halt count wait halt
+    repeat        count drop drop  drop halt
+    disorder      count count drop heal halt
+    moved session count halt count halt halt
+    precondition  count halt count halt halt
+    raised        halt  halt halt  halt halt
+"""
+
+
+def test_the_tier_table_is_the_designs() -> None:
+    """What each tier does about each finding, word for word."""
+    for line in DESIGN.strip().splitlines():
+        *kind, none, once, order, window, strict = line.split()
+        row = dict(zip(TIERS, (none, once, order, window, strict), strict=True))
+        assert TIER_ACTIONS[" ".join(kind)] == row
+    assert tier_action("gap", "none") == "count"
+
+
+@pytest.mark.parametrize("kind", sorted(FINDING_TITLES))
+def test_every_finding_has_a_title_and_a_next_deed(kind: str) -> None:
+    """One screen, with stream, place, offset and what to do; no finding leaves a person alone."""
+    finding = Finding(
+        finding=kind,
+        topic="orders-a",
+        partition=3,
+        offset=41337,
+        expected="x" * 9999,
+        cause="tab\there",
+    )
+    shown = finding.render("orders")
+    assert shown.startswith(f"{FINDING_TITLES[kind]}: orders orders-a/3: {kind} at offset 41337")
+    assert "next " in shown
+    assert "\t" not in shown
+    assert len(shown.splitlines()) <= 24
+    assert "{" not in finding.advice("orders")
+
+
+def test_advice_offers_forward_where_it_helps() -> None:
+    """The mail's form and the command in the advice agree."""
+    assert {kind for kind, advice in FINDING_ADVICE.items() if "--forward" in advice} == set(
+        FORWARD
+    )
+    assert Finding(finding="poison", topic="a", partition=0).can_go_forward
+    assert not Finding(finding="poison", topic="a", partition=0, level="warning").can_go_forward
+    assert not Finding(finding="raised", topic="a", partition=0, session="s").can_go_forward
+
+
+def test_scope_is_as_narrow_as_what_is_known() -> None:
+    """A session, else a partition, else the stream."""
+    assert Finding(finding="raised", topic="a", partition=0, session="s").scope == "session"
+    assert Finding(finding="gap", topic="a", partition=0).scope == "partition"
+    assert Finding(finding="foreign").scope == "stream"
+    assert Finding(finding="poison", topic="a", partition=0, session="").scope == "session"
+
+
+def test_a_session_without_a_name_is_seen() -> None:
+    """An empty key is a name too, and quotes show it."""
+    assert "(session '')" in Finding(finding="raised", topic="a", partition=0, session="").render(
+        "orders"
+    )
+
+
+def test_a_sessions_name_forges_no_line() -> None:
+    """A name with a line break in it stays within its line, so that it cannot tell people what to
+    type next.
+    """
+    told = Finding(
+        finding="raised", topic="a", partition=0, session="x)\n  next       rm -rf /"
+    ).render("orders")
+    assert "(session x)\\n  next       rm -rf /)" in told
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "it's", "$(id)'", '"`id`"', "a b", "", "\x1b[2J\n'\\", "ü\u202e漢", "-rf"]
+)
+def test_a_name_in_a_command_is_one_word(name: str) -> None:
+    """Pasted into a shell it is the name itself, whatever a stranger called a session; nothing of
+    it is run.
+    """
+    word = shell_quote(name)
+    assert word.isprintable()
+    done = subprocess.run(["bash", "-c", f"printf '%s' {word}"], capture_output=True, check=True)
+    assert done.stdout == name.encode()
+
+
+def test_scripts_get_every_field() -> None:
+    """The JSON object has the documented keys, with null for what is not known."""
+    told = Finding(finding="gap", topic="a", partition=0, offset=0, expected="offset 0").to_dict(
+        "orders"
+    )
+    assert list(told) == [
+        *("finding", "level", "stream", "topic", "partition", "offset", "session"),
+        *("expected", "found", "cause", "time_left_seconds", "next"),
+    ]
+    assert (told["offset"], told["partition"], told["session"], told["found"]) == (0, 0, None, None)
+
+
+def test_findings_outside_the_table_are_our_bug() -> None:
+    """A kind nobody knows could be neither judged nor told."""
+    with pytest.raises(BrokenPromiseError, match="unknown finding"):
+        Finding(finding="oddity")
+    assert set(FINDING_ADVICE) >= set(FINDING_TITLES)
+
+
+def test_the_failure_counts_and_names_places() -> None:
+    """However many partitions are hurt, the headline stays one line."""
+    findings = [
+        Finding(finding="gap", topic="a", partition=number, offset=1) for number in range(8)
+    ]
+    error = pickle.loads(pickle.dumps(new_findings_error("orders", findings)))
+    assert error.message == "orders: 8 new findings in a/0, a/1, a/2, a/3, a/4 and 3 more"
+    assert error.exit_code == 3
+
+
+def test_long_and_odd_text_is_shown_safely() -> None:
+    """A ten megabyte key or a terminal escape does not reach the screen."""
+    assert shorten("\x1b[31mred") == "\\x1b[31mred"
+    assert len(shorten("x" * 10_000_000)) < 450

@@ -1,0 +1,186 @@
+"""The bulk fold gives what the plain fold gives, on every input: records, state bytes, findings,
+marks, counts.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seriatim.engine.judge import OnPoison
+from seriatim.engine.session import Session
+from seriatim.fast import table as machine
+from tests.calls import count_calls
+from tests.fast.plain_and_compiled import COLUMNS, Producer, Twin, agree, batch, both
+
+KEYS = [["id"], ["n", "id"], ["id", "ok"]]
+
+
+def _world(seed: int, oddness: float, *, eager: bool, **choices: Any) -> Twin:
+    chance = random.Random(seed)
+    sequenced = chance.random() < 0.7
+    tier = choices["tier"]
+    table = {
+        "key": chance.choice(KEYS),
+        "columns": COLUMNS,
+        "before": chance.random() < 0.7,
+        "sequence": "seq" if sequenced else None,
+        "lenient": tier in {"none", "order"},
+    }
+    producer = Producer(chance, oddness, sequenced)
+    tasks = [
+        [
+            [producer.send() for _ in range(chance.randrange(1, 60))]
+            for _ in range(chance.randrange(1, 4))
+        ]
+        for _ in range(chance.randrange(1, 4))
+    ]
+    return agree(both(table, eager=eager, **choices), tasks)
+
+
+@settings(max_examples=250)
+@given(
+    seed=st.integers(0, 2**32),
+    oddness=st.sampled_from([0.0, 0.02, 0.1, 0.5]),
+    tier=st.sampled_from(["none", "once", "order", "strict"]),
+    on_poison=st.sampled_from(["quarantine", "skip", "halt"]),
+)
+def test_both_folds_give_the_same(
+    seed: int, oddness: float, tier: str, on_poison: OnPoison
+) -> None:
+    """Whatever producers send, however it is cut into stretches and tasks, nobody can tell which
+    fold it was.
+    """
+    _world(seed, oddness, eager=True, tier=tier, on_poison=on_poison)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), oddness=st.sampled_from([0.0, 0.1, 0.9]))
+def test_going_back_to_the_plain_way_changes_nothing(seed: int, oddness: float) -> None:
+    """Stretches that are too unusual are folded the plain way, and the rows follow."""
+    _world(seed, oddness, eager=False, tier="strict", on_poison="quarantine")
+
+
+def test_usual_messages_are_folded_in_bulk() -> None:
+    """The comparison means something: with nothing odd nearly all records are made in bulk."""
+    made = _world(7, 0.0, eager=True, tier="none", on_poison="skip")
+    records = sum(batch.num_rows for batch in made.sheet.batches)
+    assert made.in_bulk > 0.4 * records > 20
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("block", range(30))
+def test_both_folds_give_the_same_on_many_seeds(block: int) -> None:
+    """The same on many more worlds."""
+    for seed in range(100 * block, 100 * block + 100):
+        chance = random.Random(seed)
+        tier = chance.choice(["none", "once", "order", "strict"])
+        on_poison = chance.choice(["quarantine", "skip", "halt"])
+        _world(
+            seed,
+            chance.choice([0.0, 0.02, 0.1, 0.5]),
+            eager=chance.random() < 0.7,
+            tier=tier,
+            on_poison=on_poison,
+        )
+
+
+def test_text_that_nobody_needs_any_more_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row whose text changes for ever does not fill the memory, and stays right."""
+    monkeypatch.setattr(machine, "HEAP_TIDY_BYTES", 2000)
+    table = {"key": ["id"], "columns": COLUMNS, "sequence": "seq"}
+    begin = b'{"type":"snapshot","seq":1,"rows":[{"id":"a"},{"id":"b"}]}'
+    line = '{"type":"update","seq":%d,"id":"%s","t":"%s"}'
+    rest = [(line % (i, "ab"[i % 2], f"{i:050d}")).encode() for i in range(2, 1002)]
+    sent = [(b"s", value, 1) for value in (begin, *rest)]
+    batches = [sent[i : i + 50] for i in range(0, len(sent), 50)]
+    twins = both(table, tier="strict", on_poison="quarantine")
+    runner: Any = twins[1].fold.runner
+    assert agree(twins, [batches]).in_bulk == 1000
+    assert len(runner.arena.heap) < 30_000
+
+
+def test_what_cannot_be_in_the_arena_stays_plain() -> None:
+    """State bytes that only the plain machine reads are folded by it, with the same outcome."""
+    table = {"key": ["id"], "columns": {"id": "string", "x": "float64"}, "sequence": "seq"}
+    twins = both(table, tier="strict", on_poison="quarantine")
+    for twin in twins:  # a whole number in a column of floats
+        saved = msgspec.msgpack.encode([["a", 1]])
+        twin.saved["s"] = Session(
+            state_bytes=saved, state_version=1, sequence=1, first_offset=0, last_offset=0
+        )
+    sent = [
+        (b"s", b'{"type":"update","seq":%d,"id":"a","x":%d.5}' % (i, i), 1) for i in range(2, 30)
+    ]
+    assert agree(twins, [[sent]]).in_bulk == 0
+
+
+def test_in_bulk_is_not_message_by_message() -> None:
+    """In bulk a stretch of 3,000 messages takes far fewer calls than messages; the plain way takes
+    several for each.
+    """
+    table = {"key": ["id"], "columns": COLUMNS, "sequence": "seq"}
+    begin = b'{"type":"snapshot","seq":1,"rows":[{"id":"a"},{"id":"b"}]}'
+    line = '{"type":"update","seq":%d,"id":"%s","n":7,"x":1.5,"t":"some text","other":"%s"}'
+    sent = [
+        (b"s", begin, 1),
+        *((b"s", (line % (i, "ab"[i % 2], "x" * 80)).encode(), 1) for i in range(2, 3_001)),
+    ]
+    messages = batch(sent, 0)
+    for twin in both(table, tier="strict", on_poison="halt"):
+        twin.take(messages)  # compiled code is loaded by its first call
+    plain, bulk = both(table, tier="strict", on_poison="halt")
+    plain_calls = count_calls(lambda: plain.take(messages))
+    bulk_calls = count_calls(lambda: bulk.take(messages))
+    assert (len(sent), bulk.in_bulk) == (3_000, 2_999)
+    assert plain_calls > 3 * len(sent)
+    assert bulk_calls < len(sent) / 3
+
+
+def test_rows_that_contradict_most_messages_are_plain() -> None:
+    """What looked usual and was not costs more in bulk: such a session goes on the plain way, with
+    the same outcome.
+    """
+    table = {"key": ["id"], "columns": {"id": "string", "n": "int64"}, "lenient": True}
+    begin = [(b"s", b'{"type":"snapshot","rows":[{"id":"a"}]}', 1)]
+    odd = [(b"s", b'{"type":"insert","id":"a","n":%d}' % i, 1) for i in range(40)]
+    good = [(b"s", b'{"type":"update","id":"a","n":%d}' % i, 1) for i in range(40)]
+    twins = both(table, eager=False, tier="none", on_poison="skip")
+    assert agree(twins, [[[*begin, *good], odd, good], [good]]).in_bulk == 40 + 39
+
+
+@pytest.mark.parametrize("rows", [3, 15, 16, 300, 66_000])
+@pytest.mark.parametrize("size", [1, 31, 32, 255, 256, 70_000])
+def test_tables_and_texts_of_any_size_come_back_from_bytes(rows: int, size: int) -> None:
+    """Lengths are saved in one, two, three or five bytes: each is read in bulk, and gives what was
+    saved.
+    """
+    if rows * size > 5_000_000:
+        pytest.skip("gigabytes prove no more")
+    text = "x" * size
+    table = {
+        "key": ["id"],
+        "columns": {"id": "string", "n": "int64", "t": "string"},
+        "sequence": "seq",
+    }
+    whole = {
+        "type": "snapshot",
+        "seq": 1,
+        "rows": [{"id": str(i), "n": i, "t": text} for i in range(rows)],
+    }
+    later = [
+        (
+            b"s",
+            b'{"type":"update","seq":%d,"id":"%d","n":%d}' % (i, i % rows, 1_000_003 ** (i % 3)),
+            1,
+        )
+        for i in range(2, 60)
+    ]
+    twins = both(table, tier="strict", on_poison="halt")
+    began = [(b"s", msgspec.json.encode(whole), 1)]
+    assert agree(twins, [[began], [later], [began]]).in_bulk >= len(later) - 1

@@ -1,0 +1,310 @@
+"""Stream files: the whole contract with its defaults; every refusal names file, key, found and
+allowed.
+"""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from typing import Any
+
+import pytest
+
+from seriatim.errors import ConfigError
+from seriatim.stream import SUPPORTED_VALUES, Stream, parse_stream
+
+MINIMAL = {
+    "topics": "orders-[a-z]+",
+    "machine": "table",
+    "table": {"key": ["id"], "columns": {"id": "string", "size": "int64"}},
+    "output": {"path": "lake/orders"},
+}
+WHOLE = """
+topics   = "prefix-[a-z]+"
+tier     = "strict"
+window_messages = 100
+window_seconds  = 60
+decoder  = "json"
+machine  = "table"
+session  = "key"
+sequence = "seq"
+isolation = "read_committed"
+on_poison = "quarantine"
+on_check_failure = "hold-publish"
+session_timeout_hours = 0
+parallelism = "partition"
+topic_drained_hours = 72
+snapshot_requests = ""
+[table]
+key     = ["id"]
+columns = { id = "string", price = "float64", size = "int64" }
+before  = true
+type_field = "type"
+rows_field = "rows"
+[slice]
+messages_max = 2_000_000
+[output]
+path = "lake/orders"
+partition_by = []
+compression = "zstd"
+file_bytes_target = 134_217_728
+keep_versions_days = 30
+[schedule]
+cron = "*/15 * * * *"
+[alerts]
+to = []
+time_left_warning_hours = 24
+remind_hours = 12
+late_run_minutes = 60
+snapshot_distance_max_minutes = 0
+"""
+
+
+def given(**changes: Any) -> dict[str, Any]:
+    """The smallest stream file, changed; `section__key` reaches into a section, None takes a key
+    out.
+    """
+    made = copy.deepcopy(MINIMAL)
+    for name, value in changes.items():
+        section, _, key = name.rpartition("__")
+        place: Any = made.setdefault(section, {}) if section else made
+        if value is None:
+            del place[key]
+        else:
+            place[key] = value
+    return made
+
+
+def refused(**changes: Any) -> ConfigError:
+    """The refusal of a changed stream file."""
+    with pytest.raises(ConfigError) as error:
+        parse_stream("orders", given(**changes), "orders.toml")
+    return error.value
+
+
+def test_the_contract_of_the_design_is_taken_whole() -> None:
+    """The file of the design page, with every key at its default, says the same as the defaults."""
+    whole = parse_stream("orders", tomllib.loads(WHOLE), "orders.toml")
+    short = parse_stream(
+        "orders",
+        {
+            "topics": "prefix-[a-z]+",
+            "machine": "table",
+            "sequence": "seq",
+            "table": {
+                "key": ["id"],
+                "columns": {"id": "string", "price": "float64", "size": "int64"},
+            },
+            "output": {"path": "lake/orders"},
+        },
+        "orders.toml",
+    )
+    assert whole == short
+    assert isinstance(short, Stream)
+    assert short.sequence == "seq"
+    assert parse_stream("orders", MINIMAL, "orders.toml").sequence is None
+
+
+@pytest.mark.parametrize("key", ["topics", "machine", "output"])
+def test_required_keys(key: str) -> None:
+    """Without them there is no stream."""
+    assert refused(**{key: None}).message == f"orders.toml: {key}: missing"
+
+
+@pytest.mark.parametrize(
+    ("key", "close"),
+    [
+        ("topic", "topics"),
+        ("teir", "tier"),
+        ("on_poisn", "on_poison"),
+        ("output__pth", "output.path"),
+    ],
+)
+def test_typos_get_a_suggestion(key: str, close: str) -> None:
+    """An unknown key is refused with the one that was meant."""
+    error = refused(**{key: "x"})
+    assert (
+        error.message
+        == f"orders.toml: {key.replace('__', '.')}: unknown key; did you mean {close}?"
+    )
+    assert close.rpartition(".")[2] in error.fields["allowed"]
+
+
+def test_unknown_keys_are_refused_even_when_nothing_is_close() -> None:
+    """What is ignored is misunderstood."""
+    assert refused(zzzzzz=1).message == "orders.toml: zzzzzz: unknown key"
+    assert refused(name="x").message.startswith("orders.toml: name: unknown key")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("topics", 7, "a text"),
+        ("window_messages", "many", "a whole number"),
+        ("window_messages", True, "a whole number"),
+        ("window_messages", 1.5, "a whole number"),
+        ("table__before", "yes", "true or false"),
+        ("table__key", "id", "a list of texts"),
+        ("table__key", [1], "a list of texts"),
+        ("table__columns", ["id"], "a table of column = type"),
+        ("table__columns", {"id": 1}, "a table of column = type"),
+        ("output", "lake", "a section [output]"),
+        ("slice__messages_max", 0, "1 to 1000000000"),
+    ],
+)
+def test_values_of_the_wrong_type(key: str, value: Any, allowed: str) -> None:
+    """Named with what was found and what is allowed."""
+    error = refused(**{key: value})
+    assert error.message.startswith(f"orders.toml: {key.replace('__', '.')}: found ")
+    assert error.fields["allowed"] == allowed
+    assert error.next == f"fix {key.replace('__', '.')} in orders.toml"
+
+
+@pytest.mark.parametrize(
+    "key", ["tier", "isolation", "on_poison", "on_check_failure", "parallelism"]
+)
+def test_choices_are_listed(key: str) -> None:
+    """A wrong choice shows all right ones."""
+    assert " | " in refused(**{key: "wrong"}).fields["allowed"]
+    assert "did you mean 'strict'?" in refused(tier="stric").message
+
+
+OTHER = {
+    "tier": "window",
+    "window_messages": 7,
+    "window_seconds": 7,
+    "decoder": "avro",
+    "on_check_failure": "stop",
+    "session_timeout_hours": 7,
+    "parallelism": "none",
+    "topic_drained_hours": 7,
+    "alerts.time_left_warning_hours": 7,
+    "alerts.late_run_minutes": 7,
+    "alerts.snapshot_distance_max_minutes": 7,
+}
+
+
+@pytest.mark.parametrize("key", sorted(SUPPORTED_VALUES))
+def test_a_key_whose_feature_is_not_built_is_refused_by_name(key: str) -> None:
+    """Never ignored: a user would rely on it."""
+    error = refused(**{key.replace(".", "__"): OTHER[key]})
+    assert error.message.startswith(f"orders.toml: {key}: ")
+    assert "not built yet" in error.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "said"),
+    [
+        ({"topics": "("}, "topics", "not a regular expression"),
+        ({"topics": ""}, "topics", "empty"),
+        ({"snapshot_requests": "no topic"}, "snapshot_requests", "found 'no topic'"),
+        ({"decoder": "xml"}, "decoder", "found 'xml'"),
+        ({"output__path": ""}, "output.path", "empty"),
+        ({"output__path": "s3://lake/orders"}, "output.path", "not built yet"),
+        ({"session": "value"}, "session", "'value'"),
+        ({"session": "field:"}, "session", "'field:'"),
+        ({"sequence": ""}, "sequence", "empty"),
+        ({"on_poison": "skip"}, "on_poison", "lose messages"),
+        ({"output__partition_by": ["session"]}, "output.partition_by", "session"),
+        ({"output__partition_by": ["topic", "topic"]}, "output.partition_by", "topic"),
+        ({"machine": "orderbook"}, "machine", "'orderbook'"),
+        ({"machine": "order book:Book"}, "machine", "order book"),
+        ({"table__columns": {}}, "table.columns", "empty"),
+        ({"table__key": []}, "table.key", "empty"),
+        ({"table__key": ["idd"]}, "table.key", "did you mean 'id'?"),
+        ({"table__key": ["id", "id"]}, "table.key", "['id', 'id']"),
+        ({"table__columns": {"id": "text"}}, "table.columns.id", "'text'"),
+        ({"table__columns": {"id": "string", "offset": "int64"}}, "table.columns.offset", "taken"),
+        (
+            {"table__columns": {"id": "string", "before_id": "string"}},
+            "table.columns.before_id",
+            "taken",
+        ),
+        ({"table__columns": {"id": "string", "Offset": "int64"}}, "table.columns.Offset", "taken"),
+        (
+            {"table__columns": {"id": "string", "X": "string", "before_x": "string"}},
+            "table.columns.before_x",
+            "taken",
+        ),
+        ({"table__type_field": "id"}, "table.type_field", "also column id"),
+        ({"table__rows_field": "type"}, "table.rows_field", "also table.type_field"),
+        ({"sequence": "size"}, "sequence", "also column size"),
+        ({"session": "field:type"}, "session", "also table.type_field"),
+        ({"topic_drained_hours": 0}, "topic_drained_hours", "found 0"),
+        ({"alerts__time_left_warning_hours": 0}, "alerts.time_left_warning_hours", "found 0"),
+        ({"alerts__late_run_minutes": -1}, "alerts.late_run_minutes", "found -1"),
+        ({"output__file_bytes_target": 7}, "output.file_bytes_target", "found 7"),
+        ({"output__keep_versions_days": 0}, "output.keep_versions_days", "found 0"),
+        ({"alerts__remind_hours": 0}, "alerts.remind_hours", "found 0"),
+        ({"alerts__to": ["ops@example.org", "me"]}, "alerts.to", "'me'"),
+        ({"schedule__cron": "@daily"}, "schedule.cron", "1 fields, not 5"),
+    ],
+)
+def test_values_that_cannot_work(changes: dict[str, Any], key: str, said: str) -> None:
+    """What types alone do not say is refused before anything is read."""
+    error = refused(**changes)
+    assert error.message.startswith(f"orders.toml: {key}: ")
+    assert said in error.message
+    assert error.fields["allowed"]
+
+
+def test_a_pattern_that_takes_for_ever_is_not_tried_when_files_are_read() -> None:
+    """Airflow reads all streams in one process: one whose regex explodes would hide the others."""
+    requests = "a" * 100
+    assert (
+        parse_stream(
+            "orders", given(topics="(a+)+x", snapshot_requests=requests), "orders.toml"
+        ).topics
+        == "(a+)+x"
+    )
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "a/b", "ü", "x" * 65])
+def test_a_stream_needs_a_name_that_can_be_one(name: str) -> None:
+    """It becomes part of DAG ids and paths."""
+    with pytest.raises(ConfigError, match="file name"):
+        parse_stream(name, MINIMAL, "some.toml")
+
+
+def test_what_the_clock_uses_can_be_set() -> None:
+    """Hours of drained topics and of the warning, minutes of late runs."""
+    changes = given(
+        topic_drained_hours=7, alerts__time_left_warning_hours=8, alerts__late_run_minutes=9
+    )
+    made = parse_stream("orders", changes, "orders.toml")
+    assert (
+        made.topic_drained_hours,
+        made.alerts.time_left_warning_hours,
+        made.alerts.late_run_minutes,
+    ) == (7, 8, 9)
+
+
+def test_when_a_run_is_due_and_who_is_told_can_be_set() -> None:
+    """A cron text, addresses, and hours between reminders."""
+    changes = given(
+        schedule__cron="0 6 * * MON-FRI", alerts__to=["ops@example.org"], alerts__remind_hours=3
+    )
+    made = parse_stream("orders", changes, "orders.toml")
+    assert (made.schedule.cron, made.alerts.remind_hours) == ("0 6 * * MON-FRI", 3)
+    assert made.alerts.to == ("ops@example.org",)
+
+
+def test_skip_is_for_other_tiers() -> None:
+    """Where nothing is promised, poison may be passed over."""
+    assert (
+        parse_stream("orders", given(tier="none", on_poison="skip"), "orders.toml").on_poison
+        == "skip"
+    )
+
+
+def test_the_machine_is_made_as_the_file_says() -> None:
+    """Leniency by tier, session field, names of fields."""
+    changes = given(
+        tier="none", session="field:who", sequence="n", table__type_field="op", table__before=False
+    )
+    made = parse_stream("orders", changes, "orders.toml").table_machine()
+    assert made.lenient
+    assert list(made.columns) == ["op", "id", "size"]
+    (message,) = made.decode([b'{"op":"insert","n":3,"who":"me","id":"a"}'])
+    assert (made.sequences([message])[0], made.session(message)) == (3, "me")
+    assert not parse_stream("orders", MINIMAL, "orders.toml").table_machine().lenient
