@@ -273,7 +273,7 @@ def test_a_slip_in_a_form_is_told_and_opens_nothing() -> None:
             "task",
             task="plan",
             exit_code=2,
-            asked=True,
+            is_form_error=True,
             text="ConfigError: until: 4 is not after from",
         )
         assert post.look(after=60, notes=[*post.note(), *said]).failed_runs, number

@@ -70,7 +70,7 @@ def test_aborted_records_are_missing_under_read_committed_alone() -> None:
 def test_a_record_that_is_there_should_have_been_read() -> None:
     """The reader dropped it: on a compacted topic too."""
     for compacted in (False, True):
-        log = view(KafkaRecordBatch(0, 9), end=10, compacted=compacted)
+        log = view(KafkaRecordBatch(0, 9), end=10, is_compacted=compacted)
         assert told(explain_hole(OffsetRange(3, 5), log, "read_committed")) == [
             (3, 5, "unexplained")
         ]
@@ -94,7 +94,7 @@ def test_what_the_log_lacks_is_compacted_where_the_topic_is() -> None:
         (8, 20, "compacted"),
     ]
     assert (
-        told(explain_hole(hole, view(*batches, end=30, compacted=True), "read_committed")) == pieces
+        told(explain_hole(hole, view(*batches, end=30, is_compacted=True), "read_committed")) == pieces
     )
     assert told(explain_hole(hole, view(*batches, end=30), "read_committed")) == [
         (0, 20, "unexplained")
@@ -117,8 +117,8 @@ def test_nothing_from_the_stable_end_on_is_explained() -> None:
         KafkaRecordBatch(0, 3),
         KafkaRecordBatch(4, 4, is_control=True),
         end=5,
-        stable=5,
-        compacted=True,
+        stable_end=5,
+        is_compacted=True,
     )
     assert told(explain_hole(OffsetRange(4, 8), log, "read_committed")) == [
         (4, 5, "marker"),
@@ -129,7 +129,7 @@ def test_nothing_from_the_stable_end_on_is_explained() -> None:
 
 def test_a_view_that_does_not_cover_the_hole_is_refused() -> None:
     """What was not looked at cannot be called absent."""
-    log = view(KafkaRecordBatch(10, 19), start=10, end=20, stable=100, compacted=True)
+    log = view(KafkaRecordBatch(10, 19), start=10, end=20, stable_end=100, is_compacted=True)
     for hole in (OffsetRange(9, 12), OffsetRange(15, 21)):
         with pytest.raises(BrokenPromiseError, match="covers"):
             explain_hole(hole, log, "read_committed")

@@ -112,10 +112,10 @@ def test_sizes_that_the_broker_does_not_tell_come_from_what_was_folded() -> None
     rules = RetentionRules(retention_bytes=3_600_000)
     (told,) = times_left(held(rules=rules), NOW)
     (guessed,) = times_left(
-        held(rules=rules, bytes=None), NOW, message_bytes=100 - MESSAGE_OVERHEAD_BYTES
+        held(rules=rules, log_bytes=None), NOW, message_bytes=100 - MESSAGE_OVERHEAD_BYTES
     )
     assert guessed.seconds == pytest.approx(told.seconds)
-    assert times_left(held(rules=rules, bytes=None), NOW) == []
+    assert times_left(held(rules=rules, log_bytes=None), NOW) == []
 
 
 def test_a_rate_is_taken_over_a_minute_or_the_whole_log() -> None:

@@ -105,13 +105,13 @@ def test_a_held_partition_takes_nothing_else(kind: EntryKind) -> None:
 def test_only_its_own_hold_counts(kind: EntryKind) -> None:
     """A repair whose hold was abandoned or taken over commits nothing."""
     held = ledger(Account(topic_id="id", frontier=5, initial_frontier=0, hold="h2"))
-    assert unmet_requirements(entry(kind, change(), held="h1"), held) == [
+    assert unmet_requirements(entry(kind, change(), hold="h1"), held) == [
         "a/0 is held by h2, not by h1"
     ]
-    assert unmet_requirements(entry(kind, change(), held="h1"), ledger()) == [
+    assert unmet_requirements(entry(kind, change(), hold="h1"), ledger()) == [
         "a/0 is held by None, not by h1"
     ]
-    assert not unmet_requirements(entry(kind, change(), held="h2"), held)
+    assert not unmet_requirements(entry(kind, change(), hold="h2"), held)
 
 
 @pytest.mark.parametrize("kind", KNOWING)
@@ -227,7 +227,7 @@ def test_a_halted_partition_may_be_found_to_be_made_again() -> None:
 
 def test_a_verdict_requires_nothing() -> None:
     """Judging moves no frontier."""
-    assert not unmet_requirements(entry("verdict", verdict={"a/0": "good"}, judged=2), ledger())
+    assert not unmet_requirements(entry("verdict", verdict={"a/0": "good"}, judged_until=2), ledger())
 
 
 def test_an_unmet_entry_cannot_be_applied() -> None:
@@ -283,7 +283,7 @@ def test_an_accept_raises_the_epoch_and_ends_the_halt() -> None:
     """What was folded under the old epoch is fenced from then on."""
     before = ledger(Account(topic_id="id", frontier=5, initial_frontier=0, halt=HALT))
     account = apply_entry(
-        entry("accept", change(topic_id="id2", born=2, until=2, halt=HALT)), before
+        entry("accept", change(topic_id="id2", initial_frontier=2, until=2, halt=HALT)), before
     ).partitions["a/0"]
     assert (account.epoch, account.halt) == (1, None)
     assert (account.topic_id, account.initial_frontier, account.frontier) == ("id2", 2, 2)
@@ -303,7 +303,7 @@ def test_a_repair_replaces_and_gives_its_hold_back() -> None:
         messages=5,
     )
     made = change(until=4, records=(new,), removed_rows=old.rows, quarantined=1, headless_since=4)
-    account = apply_entry(entry("repair", made, held="h"), ledger(base)).partitions["a/0"]
+    account = apply_entry(entry("repair", made, hold="h"), ledger(base)).partitions["a/0"]
     assert (account.epoch, account.halt, account.hold, account.frontier) == (1, None, None, 4)
     assert (account.records, account.quarantined, account.headless_since, account.messages) == (
         9,
@@ -312,7 +312,7 @@ def test_a_repair_replaces_and_gives_its_hold_back() -> None:
         5,
     )
     assert (
-        apply_entry(entry("repair", change(halt=HALT), held="h"), ledger(base))
+        apply_entry(entry("repair", change(halt=HALT), hold="h"), ledger(base))
         .partitions["a/0"]
         .halt
         == HALT
@@ -324,10 +324,10 @@ def test_a_hold_is_taken_over_by_its_name_alone() -> None:
     it.
     """
     held = ledger(Account(topic_id="id", frontier=5, initial_frontier=0, hold="h1"))
-    assert unmet_requirements(entry("hold", change(), held="h2"), held) == ["a/0 is held by h1"]
-    resumed = apply_entry(replace(entry("hold", change(), held="h2"), resumed_hold="h1"), held)
+    assert unmet_requirements(entry("hold", change(), hold="h2"), held) == ["a/0 is held by h1"]
+    resumed = apply_entry(replace(entry("hold", change(), hold="h2"), resumed_hold="h1"), held)
     assert resumed.partitions["a/0"].hold == "h2"
-    late = replace(entry("hold", change(), held="h3"), resumed_hold="h1")
+    late = replace(entry("hold", change(), hold="h3"), resumed_hold="h1")
     assert unmet_requirements(late, resumed) == ["a/0 is held by h2"]
 
 
@@ -335,7 +335,7 @@ def test_compacted_state_files_stay_below_what_came_meanwhile() -> None:
     """Slices go on while state is merged: only the files that were merged are replaced."""
     one, two, three, merged = (File(f"state/{name}", 1, 1, "d") for name in ("1", "2", "3", "m"))
     base = ledger(Account(topic_id="id", frontier=5, initial_frontier=0, state=(one, two, three)))
-    made = entry("compact", change(state=(merged,), merged=("state/1", "state/2")))
+    made = entry("compact", change(state=(merged,), merged_state_paths=("state/1", "state/2")))
     assert apply_entry(made, base).partitions["a/0"].state == (merged, three)
     moved = ledger(Account(topic_id="id", frontier=5, initial_frontier=0, state=(one, three)))
     assert unmet_requirements(made, moved) == ["a/0 has other state files than were merged"]
@@ -344,9 +344,9 @@ def test_compacted_state_files_stay_below_what_came_meanwhile() -> None:
 def test_hold_release_retire_and_compact_change_one_thing_each() -> None:
     """The rest of the account stays byte for byte."""
     base = Account(topic_id="id", frontier=5, initial_frontier=0, messages=7)
-    held = apply_entry(entry("hold", change(), held="h1"), ledger(base))
+    held = apply_entry(entry("hold", change(), hold="h1"), ledger(base))
     assert held.partitions["a/0"] == replace(base, hold="h1")
-    assert apply_entry(entry("release", change(), held="h1"), held).partitions["a/0"] == base
+    assert apply_entry(entry("release", change(), hold="h1"), held).partitions["a/0"] == base
     assert apply_entry(entry("retire", change()), ledger(base)).partitions["a/0"] == replace(
         base, retired=True
     )
@@ -366,7 +366,7 @@ def test_newly_held_partitions_leave_a_slice_with_all_that_is_theirs() -> None:
     other = change(partition=Q)
     kept = without_held(entry("slice", change(), other, findings=findings), held)
     assert (kept.changes, kept.findings) == ((other,), findings[1:])
-    release = entry("release", change(), held="h1")
+    release = entry("release", change(), hold="h1")
     assert without_held(release, held) == release
 
 

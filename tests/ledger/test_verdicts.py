@@ -100,7 +100,7 @@ def verdict(
     """A verdict up to an entry."""
     results = dict.fromkeys(good, "good") | {one.partition: "bad" for one in failed}
     return done(
-        ledger, "verdict", verdict=results, since=ledger.judged_until, judged=judged, failed=failed
+        ledger, "verdict", verdict=results, judged_after=ledger.judged_until, judged_until=judged, failed_ranges=failed
     )
 
 
@@ -123,11 +123,11 @@ def repaired(
     ledger: Ledger, *removed: str, name: str = "new", rewound: int = 0, partition: Partition = P
 ) -> Ledger:
     """A repair of a partition."""
-    held = done(ledger, "hold", _change(ledger.partitions[str(partition)], partition, 0), held="h")
+    held = done(ledger, "hold", _change(ledger.partitions[str(partition)], partition, 0), hold="h")
     account = held.partitions[str(partition)]
     records = (file(name, rewound, account.frontier - 1),)
-    change = _change(account, partition, account.frontier, rewound=rewound, records=records)
-    return done(held, "repair", change, held="h", removed=removed)
+    change = _change(account, partition, account.frontier, replaced_from=rewound, records=records)
+    return done(held, "repair", change, hold="h", removed_paths=removed)
 
 
 def test_a_good_verdict_moves_checked_past_itself() -> None:
@@ -159,7 +159,7 @@ def test_a_bad_verdict_opens_the_circuit_and_holds_checked() -> None:
 def test_a_bad_verdict_says_what_is_bad() -> None:
     """A bad partition without its stretch could never be closed."""
     with pytest.raises(BrokenPromiseError, match="says what is bad"):
-        done(folded(begun(), "f1"), "verdict", verdict={"a/0": "bad"}, judged=1)
+        done(folded(begun(), "f1"), "verdict", verdict={"a/0": "bad"}, judged_until=1)
 
 
 def test_accept_closes_what_was_judged_up_to_its_entry() -> None:
@@ -168,10 +168,10 @@ def test_accept_closes_what_was_judged_up_to_its_entry() -> None:
     one = verdict(ledger, 1, failed(ledger, "f1"))
     two = folded(one, "f2")
     both = verdict(two, 3, failed(two, "f2", start=10, until=20))
-    part = done(both, "accept", judged=1, reason="known")
+    part = done(both, "accept", judged_until=1, reason="known")
     assert [one.files for one in part.failed_ranges] == [("f2",)]
     assert (part.circuit, part.checked) == ("open", 0)
-    whole = done(part, "accept", judged=3, reason="known")
+    whole = done(part, "accept", judged_until=3, reason="known")
     assert (whole.circuit, whole.failed_ranges, whole.checked) == ("closed", (), whole.sequence)
 
 
@@ -179,7 +179,7 @@ def test_accepting_a_check_takes_nothing_else_back() -> None:
     """What others wrote to the table is another matter."""
     ledger = folded(begun(), "f1")
     ledger = replace(verdict(ledger, 1, failed(ledger, "f1")), foreign_sequence=1)
-    assert done(ledger, "accept", judged=1).foreign_sequence == 1
+    assert done(ledger, "accept", judged_until=1).foreign_sequence == 1
     assert done(ledger, "accept").foreign_sequence == -1
 
 
@@ -233,7 +233,7 @@ def test_a_compaction_carries_the_failure_along() -> None:
     ledger = folded(begun(), "f1", "f2", "f3")
     bad = verdict(ledger, 3, failed(ledger, "f1"))
     change = _change(bad.partitions["a/0"], P, 30, records=(file("c1", 0, 19), file("c2", 20, 29)))
-    packed = done(bad, "compact", change, removed=("f1", "f2", "f3"))
+    packed = done(bad, "compact", change, removed_paths=("f1", "f2", "f3"))
     assert (packed.failed_ranges[0].files, packed.failed_ranges[0].replaced_by_sequence) == (
         ("c1",),
         -1,
@@ -301,8 +301,8 @@ class Model:
             self._on(folded(self.ledger, fresh, partition=partition), self.tables[-1] | {fresh})
         elif what == "hold":
             nothing = _change(self.ledger.partitions[str(partition)], partition, 0)
-            self._on(done(self.ledger, "hold", nothing, held="h"))
-            self._on(done(self.ledger, "release", nothing, held="h"))
+            self._on(done(self.ledger, "hold", nothing, hold="h"))
+            self._on(done(self.ledger, "release", nothing, hold="h"))
         elif what in ("good", "bad") and self.ledger.judged_until < self.ledger.sequence:
             self._judge(bad=what == "bad")
         elif what == "accept" and self.ledger.failed_ranges:
@@ -311,7 +311,7 @@ class Model:
                 done(
                     self.ledger,
                     "accept",
-                    judged=max(one.judged_until for one in self.ledger.failed_ranges),
+                    judged_until=max(one.judged_until for one in self.ledger.failed_ranges),
                 )
             )
         elif what in ("repair", "half a repair") and mine:
@@ -346,7 +346,7 @@ class Model:
         self.seen |= {fresh} if mine <= self.seen else set()
         change = _change(account, partition, account.frontier, records=records)
         self._on(
-            done(self.ledger, "compact", change, removed=tuple(mine)),
+            done(self.ledger, "compact", change, removed_paths=tuple(mine)),
             (self.tables[-1] - mine) | {fresh},
         )
 

@@ -35,7 +35,7 @@ def seen(
 
 def judged(*sightings: ObservedMessage, **how: Any) -> Validator:
     """A view after all its messages."""
-    judge = Validator(**{"contiguous": True, **how})
+    judge = Validator(**{"is_contiguous": True, **how})
     list(judge.validate(P, sightings))
     return judge
 
@@ -104,10 +104,10 @@ def test_offsets_are_contiguous_or_named() -> None:
         seen(6, None),
     ]
     assert kinds(judged(*messages)) == {("gap", "error"): (2, 2), ("offset again", "error"): (3, 1)}
-    explained = judged(*messages, explained=lambda _, hole: hole == OffsetRange(1, 2))
+    explained = judged(*messages, is_explained=lambda _, hole: hole == OffsetRange(1, 2))
     assert kinds(explained)["gap", "warning"] == (2, 1)
     assert kinds(explained)["gap", "error"] == (6, 1)
-    assert judged(*messages[:3], contiguous=False).faults == {}
+    assert judged(*messages[:3], is_contiguous=False).faults == {}
 
 
 def test_messages_that_cannot_be_read_are_named() -> None:
@@ -142,7 +142,7 @@ def test_the_end_of_a_session_has_a_number_of_its_own() -> None:
     """Records that take rows back are no repeat, whatever sequence they carry."""
     assert (
         judged(
-            seen(0, 5, snapshot=True), seen(1, 6), seen(2, 6, ends=True), seen(3, 5, ends=True)
+            seen(0, 5, snapshot=True), seen(1, 6), seen(2, 6, is_session_end=True), seen(3, 5, is_session_end=True)
         ).faults
         == {}
     )
@@ -170,7 +170,7 @@ def view(name: str, *messages: ObservedMessage, **more: Any) -> PartitionView:
 
 def test_two_inputs_part_at_the_first_offset_that_differs() -> None:
     """One lacks a message, or has another; outside of what both cover nothing is asked."""
-    same = [seen(n, n, content=n) for n in range(10)]
+    same = [seen(n, n, content_hash=n) for n in range(10)]
     assert (
         first_difference(P, [view("raw", *same), view("kafka", *same)], must_give_records=True)
         is None
@@ -182,12 +182,12 @@ def test_two_inputs_part_at_the_first_offset_that_differs() -> None:
     assert (lacks.offset, lacks.views["kafka"]) == (4, "nothing")
     other = first_difference(
         P,
-        [view("raw", *same), view("kafka", *same[:6], seen(6, 6, content=99))],
+        [view("raw", *same), view("kafka", *same[:6], seen(6, 6, content_hash=99))],
         must_give_records=True,
     )
     assert other is not None
     assert (other.offset, other.description) == (6, "another key or value")
-    short = view("raw", *same[3:5], span=OffsetRange(3, 5))
+    short = view("raw", *same[3:5], offset_range=OffsetRange(3, 5))
     assert first_difference(P, [short, view("kafka", *same)], must_give_records=True) is None
 
 
@@ -199,7 +199,7 @@ def test_two_inputs_part_at_the_first_offset_that_differs() -> None:
         (seen(1, 7), "another sequence"),
         (seen(1, 2, snapshot=True), "a snapshot only in one"),
         (seen(1, 2), ""),
-        (seen(1, 7, ends=True), ""),
+        (seen(1, 7, is_session_end=True), ""),
     ],
 )
 def test_the_output_parts_where_a_record_is_missing_or_of_another_message(
@@ -207,7 +207,7 @@ def test_the_output_parts_where_a_record_is_missing_or_of_another_message(
 ) -> None:
     """Compared by session, sequence and kind; ends of sessions have a sequence of their own."""
     given = view("kafka", seen(0, 1, snapshot=True), seen(1, 2))
-    output = view("output", seen(0, 1, snapshot=True), *([record] if record else []), whole=False)
+    output = view("output", seen(0, 1, snapshot=True), *([record] if record else []), is_complete=False)
     for views in ([given, output], [output, given]):
         found = first_difference(P, views, must_give_records=True)
         assert (found.description if found else "").find(what) >= 0
@@ -218,10 +218,10 @@ def test_messages_that_need_not_leave_a_record_are_no_parting() -> None:
     """Set aside, without effect, empty snapshots, machines that may give nothing."""
     message = seen(1, 2)
     for given, output, must_give in [
-        (view("raw", message), view("output", whole=False, kept={1}), True),
-        (view("raw", message, clean=set()), view("output", whole=False), True),
-        (view("raw", seen(1, 2, gives=False)), view("output", whole=False), True),
-        (view("raw", message), view("output", whole=False), False),
+        (view("raw", message), view("output", is_complete=False, quarantined_offsets={1}), True),
+        (view("raw", message, effective_offsets=set()), view("output", is_complete=False), True),
+        (view("raw", seen(1, 2, must_give_record=False)), view("output", is_complete=False), True),
+        (view("raw", message), view("output", is_complete=False), False),
     ]:
         assert first_difference(P, [given, output], must_give_records=must_give) is None
 
@@ -230,7 +230,7 @@ def test_a_record_of_no_message_is_a_parting() -> None:
     """The output has an offset that the input has not."""
     found = first_difference(
         P,
-        [view("raw", seen(0, 1)), view("output", seen(3, 4), whole=False)],
+        [view("raw", seen(0, 1)), view("output", seen(3, 4), is_complete=False)],
         must_give_records=False,
     )
     assert found is not None

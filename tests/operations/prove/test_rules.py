@@ -210,7 +210,7 @@ def test_entries_follow_each_other_whatever_others_commit_between() -> None:
         ([chain[0], chain[1], commit(2, 2, f"{0:064d}")], "chain"),
         ([chain[0], chain[1], commit(2, 1, f"{9:064d}")], "chain"),
         ([commit(0, 0, "", transaction=1)], "transaction"),
-        ([commit(0, 0, "", trouble="no JSON")], "cannot be read"),
+        ([commit(0, 0, "", read_error="no JSON")], "cannot be read"),
     ]:
         assert what in next(check_chain(broken)).description
 
