@@ -53,7 +53,7 @@ class MemoryDerived:
     def rows(self, table: DerivedTableName) -> list[dict[str, Any]]:
         """What a reader of a table sees."""
         found = self.tables[table].rows if table in self.tables else []
-        return [gap.row() if table == "gaps" else dict(gap) for gap in found]
+        return [gap.to_row() if table == "gaps" else dict(gap) for gap in found]
 
     def applied_version(self, table: DerivedTableName) -> AppliedVersion:
         """How far a table is: as its last commit says, or further, if nothing had to be put since."""

@@ -292,7 +292,7 @@ def test_a_mail_that_cannot_be_kept_is_sent_all_the_same(hurt: Watcher) -> None:
     """A full disk hurts more than the outbox, so a person hears of it, if at every look."""
 
     class Full(MemoryOutbox):
-        def put_desk(self, desk: AlertState) -> None:  # noqa: ARG002  # as the port has it
+        def put_alert_state(self, alert_state: AlertState) -> None:  # noqa: ARG002  # as the port has it
             raise PlatformError("no room")
 
     hurt.outbox = Full(saved_state=hurt.outbox.saved_state)

@@ -30,7 +30,7 @@ ISOLATIONS = ("read_committed", "read_uncommitted")
 def view(*batches: KafkaRecordBatch, end: int = 100, **fields: Any) -> LogView:
     """A log from 0 to `end`, not compacted, all of it stable."""
     return LogView(
-        **{"start": 0, "end": end, "log_start": 0, "stable": end, "compacted": False, **fields},
+        **{"start": 0, "end": end, "log_start": 0, "stable_end": end, "is_compacted": False, **fields},
         batches=batches,
     )
 

@@ -61,7 +61,7 @@ class Sliced:
                 **{
                     field: getattr(session, field)
                     for field in Session.__struct_fields__
-                    if field not in ("state", "awake", "touched", "careful")
+                    if field not in ("state", "is_active", "is_touched", "is_undoable")
                 }
             )
         for kind, number in fold.counts.findings.items():

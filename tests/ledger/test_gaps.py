@@ -26,7 +26,7 @@ P, OTHER = Partition("in-a", 0), Partition("in-a", 1)
 
 def change(*marks: GapMark, start: int = 0, until: int = 10, **fields: Any) -> Change:
     """What happened to a partition."""
-    given = {"partition": P, "epoch": 0, "topic_id": "one", "born": 0, **fields}
+    given = {"partition": P, "epoch": 0, "topic_id": "one", "initial_frontier": 0, **fields}
     return Change(frontier=start, until=until, marks=marks, **given)
 
 

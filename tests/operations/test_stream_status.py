@@ -126,10 +126,10 @@ def test_an_open_circuit_and_quarantine_are_told_by_the_ledger() -> None:
         ({}, "good"),
         ({"time_left_seconds": 7200, "limit_seconds": 3600.0}, "warn"),
         ({"time_left_seconds": 3600, "limit_seconds": 3600.0}, "bad"),
-        ({"held": "h"}, "bad"),
-        ({"halted": HaltStatus("gap", 1)}, "bad"),
+        ({"hold": "h"}, "bad"),
+        ({"halt": HaltStatus("gap", 1)}, "bad"),
         ({"topic_state": "absent"}, "bad"),
-        ({"topic_state": "retired", "halted": HaltStatus("gap", 1)}, ""),
+        ({"topic_state": "retired", "halt": HaltStatus("gap", 1)}, ""),
         ({"topic_state": "drained"}, "good"),
     ],
 )

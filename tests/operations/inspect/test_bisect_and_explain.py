@@ -138,7 +138,7 @@ def test_what_heals_by_itself_is_found_by_looking_after_each() -> None:
     send(made, A0, 3, 99, 4, 5)
     made.run()
     assert hunted(made, "s", "all(row.v < 50 for row in state.rows)").first_broken_offset == -1
-    done = hunted(made, "s", "all(row.v < 50 for row in state.rows)", every=True)
+    done = hunted(made, "s", "all(row.v < 50 for row in state.rows)", check_every_message=True)
     assert (done.first_broken_offset, done.last_good_offset, done.folds) == (4, 3, 1)
 
 
@@ -233,7 +233,7 @@ def test_saved_states_that_part_from_todays_fold_are_said() -> None:
     made.run(4)
     deploy(made, Adder)
     for every in (False, True):
-        done = hunted(made, "s", "state.value < 30", every=every)
+        done = hunted(made, "s", "state.value < 30", check_every_message=every)
         assert (done.first_broken_offset, done.saved_state_differs) == (-1, True)
     assert not hunted(made, "s", "state.value < 300").saved_state_differs
 
@@ -247,8 +247,8 @@ def test_a_session_without_state_is_judged_by_what_it_has() -> None:
     send(made, A0, b"{", 1, 2)
     made.run()
     for every in (False, True):
-        assert hunted(made, "s", "not quarantined", every=every).first_broken_offset == 0
-        assert hunted(made, "s", "len(state.rows) > 5", every=every).first_broken_offset == -1
+        assert hunted(made, "s", "not quarantined", check_every_message=every).first_broken_offset == 0
+        assert hunted(made, "s", "len(state.rows) > 5", check_every_message=every).first_broken_offset == -1
 
 
 @pytest.mark.long
@@ -273,7 +273,7 @@ def test_a_state_is_copied_when_somebody_looks(monkeypatch: pytest.MonkeyPatch) 
             made.kafka.produce("in-a", name, json.dumps({"v": 1, "start": number == 0}).encode())
     made.run()
     copies: list[int] = []
-    monkeypatch.setattr(tracing, "copied", lambda *given: (copies.append(1), copy_state(*given))[1])
+    monkeypatch.setattr(tracing, "copy_state", lambda *given: (copies.append(1), copy_state(*given))[1])
     gone = way(made, "s")
     gone.begin_at(0)
     gone.fold_to(1_200)

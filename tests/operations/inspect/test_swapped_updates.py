@@ -63,7 +63,7 @@ def hunt(made: MemoryStream, *, every: bool) -> tuple[list[int], int]:
     """The script: since when is the session damaged, what came there, and who else touched that row
     just then.
     """
-    found = hunted(made, HUNTED, "not damaged", every=every)
+    found = hunted(made, HUNTED, "not damaged", check_every_message=every)
     gone = way(made, HUNTED)
     gone.begin_at(found.first_broken_offset)
     gone.fold_to(found.first_broken_offset)

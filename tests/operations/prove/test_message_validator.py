@@ -160,9 +160,9 @@ def view(name: str, *messages: ObservedMessage, **more: Any) -> PartitionView:
     return PartitionView(
         **{
             "name": name,
-            "span": OffsetRange(0, 10),
-            "seen": by_offset,
-            "clean": set(by_offset),
+            "offset_range": OffsetRange(0, 10),
+            "messages": by_offset,
+            "effective_offsets": set(by_offset),
             **more,
         }
     )

@@ -59,7 +59,7 @@ def change(**fields: Any) -> Change:
         "frontier": 5,
         "until": 10,
         "topic_id": "id",
-        "born": 0,
+        "initial_frontier": 0,
         "records": (FILE,),
     }
     return Change(**{**given, "certificate": certificate, "state": STATE, **fields})
@@ -89,7 +89,7 @@ RIGHT: list[Callable[[], Manifest]] = [
     manifest,
     lambda: manifest(state=None),
     lambda: manifest(until=5, certificate=None, records=(), state=None, halt=Halt("gap", 5, "why")),
-    lambda: manifest("accept", topic_id="new", born=3, until=3, certificate=None, state=()),
+    lambda: manifest("accept", topic_id="new", initial_frontier=3, until=3, certificate=None, state=()),
     lambda: manifest("accept", until=5, certificate=None, records=(), state=STATE),
     lambda: manifest("retire", until=5, certificate=None, records=(), state=None),
     lambda: manifest("hold", until=5, certificate=None, records=(), state=None),
@@ -110,7 +110,7 @@ def test_what_follows_is_right(made: Callable[[], Manifest]) -> None:
         ({"frontier": 9}, "frontier is not where its change ends"),
         ({"epoch": 1}, "epoch"),
         ({"topic_id": "other"}, "topic id changed"),
-        ({"born": 4}, "born elsewhere"),
+        ({"initial_frontier": 4}, "born elsewhere"),
         ({"state": ()}, "state files are not those"),
         ({"records": 99}, "sum of records"),
         ({"messages": 99}, "sum of messages"),
@@ -168,7 +168,7 @@ def test_an_accept_that_moves_more_than_it_may_is_found() -> None:
     same = manifest("accept", until=5, certificate=None, records=(), state=None)
     assert "moved a partition" in first(tampered(same, frontier=6))
     assert "raises the epoch" in first(tampered(same, epoch=0))
-    new = manifest("accept", topic_id="new", born=3, until=3, certificate=None, state=())
+    new = manifest("accept", topic_id="new", initial_frontier=3, until=3, certificate=None, state=())
     assert "new life" in first(tampered(new, state=STATE))
 
 
@@ -193,7 +193,7 @@ def commit(version: int, sequence: int, previous: str, **fields: Any) -> Commit:
     sign = CommitSignature(
         sequence, previous, f"manifests/{sequence:010d}-{sha256}.json.zst", sha256
     )
-    return Commit(**{"version": version, "sign": sign, "transaction": sequence, **fields})
+    return Commit(**{"version": version, "signature": sign, "transaction": sequence, **fields})
 
 
 def test_entries_follow_each_other_whatever_others_commit_between() -> None:

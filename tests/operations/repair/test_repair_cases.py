@@ -48,7 +48,7 @@ def test_a_forward_on_top_of_a_refold_keeps_what_was_made_again() -> None:
     before = table(made, A0)
     tools = mending(made)
     planned = plan_repair(tools, RepairRequest(forward=True))
-    assert [type(part).__name__ for part in planned.actions] == ["Refold", "Forward"]
+    assert [type(part).__name__ for part in planned.actions] == ["RefoldAction", "ForwardAction"]
     RepairRun(tools).apply(planned, 100)
     assert table(made, A0) == before
     assert (made.accounts()[A0].frontier, made.accounts()[A0].halt) == (8, None)
