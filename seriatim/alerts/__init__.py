@@ -1,1 +1,1 @@
-"""Alerts: incidents, the outbox that loses none, mails."""
+"""Alerts: incidents, the outbox that stores mails until they are sent, and the mails themselves."""

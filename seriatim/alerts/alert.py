@@ -1,12 +1,12 @@
-"""Alert: what a look at a stream means for people, kept on disk first, and then sent. Nothing is
-lost on the way.
+"""Alerts: what an observation of a stream means for people, stored on disk first and then sent.
 
-What is known (the desk) and the mails that wait are one file, written as a whole: a crash before it
-leaves the news to the next look, a crash after it leaves the mail to the next sending. A mail whose
-sending was not confirmed is sent again under the same id.
+The alert state (open incidents) and the waiting mails are one file, replaced as a whole. After a
+crash before it is written, the next observation finds the same news again. After a crash behind it,
+the mail is sent with the next ones. A mail whose sending was not confirmed is sent again under the
+same id, so no mail is lost.
 
-Next room: alerts/incidents.py decides what is news; alerts/mail.py words it; cli/watch.py does it
-again and again.
+Next: alerts/incidents.py decides what is news; alerts/mail.py writes the mail; cli/watch.py repeats
+all of it.
 """
 
 from __future__ import annotations
@@ -41,53 +41,53 @@ from seriatim.stream import Stream
 
 
 class Outbox(Protocol):
-    """A stream's desk, and the notes that a scheduler left on it. The real one: alerts/outbox.py."""
+    """A stream's alert state, and the notes that a scheduler left. On disk: alerts/outbox.py."""
 
     def lock(self) -> AbstractContextManager[None]:
-        """One at a time: nobody else looks at this desk meanwhile."""
+        """Hold the outbox alone: no other process reads or writes it meanwhile."""
         ...
 
     def alert_state(self) -> AlertState: ...
     def put_alert_state(self, alert_state: AlertState) -> None:
-        """Raises `PlatformError`: nothing was kept."""
+        """Store the state. `PlatformError` means that nothing was stored."""
         ...
 
     def notes(self) -> dict[str, Note]:
-        """By name, oldest first."""
+        """All notes by name, oldest first."""
         ...
 
     def add_note(self, note: Note) -> None:
-        """Leave a note for the next look."""
+        """Leave a note for the next watch."""
         ...
 
     def delete_notes(self, names: list[str]) -> None:
-        """Notes that are on the desk now."""
+        """Delete notes that the stored alert state already contains."""
         ...
 
     def put_refused_mail(self, mail: Mail) -> str:
-        """A mail that nobody takes; where it is from now on."""
+        """Store a mail that the server refuses; where it is stored."""
         ...
 
 
 class Notifier(Protocol):
-    """Whoever carries mails. Real: alerts/smtp.py."""
+    """Sends mails. By SMTP: alerts/smtp.py."""
 
     def send(self, mail: Mail) -> str:
-        """Hand a mail over; who of several did not get it. Raises `PlatformError`: then it is tried
-        again later.
+        """Send a mail; which of several recipients were refused, as a sentence. After a
+        `PlatformError` the mail is tried again later.
         """
         ...
 
 
 class SendResult(Struct, kw_only=True):
-    """What became of the mails of one look."""
+    """What became of the waiting mails."""
 
     sent_mails: list[Mail]
     waiting_mails: list[Mail]
     refused_mail_paths: list[str] = field(default_factory=list)
-    """Where those are now that were refused for too long."""
+    """Where mails are stored that were refused for too long."""
     trouble: str = ""
-    """Why they wait, or who did not get them."""
+    """Why mails wait, or who did not get them; empty if all is well."""
 
 
 def send_alerts(
@@ -97,27 +97,41 @@ def send_alerts(
     outbox: Outbox,
     notifier: Notifier | None,
 ) -> SendResult:
-    """Decide what is news, keep it, send all that waits. Call it holding `outbox.alone()`."""
-    notes, desk = outbox.notes(), outbox.alert_state()
-    to = desk.to if mail_context.to is None else mail_context.to
+    """Decide what is news, store it, and send all mails that wait. The caller holds the outbox's
+    lock.
+
+    1. Read the notes and the alert state, and decide what is news.
+    2. Store the new state together with the mail.
+    3. Delete the notes that the stored state contains.
+    4. Send the waiting mails.
+    """
+    # 1. Decide what is news.
+    notes = outbox.notes()
+    alert_state = outbox.alert_state()
+    recipients = alert_state.to if mail_context.to is None else mail_context.to
     observation = replace(observation, notes=list(notes.values()))
-    after, news = update_incidents(desk, observation, remind_hours)
-    mails = (
-        (compose_mail(news, replace(mail_context, to=to), observation.at_seconds),)
-        if news and to
-        else ()
-    )
-    if (after := replace(after, to=to, mails=(*after.mails, *mails))) != desk:
-        _save_or_send(after, mails, outbox, notifier)
+    updated_state, alert = update_incidents(alert_state, observation, remind_hours)
+    new_mails: tuple[Mail, ...] = ()
+    if alert and recipients:
+        context = replace(mail_context, to=recipients)
+        new_mails = (compose_mail(alert, context, observation.at_seconds),)
+    # 2. Store state and mail.
+    updated_state = replace(updated_state, to=recipients, mails=(*updated_state.mails, *new_mails))
+    if updated_state != alert_state:
+        _save_or_send(updated_state, new_mails, outbox, notifier)
     crash_point("alert-kept")
+    # 3. Delete notes. Before step 2 a crash would lose what they say.
     outbox.delete_notes(consumed_note_names(notes, observation.at_seconds))
+    # 4. Send.
     return send_waiting_mails(mail_context.to, observation.at_seconds, outbox, notifier)
 
 
 def _save_or_send(
     alert_state: AlertState, mails: tuple[Mail, ...], outbox: Outbox, notifier: Notifier | None
 ) -> None:
-    """Onto the disk; what cannot be kept is sent at once, and again at every look until it can."""
+    """Store the state. If that fails, send the mails at once; they are sent again after every
+    observation until the state can be stored.
+    """
     try:
         outbox.put_alert_state(alert_state)
     except PlatformError:
@@ -134,25 +148,23 @@ def send_waiting_mails(
     outbox: Outbox,
     notifier: Notifier | None,
 ) -> SendResult:
-    """Send what waits, oldest first, until one cannot be sent, to whom the stream names now (None:
-    as they are).
+    """Send the waiting mails, oldest first, until one cannot be sent.
 
-    One that is refused is in nobody's way; refused for too long, it is put aside. Call it holding
-    `outbox.alone()`.
+    They go to `recipients`, which the stream file names now; None: to those they were written for.
+    A refused mail does not stop the others; after a time it is stored elsewhere. The caller holds
+    the outbox's lock.
     """
-    desk = outbox.alert_state()
-    mails = (
-        desk.mails
-        if recipients is None
-        else tuple(replace(one, to=recipients) for one in desk.mails if recipients)
-    )
-    done = SendResult(sent_mails=[], waiting_mails=list(mails))
-    if notifier is None:
-        done.trouble = "no mail server is set" if done.waiting_mails else ""
-    else:
-        _send_mails(mails, now_seconds, done, outbox, notifier)
-    _save_waiting_mails(done, outbox)
-    return done
+    mails = outbox.alert_state().mails
+    if recipients is not None:
+        # Without recipients nobody waits for these mails any more.
+        mails = tuple(replace(mail, to=recipients) for mail in mails if recipients)
+    result = SendResult(sent_mails=[], waiting_mails=list(mails))
+    if notifier is not None:
+        _send_mails(mails, now_seconds, result, outbox, notifier)
+    elif mails:
+        result.trouble = "no mail server is set"
+    _save_waiting_mails(result, outbox)
+    return result
 
 
 def _send_mails(
@@ -172,6 +184,7 @@ def _send_mails(
         except PlatformError as error:
             result.trouble = error.message
             return
+        # After a crash here the mail is sent a second time, with the same id.
         crash_point("alert-sent")
         result.sent_mails.append(mail)
         result.waiting_mails.remove(mail)
@@ -181,67 +194,69 @@ def _send_mails(
 def _keep_or_archive_refused(
     mail: Mail, now_seconds: float, result: SendResult, outbox: Outbox
 ) -> None:
-    """It waits on, or has waited long enough: then it is kept where it is in nobody's way."""
-    since = now_seconds if mail.refused_seconds is None else mail.refused_seconds
-    at = result.waiting_mails.index(mail)
-    if now_seconds - since < REFUSED_MAIL_RETENTION_SECONDS:
-        result.waiting_mails[at] = replace(mail, refused_seconds=since)
+    """Let a refused mail wait, or store it elsewhere if it has waited long enough."""
+    refused_since = mail.refused_seconds
+    if refused_since is None:
+        refused_since = now_seconds
+    position = result.waiting_mails.index(mail)
+    if now_seconds - refused_since < REFUSED_MAIL_RETENTION_SECONDS:
+        result.waiting_mails[position] = replace(mail, refused_seconds=refused_since)
     else:
         result.refused_mail_paths.append(outbox.put_refused_mail(mail))
-        del result.waiting_mails[at]
+        del result.waiting_mails[position]
 
 
 def _save_waiting_mails(result: SendResult, outbox: Outbox) -> None:
-    desk = outbox.alert_state()
-    if desk.mails != tuple(result.waiting_mails):
-        outbox.put_alert_state(replace(desk, mails=tuple(result.waiting_mails)))
+    alert_state = outbox.alert_state()
+    waiting_mails = tuple(result.waiting_mails)
+    if alert_state.mails != waiting_mails:
+        outbox.put_alert_state(replace(alert_state, mails=waiting_mails))
 
 
 def observe_stream(
     stream: Stream, watch_result: WatchResult, store: LedgerStore, alert_state: AlertState
 ) -> Observation:
-    """A look, as the desk takes it: with the findings that nobody was told, under the clock."""
+    """The observation of a stream that could be read, with the findings that were not mailed yet."""
     findings, sequence = unmailed_findings(stream, store, alert_state)
-    left = watch_result.time_left_by_partition
-    timed = [replace(one, time_left_seconds=left.get(one.partition_name)) for one in findings]
+    findings_with_time = []
+    for finding in findings:
+        seconds = watch_result.time_left_by_partition.get(finding.partition_name)
+        findings_with_time.append(replace(finding, time_left_seconds=seconds))
     return Observation(
         at_seconds=watch_result.at_seconds,
         concerns=watch_result.concerns,
-        findings=timed,
+        findings=findings_with_time,
         sequence=sequence,
         repaired_seconds=last_repair(stream, store, alert_state),
     )
 
 
-def last_repair(stream: Stream, store: LedgerStore, desk: AlertState) -> float | None:
-    """When a repair last succeeded, or was given up by a person, in entries that no look has seen.
-    No backfill is one.
-
-    A hold that a repair itself gives back, because it failed, is an entry without a reason.
+def last_repair(stream: Stream, store: LedgerStore, alert_state: AlertState) -> float | None:
+    """When a repair last succeeded, or was abandoned by a person, in ledger entries that were not
+    reported yet; None: in none of them. A backfill is not a repair.
     """
-    if (
-        desk.reported_sequence is None
-    ):  # nobody looked before, so nobody was told of a repair that failed
+    if alert_state.reported_sequence is None:
+        # Without an earlier observation no failed repair was mailed, so there is none to close.
         return None
-    entries = [manifest.entry for manifest in store.entries(stream.name, desk.reported_sequence)]
-    ends = [
-        entry
-        for entry in entries
-        if entry.kind == "repair" or (entry.kind == "release" and entry.reason)
-    ]
-    if not ends:
+    end_entries = []
+    for manifest in store.entries(stream.name, alert_state.reported_sequence):
+        entry = manifest.entry
+        # A failed repair releases its own hold without a reason; a person has to give one.
+        if entry.kind == "repair" or (entry.kind == "release" and entry.reason):
+            end_entries.append(entry)
+    if not end_entries:
         return None
-    holds = [
-        manifest.entry
-        for manifest in store.entries(stream.name, -1)
-        if manifest.entry.kind == "hold"
-    ]
-    backfills = {entry.hold for entry in holds if RepairRequest.from_json(entry.request).ranges}
-    return max((entry.at_seconds for entry in ends if entry.hold not in backfills), default=None)
+    backfill_holds = set()
+    for manifest in store.entries(stream.name, -1):
+        entry = manifest.entry
+        if entry.kind == "hold" and RepairRequest.from_json(entry.request).ranges:
+            backfill_holds.add(entry.hold)
+    end_times = [entry.at_seconds for entry in end_entries if entry.hold not in backfill_holds]
+    return max(end_times, default=None)
 
 
 def observe_failure(error: SeriatimError, at_seconds: float) -> Observation:
-    """A stream that could not be looked at. Its findings are told when it can."""
+    """The observation of a stream that could not be read. Its findings are mailed when it can."""
     trouble = Concern(kind="trouble", text=f"{error.title}: {error.message}", next=error.next)
     return Observation(at_seconds=at_seconds, concerns=None, trouble=trouble)
 
@@ -249,32 +264,35 @@ def observe_failure(error: SeriatimError, at_seconds: float) -> Observation:
 def unmailed_findings(
     stream: Stream, store: LedgerStore, alert_state: AlertState
 ) -> tuple[list[Finding], int | None]:
-    """Findings that nobody was mailed, and the entry they were sought up to. A first look tells
-    what still waits.
+    """Findings that were not mailed yet, and the ledger entry up to which they were read.
+
+    The first observation of a stream returns only the findings that still wait for a person.
     """
     head = read_head(store, stream.name)
     if head is None:
         return [], None
-    ledger, told = head.ledger, alert_state.reported_sequence
-    if told is not None and told > ledger.sequence:  # begun anew, or put back
-        told = None
-    if told == ledger.sequence:
-        return [], told
-    after = -1 if told is None else told
-    found = [
-        f
-        for entry in store.entries(stream.name, after)
-        for f in entry.entry.findings
-        if f.level == "error"
-    ]
-    if told is None:
-        found = [one for one in found if _needs_person(one, ledger)]
-    return found, ledger.sequence
+    ledger = head.ledger
+    reported_sequence = alert_state.reported_sequence
+    if reported_sequence is not None and reported_sequence > ledger.sequence:
+        # The ledger is shorter than before: the stream was begun anew, or restored.
+        reported_sequence = None
+    if reported_sequence == ledger.sequence:
+        return [], reported_sequence
+    after_sequence = -1 if reported_sequence is None else reported_sequence
+    findings = []
+    for manifest in store.entries(stream.name, after_sequence):
+        for finding in manifest.entry.findings:
+            is_news = reported_sequence is not None or _needs_person(finding, ledger)
+            if finding.level == "error" and is_news:
+                findings.append(finding)
+    return findings, ledger.sequence
 
 
 def _needs_person(finding: Finding, ledger: Ledger) -> bool:
-    """Whether anything in its place waits for a person."""
+    """Whether the partition or session of a finding still waits for a person."""
     account = ledger.partitions.get(finding.partition_name)
     if account is None:
         return ledger.foreign_sequence >= 0 and finding.finding == "foreign"
-    return bool(account.quarantined) if finding.session is not None else account.halt is not None
+    if finding.session is not None:
+        return bool(account.quarantined)
+    return account.halt is not None

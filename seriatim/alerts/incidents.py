@@ -1,13 +1,13 @@
-"""Alerts: who is told what, once. Pure: what was known, what is seen now, and what of it is news.
+"""Incidents: which problems of a stream are open, and which of them have to be mailed. Pure.
 
-An incident is something that needs a person, by a key: `halted prefix-a/3`, `late`, `run` (runs
-fail). It is mailed when it begins, again after `remind_hours` while it lasts, and once more when it
-is over. Findings are told by the entry that has them, whichever way the run ended. All the news of
-one look at one stream is one alert. Runs that fail are over with the next good run. A repair that
-failed (`repair`) is over when what was hurt is well, when a later repair succeeded, or when a
-person gave it up.
+An incident is a problem that needs a person. Its key names it: `halted prefix-a/3`, `late`, `run`
+(runs fail). It is mailed when it begins, again after `remind_hours` while it lasts, and once more
+when it is over. Findings are mailed with the ledger entry that has them, however the run ended.
+All the news of one observation of a stream become one alert. The incident `run` ends with the next
+good run. The incident `repair` (a repair failed) ends when the damage is gone, when a later repair
+succeeded, or when a person abandoned it.
 
-Next room: alerts/mail.py makes a mail of an alert; alerts/alert.py keeps and sends it.
+Next: alerts/mail.py writes the mail of an alert; alerts/alert.py stores and sends it.
 """
 
 from __future__ import annotations
@@ -21,39 +21,44 @@ from msgspec.structs import replace
 from seriatim.engine.findings import Finding, FindingsError
 from seriatim.errors import BrokenPromiseError, ConfigError, IntegrityError, PlatformError
 
-RUN, REPAIR, TROUBLE, BUG = "run", "repair", "trouble", "bug"
+RUN = "run"
+REPAIR = "repair"
+TROUBLE = "trouble"
+BUG = "bug"
 REPAIR_DAG = "seriatim_repair"
-"""Its runs are no runs of the stream: a good fold says nothing of a repair that failed."""
+"""Runs of this DAG are not runs of the stream: a good fold says nothing about a failed repair."""
 MAIL_DELAY_SECONDS = {TROUBLE: 600.0, "held": 3600.0}
-"""What may pass by itself is mailed only when it lasts: a broker that restarts, a repair at work."""
+"""Concerns that may pass by themselves (a broker restarts, a repair is running) are mailed only
+after this time.
+"""
 CONCERNS_EXPLAINING_FINDINGS = (RUN, "halted", "quarantine", "circuit")
-"""What explains that a run failed by findings, once it was told."""
+"""Kinds of concerns that explain why a run failed with findings, once they were mailed."""
 REPAIRABLE = ("halted", "held", "quarantine", "circuit")
-"""What a repair is for, as far as a look at a stream shows it."""
+"""Kinds of concerns that a repair can end."""
 REPAIR_AGAIN = (
-    "seriatim status shows what is still hurt; repair again, or decide otherwise.\n"
-    f"If nothing is hurt any more, trigger {REPAIR_DAG} with the stream alone: it says so, and this is over"
+    "seriatim status shows what is still damaged; repair again, or decide otherwise.\n"
+    f"If nothing is damaged any more, trigger {REPAIR_DAG} with the stream alone: it says so, and this is over"
 )
 MOST_URGENT_FIRST = ("time left", "halted", "circuit", RUN, REPAIR, TROUBLE, "quarantine", "late")
 URGENCY = {concern: number for number, concern in enumerate(MOST_URGENT_FIRST)}
 FAILURES_REMEMBERED_MAX = 50
 HOUR_SECONDS = 3600.0
 NOTE_RETENTION_SECONDS = 48 * HOUR_SECONDS
-"""A run that is over leaves a note; after so long nobody waits for it any more."""
+"""Notes of tasks whose run never ended are dropped after this time."""
 CALLBACK_LATE_SECONDS = HOUR_SECONDS
-"""A run that watch found failed may still have its callback called: within this time that tells
-nothing new.
+"""After watch has found a failed run by itself, Airflow may still call the run's callback. Within
+this time the callback is not news.
 """
 REFUSED_MAIL_RETENTION_SECONDS = 48 * HOUR_SECONDS
-"""A mail that its server refuses is tried for so long: somebody may put `alerts.to` right."""
+"""A refused mail is tried again for this time, since somebody may correct `alerts.to`."""
 
 
 class Concern(Struct, frozen=True, kw_only=True, rename={"kind": "concern", "location": "place"}):
-    """One thing that needs a person."""
+    """One problem that needs a person."""
 
     kind: str
-    """time left, halted, held, quarantine, buffer, late, circuit, blind (the clock cannot see),
-    run, trouble.
+    """One of: time left, halted, held, quarantine, buffer, late, circuit, blind (the retention
+    clock has no data), run, repair, trouble.
     """
     location: str = ""
     text: str
@@ -61,51 +66,53 @@ class Concern(Struct, frozen=True, kw_only=True, rename={"kind": "concern", "loc
 
     @property
     def key(self) -> str:
-        """By which it is known again."""
+        """Identifies the same concern in the next observation."""
         return f"{self.kind} {self.location}".strip()
 
 
 class Note(Struct, frozen=True, kw_only=True, rename={"is_form_error": "asked"}):
-    """What a scheduler left for watch to tell."""
+    """A message that a scheduler leaves for the next watch."""
 
     kind: Literal["task", "failed", "good"]
-    """A task failed (what it said); a run failed; a run went well after one that failed."""
+    """A task failed; a run failed; a run succeeded after one that failed."""
     at_seconds: float
     dag: str = ""
-    """The DAG of the run; empty in notes of versions that did not write it."""
+    """The DAG of the run; empty in notes of older versions."""
     run: str = ""
     task: str = ""
     exit_code: int | None = None
     error: str = ""
-    """Of a task: the class of its error, as failure.py names it."""
+    """Of a task: the class name of its error, as in failure.py."""
     text: str = ""
-    """The one screen that a task ended with; of a run, why the scheduler says it failed."""
+    """Of a task: the error screen it ended with. Of a run: the scheduler's reason."""
     next: str = ""
-    """What `text` says to do; empty: it has no advice."""
+    """The advice in `text`; empty if it has none."""
     is_form_error: bool = False
-    """Of a task: a person's form asked for what may not be. That is told, and nothing stays open."""
+    """Of a task: a person filled in a form with values that are not allowed. This is mailed once and
+    opens no incident.
+    """
     inferred: bool = False
-    """Of a run: watch asked Airflow and learned that it failed; no callback had said so."""
+    """Of a run: watch learned from Airflow that it failed; no callback was called."""
     links: dict[str, str] = {}
 
 
-class Incident(Struct, frozen=True, kw_only=True):
+class Incident(Struct, frozen=True, kw_only=True, rename={"damaged_keys": "hurt"}):
     """A concern that is open."""
 
     concern: Concern
     since_seconds: float
     mailed_seconds: float | None = None
-    """None: nobody was told yet."""
+    """None: it was not mailed yet."""
     failures: tuple[str, ...] = ()
-    """Of runs that fail: the failures that were told."""
-    hurt: tuple[str, ...] = ()
-    """Of a repair that failed: the keys of what was hurt then. Once none of it is, the repair is
-    not needed.
+    """Of failed runs: the keys of the failures that were mailed."""
+    damaged_keys: tuple[str, ...] = ()
+    """Of a failed repair: the keys of the incidents that were open then. When none of them is open
+    any more, the repair is not needed.
     """
 
 
 class Mail(Struct, frozen=True, kw_only=True):
-    """A mail, ready to be sent; `id` is the same however often it is tried."""
+    """A mail, ready to be sent. `id` stays the same over all attempts."""
 
     id: str
     to: tuple[str, ...]
@@ -114,11 +121,11 @@ class Mail(Struct, frozen=True, kw_only=True):
     html: str
     at_seconds: float
     refused_seconds: float | None = None
-    """Since when the server does not take it."""
+    """When the server refused it for the first time; None: it never did."""
 
 
 class MailRefusedError(PlatformError):
-    """The mail server is there, and does not take this mail: others may go."""
+    """The mail server answers, but refuses this mail. It may accept others."""
 
     title = "MailRefusedError"
 
@@ -129,47 +136,47 @@ class AlertState(
     kw_only=True,
     rename={"reported_sequence": "told", "open_incidents": "open"},
 ):
-    """What is known of a stream's incidents, and the mails that wait to be sent: one file, written
-    as a whole.
+    """A stream's open incidents and the mails that wait to be sent. It is stored as one file and
+    replaced as a whole.
     """
 
     reported_sequence: int | None = None
-    """The last entry whose findings were told; None: nobody looked before."""
+    """The last ledger entry whose findings were mailed; None: there was no observation yet."""
     open_incidents: dict[str, Incident] = field(default_factory=dict)
     mails: tuple[Mail, ...] = ()
     to: tuple[str, ...] = ()
-    """Who was to be told when the stream file was last read: it may be broken now."""
+    """The recipients when the stream file was last readable. It may be broken now."""
     inferred_runs: dict[str, float] = field(default_factory=dict)
-    """Runs that watch found failed, and when. Their callback, should it come after all, tells
-    nothing new.
+    """Failed runs that watch found by itself, and when. A later callback of such a run is not
+    news.
     """
 
 
 class Observation(Struct, frozen=True, kw_only=True):
-    """One look at a stream."""
+    """What one watch saw of a stream."""
 
     at_seconds: float
     concerns: list[Concern] | None
-    """None: it could not be looked at; `trouble` says why."""
+    """None: the stream could not be read; `trouble` says why."""
     trouble: Concern | None = None
     findings: list[Finding] = []
-    """New in the ledger, of level error."""
+    """Findings of level error in ledger entries that were not reported yet."""
     sequence: int | None = None
-    """The entry up to which findings were looked for; None: the ledger could not be read."""
+    """The ledger entry up to which findings were read; None: the ledger could not be read."""
     notes: list[Note] = []
     repaired_seconds: float | None = None
-    """When the ledger last shows a repair that succeeded, or that a person gave up; None: none
-    since the last look.
+    """When a repair last succeeded, or was abandoned by a person, according to the ledger; None:
+    not since the previous observation.
     """
 
 
 class Alert(Struct, kw_only=True):
-    """All the news of one look."""
+    """Everything that is news in one observation. It is false if there is none."""
 
     failed_runs: list[Note] = field(default_factory=list)
-    """Runs that failed, oldest first, with what their tasks said."""
+    """Failed runs, oldest first, with the error of the task that failed."""
     recovered_runs: list[Note] = field(default_factory=list)
-    """Runs that failed and were followed by a good one before anybody was told."""
+    """Runs that failed and were followed by a good run before a mail was written."""
     findings: list[Finding] = field(default_factory=list)
     new_concerns: list[Concern] = field(default_factory=list)
     reminded_incidents: list[Incident] = field(default_factory=list)
@@ -189,192 +196,258 @@ class Alert(Struct, kw_only=True):
 def update_incidents(
     alert_state: AlertState, observation: Observation, remind_hours: float
 ) -> tuple[AlertState, Alert]:
-    """What is known after a look, and what of it is news."""
-    now, alert = observation.at_seconds, Alert(findings=list(observation.findings))
+    """The alert state after an observation, and the alert with everything that is news.
+
+    1. Drop late callbacks of runs whose failure was mailed before.
+    2. Close the incidents that are over, and open those of newly observed concerns.
+    3. Decide which failed runs are news, and open their incidents.
+    4. Choose the new concerns to mail.
+    5. Choose the incidents to remind of.
+    6. Mark everything chosen as mailed.
+    """
+    now_seconds = observation.at_seconds
+    alert = Alert(findings=list(observation.findings))
+
+    # 1. Drop late callbacks.
     inferred_runs = _inferred_runs(alert_state, observation)
-    observation = replace(
-        observation,
-        notes=[
-            note
-            for note in observation.notes
-            if not _is_late_callback(note, alert_state, observation)
-        ],
-    )
-    opened, alert.closed_incidents = _close_incidents(alert_state.open_incidents, observation)
-    current = [
-        *(observation.concerns or []),
-        *([observation.trouble] if observation.trouble else []),
+    notes = [
+        note for note in observation.notes if not _is_late_callback(note, alert_state, observation)
     ]
-    for one in current:
-        known = opened.get(one.key)
-        opened[one.key] = (
-            replace(known, concern=one) if known else Incident(concern=one, since_seconds=now)
-        )
-    due = {
-        key
-        for key, incident in opened.items()
-        if incident.mailed_seconds is None and _is_due(incident, now)
+    observation = replace(observation, notes=notes)
+
+    # 2. Close and open incidents.
+    open_incidents, alert.closed_incidents = _close_incidents(
+        alert_state.open_incidents, observation
+    )
+    _open_observed_concerns(open_incidents, observation)
+    due_keys = _due_keys(open_incidents, now_seconds)
+
+    # 3. Failed runs.
+    _choose_failed_runs(alert, alert_state, open_incidents, observation, has_due=bool(due_keys))
+    run_keys = _open_run_incidents(alert.failed_runs, open_incidents, observation)
+
+    # 4. New concerns. A failed run is mailed at once, so trouble that may explain it does not wait.
+    trouble = open_incidents.get(TROUBLE)
+    if run_keys and trouble is not None and trouble.mailed_seconds is None:
+        due_keys.add(TROUBLE)
+    due_keys -= _suppressed_keys(open_incidents)
+    due_concerns = [open_incidents[key].concern for key in due_keys]
+    alert.new_concerns = sorted(due_concerns, key=_urgency)
+
+    # 5. Reminders.
+    reminder_candidates = {
+        key: incident
+        for key, incident in open_incidents.items()
+        if key not in due_keys and key not in run_keys
     }
-    due -= _suppressed_keys(opened)
-    standing, passed = _split_failed_runs(observation)
-    alert.recovered_runs = [
-        one
-        for one in passed
-        if not _is_already_reported(one, alert_state.open_incidents, alert_state, observation)
-    ]
-    alert.failed_runs = [
-        one for one in standing if not _is_already_reported(one, opened, alert_state, observation)
-    ]
-    if standing and not alert.failed_runs and (due or alert.findings):
-        alert.failed_runs = standing[-1:]  # what is news is told with the run that met it
-    lasting = [one for one in alert.failed_runs if _opens_run_incident(one, observation)]
-    hurt = tuple(key for key in opened if key.startswith(REPAIRABLE))
-    for failed in lasting:
-        key = _incident_key(failed)
-        opened[key] = _run_incident(failed, opened.get(key), now, hurt)
-    if lasting:
-        due |= {key for key, one in opened.items() if key == TROUBLE and one.mailed_seconds is None}
-    due -= _suppressed_keys(opened)
-    alert.new_concerns = sorted((opened[key].concern for key in due), key=_urgency)
-    told_now = due | {_incident_key(failed) for failed in lasting}
-    alert.reminded_incidents = _due_reminders(
-        {k: one for k, one in opened.items() if k not in told_now}, now, remind_hours
+    alert.reminded_incidents = _due_reminders(reminder_candidates, now_seconds, remind_hours)
+
+    # 6. Mark as mailed.
+    reminded_keys = {incident.concern.key for incident in alert.reminded_incidents}
+    for key in due_keys | reminded_keys:
+        open_incidents[key] = replace(open_incidents[key], mailed_seconds=now_seconds)
+    reported_sequence = observation.sequence
+    if reported_sequence is None:
+        reported_sequence = alert_state.reported_sequence
+    # The sequence may be lower than before: the stream was begun anew, or restored.
+    updated_state = replace(
+        alert_state,
+        reported_sequence=reported_sequence,
+        open_incidents=open_incidents,
+        inferred_runs=inferred_runs,
     )
-    mailed = due | {one.concern.key for one in alert.reminded_incidents}
-    opened |= {key: replace(opened[key], mailed_seconds=now) for key in mailed}
-    told = (
-        alert_state.reported_sequence if observation.sequence is None else observation.sequence
-    )  # lower, where the stream was begun anew
-    return replace(
-        alert_state, reported_sequence=told, open_incidents=opened, inferred_runs=inferred_runs
-    ), alert
+    return updated_state, alert
 
 
 def runs_without_an_end(notes: Iterable[Note]) -> list[tuple[str, str]]:
-    """The DAG and id of each run of which a task left a note, and whose own end nobody noted."""
+    """The DAG and id of each run that has a note of a failed task, but no note of its own end."""
     notes = list(notes)
     ended_runs = {note.run for note in notes if note.kind != "task"}
-    tasks = [
-        note for note in notes if note.kind == "task" and note.dag and note.run not in ended_runs
-    ]
-    return list(dict.fromkeys((note.dag, note.run) for note in tasks))
-
-
-def _inferred_runs(desk: AlertState, seen: Observation) -> dict[str, float]:
-    """The runs that watch found failed, up to this look; old ones are forgotten."""
-    oldest = seen.at_seconds - CALLBACK_LATE_SECONDS
-    runs = {run: at for run, at in desk.inferred_runs.items() if at >= oldest}
-    for note in seen.notes:
-        if note.inferred:
-            runs[note.run] = seen.at_seconds
-    return runs
-
-
-def _is_late_callback(note: Note, desk: AlertState, seen: Observation) -> bool:
-    """Whether a note is of the callback of a run whose failure watch told before.
-
-    A run that was cleared and failed again has a new note of a task, and is told again.
-    """
-    if note.kind != "failed" or note.inferred or note.run not in desk.inferred_runs:
-        return False
-    if seen.at_seconds - desk.inferred_runs[note.run] > CALLBACK_LATE_SECONDS:
-        return False
-    return not any(other.kind == "task" and other.run == note.run for other in seen.notes)
-
-
-def _suppressed_keys(open_incidents: Mapping[str, Incident]) -> set[str]:
-    """What is no news: messages wait, of course, while runs fail."""
-    return {"late"} if RUN in open_incidents else set()
+    unended_runs: dict[tuple[str, str], None] = {}
+    for note in notes:
+        if note.kind == "task" and note.dag and note.run not in ended_runs:
+            unended_runs[note.dag, note.run] = None
+    return list(unended_runs)
 
 
 def consumed_note_names(notes: Mapping[str, Note], now_seconds: float) -> list[str]:
-    """Notes that a look has used up. What a task said waits for the end of its run, which tells it."""
-    over = {note.run for note in notes.values() if note.kind != "task"}
-    return [
-        name
-        for name, note in notes.items()
-        if note.kind != "task"
-        or note.run in over
-        or now_seconds - note.at_seconds > NOTE_RETENTION_SECONDS
-    ]
+    """The names of the notes that are not needed after an observation.
+
+    The note of a failed task is kept until its run has ended, because the mail about the run
+    contains it.
+    """
+    ended_runs = {note.run for note in notes.values() if note.kind != "task"}
+    consumed_names = []
+    for name, note in notes.items():
+        is_expired = now_seconds - note.at_seconds > NOTE_RETENTION_SECONDS
+        if note.kind != "task" or note.run in ended_runs or is_expired:
+            consumed_names.append(name)
+    return consumed_names
+
+
+def _inferred_runs(alert_state: AlertState, observation: Observation) -> dict[str, float]:
+    """The failed runs that watch found by itself, including this observation; old ones are dropped."""
+    oldest_seconds = observation.at_seconds - CALLBACK_LATE_SECONDS
+    inferred_runs = {
+        run: at_seconds
+        for run, at_seconds in alert_state.inferred_runs.items()
+        if at_seconds >= oldest_seconds
+    }
+    for note in observation.notes:
+        if note.inferred:
+            inferred_runs[note.run] = observation.at_seconds
+    return inferred_runs
+
+
+def _is_late_callback(note: Note, alert_state: AlertState, observation: Observation) -> bool:
+    """Whether a note comes from the callback of a run whose failure watch has mailed before.
+
+    A run that was cleared and failed again has a new note of a task, and is mailed again.
+    """
+    if note.kind != "failed" or note.inferred or note.run not in alert_state.inferred_runs:
+        return False
+    inferred_seconds = alert_state.inferred_runs[note.run]
+    if observation.at_seconds - inferred_seconds > CALLBACK_LATE_SECONDS:
+        return False
+    return not _task_notes(note.run, observation.notes)
+
+
+def _task_notes(run: str, notes: Iterable[Note]) -> list[Note]:
+    """The notes of the failed tasks of one run."""
+    return [note for note in notes if note.kind == "task" and note.run == run]
 
 
 def _close_incidents(
     open_incidents: dict[str, Incident], observation: Observation
 ) -> tuple[dict[str, Incident], list[Incident]]:
-    """What is still open, and what is over. What cannot be looked at is not over."""
-    good = _last_good(observation.notes, RUN)
-    gone = set()
+    """The incidents that are still open, and the mailed ones that are over, most urgent first.
+
+    If the stream could not be read, nothing that depends on its concerns is over.
+    """
+    closed_keys: set[str] = set()
     if observation.concerns is not None:
-        gone = set(open_incidents) - {one.key for one in observation.concerns} - {RUN, REPAIR}
-    if RUN in open_incidents and good is not None and good >= open_incidents[RUN].since_seconds:
-        gone.add(RUN)
-    if REPAIR in open_incidents and _is_repaired(open_incidents[REPAIR], observation):
-        gone.add(REPAIR)
-    over = [open_incidents[key] for key in gone if open_incidents[key].mailed_seconds is not None]
-    over.sort(key=lambda one: _urgency(one.concern))
-    return {key: incident for key, incident in open_incidents.items() if key not in gone}, over
+        observed_keys = {concern.key for concern in observation.concerns}
+        closed_keys = set(open_incidents) - observed_keys - {RUN, REPAIR}
+    run_incident = open_incidents.get(RUN)
+    good_run_seconds = _last_good_run_seconds(observation.notes, RUN)
+    if run_incident and good_run_seconds >= run_incident.since_seconds:
+        closed_keys.add(RUN)
+    repair_incident = open_incidents.get(REPAIR)
+    if repair_incident and _is_repaired(repair_incident, observation):
+        closed_keys.add(REPAIR)
+    still_open = {}
+    closed_incidents = []
+    for key, incident in open_incidents.items():
+        if key not in closed_keys:
+            still_open[key] = incident
+        elif incident.mailed_seconds is not None:
+            closed_incidents.append(incident)
+    closed_incidents.sort(key=_incident_urgency)
+    return still_open, closed_incidents
 
 
-def _is_repaired(incident: Incident, seen: Observation) -> bool:
-    """Whether a repair that failed is not needed any more.
+def _open_observed_concerns(open_incidents: dict[str, Incident], observation: Observation) -> None:
+    """Open an incident for each observed concern, or give the open one the newest text."""
+    concerns = list(observation.concerns or [])
+    if observation.trouble:
+        concerns.append(observation.trouble)
+    for concern in concerns:
+        incident = open_incidents.get(concern.key)
+        if incident is None:
+            incident = Incident(concern=concern, since_seconds=observation.at_seconds)
+        open_incidents[concern.key] = replace(incident, concern=concern)
 
-    A later one succeeded or was given up; or what was hurt when it failed is well. A repair of
-    damaged files may have had nothing hurt that a look shows: then only the former tells.
+
+def _due_keys(open_incidents: Mapping[str, Incident], now_seconds: float) -> set[str]:
+    """The keys of the incidents that were never mailed and have lasted long enough."""
+    due_keys = set()
+    for key, incident in open_incidents.items():
+        delay_seconds = MAIL_DELAY_SECONDS.get(incident.concern.kind, 0.0)
+        has_lasted = now_seconds - incident.since_seconds >= delay_seconds
+        if incident.mailed_seconds is None and has_lasted:
+            due_keys.add(key)
+    return due_keys - _suppressed_keys(open_incidents)
+
+
+def _suppressed_keys(open_incidents: Mapping[str, Incident]) -> set[str]:
+    """Keys that are not news. While runs fail, it is clear that messages wait."""
+    return {"late"} if RUN in open_incidents else set()
+
+
+def _is_repaired(incident: Incident, observation: Observation) -> bool:
+    """Whether a failed repair is not needed any more.
+
+    Either a later repair succeeded or was abandoned, or all incidents that were open when it failed
+    are over. A repair of damaged files may have had no such incident; then only the first counts.
     """
-    if _last_repaired(seen) >= incident.since_seconds:
+    if _last_repair_seconds(observation) >= incident.since_seconds:
         return True
-    if seen.concerns is None or not incident.hurt:
+    if observation.concerns is None or not incident.damaged_keys:
         return False
-    return not {one.key for one in seen.concerns}.intersection(incident.hurt)
+    observed_keys = {concern.key for concern in observation.concerns}
+    return observed_keys.isdisjoint(incident.damaged_keys)
 
 
-def _last_repaired(seen: Observation) -> float:
-    """When a repair last succeeded, was given up, or found nothing hurt; -1: not since the look
-    before.
+def _last_repair_seconds(observation: Observation) -> float:
+    """When a repair last succeeded, was abandoned, or found no damage; -1: not since the previous
+    observation.
     """
-    return max(seen.repaired_seconds or -1.0, _last_good(seen.notes, REPAIR) or -1.0)
+    ledger_seconds = observation.repaired_seconds or -1.0
+    return max(ledger_seconds, _last_good_run_seconds(observation.notes, REPAIR))
 
 
 def _incident_key(note: Note) -> str:
-    """Whose end a note tells: a run of the stream, or a repair."""
+    """The incident that a run's note belongs to: a run of the stream, or a repair."""
     return REPAIR if note.dag == REPAIR_DAG else RUN
 
 
-def _last_good(notes: Iterable[Note], key: str) -> float | None:
-    """When the last run of this kind went well."""
-    times = [
-        note.at_seconds for note in notes if note.kind == "good" and _incident_key(note) == key
-    ]
-    return max(times, default=None)
+def _last_good_run_seconds(notes: Iterable[Note], incident_key: str) -> float:
+    """When the last run of this kind succeeded; -1: none did."""
+    good_seconds = -1.0
+    for note in notes:
+        if note.kind == "good" and _incident_key(note) == incident_key:
+            good_seconds = max(good_seconds, note.at_seconds)
+    return good_seconds
 
 
-def _split_failed_runs(seen: Observation) -> tuple[list[Note], list[Note]]:
-    """Runs that failed, no good one after them, and those with one; of each kind the last, oldest
-    first.
+def _split_failed_runs(observation: Observation) -> tuple[list[Note], list[Note]]:
+    """Failed runs without a good run after them, and failed runs with one; oldest first.
+
+    Of runs that failed in the same way only the last is returned.
     """
-    notes = seen.notes
-    good = {RUN: _last_good(notes, RUN) or -1.0, REPAIR: _last_repaired(seen)}
-    runs = sorted(
-        (note for note in notes if note.kind == "failed"), key=lambda note: note.at_seconds
-    )
-    standing, passed = dict[tuple[str, str], Note](), dict[tuple[str, str], Note]()
-    for run in runs:
-        failed = _with_task_error(run, notes)
-        kind = passed if run.at_seconds < good[_incident_key(failed)] else standing
-        name = _incident_key(failed), _failure_key(failed)
-        kind.pop(name, None)
-        kind[name] = failed
-    return list(standing.values()), list(passed.values())
+    good_seconds = {
+        RUN: _last_good_run_seconds(observation.notes, RUN),
+        REPAIR: _last_repair_seconds(observation),
+    }
+    failed_notes = [note for note in observation.notes if note.kind == "failed"]
+    failed_notes.sort(key=_note_seconds)
+    standing: dict[tuple[str, str], Note] = {}
+    recovered: dict[tuple[str, str], Note] = {}
+    for note in failed_notes:
+        failed_run = _with_task_error(note, observation.notes)
+        incident_key = _incident_key(failed_run)
+        is_recovered = note.at_seconds < good_seconds[incident_key]
+        runs = recovered if is_recovered else standing
+        run_key = incident_key, _failure_key(failed_run)
+        # Remove the older run first, so that the newer one takes its position at the end.
+        runs.pop(run_key, None)
+        runs[run_key] = failed_run
+    return list(standing.values()), list(recovered.values())
+
+
+def _note_seconds(note: Note) -> float:
+    return note.at_seconds
 
 
 def _with_task_error(run: Note, notes: Sequence[Note]) -> Note:
-    """A run that failed, with what its task said."""
-    said = [note for note in notes if note.kind == "task" and note.run == run.run]
-    if not said:
+    """A failed run, with the error of the task that made it fail."""
+    task_notes = _task_notes(run.run, notes)
+    if not task_notes:
         return run
-    first = min(said, key=lambda note: note.at_seconds)  # what fails later fails because of it
-    task = max((note for note in said if note.task == first.task), key=lambda note: note.at_seconds)
+    # The task that failed first is the cause of the others. Its last attempt has the final error.
+    failed_task = min(task_notes, key=_note_seconds).task
+    attempts = [note for note in task_notes if note.task == failed_task]
+    task = max(attempts, key=_note_seconds)
     return replace(
         run,
         dag=run.dag or task.dag,
@@ -388,38 +461,89 @@ def _with_task_error(run: Note, notes: Sequence[Note]) -> Note:
     )
 
 
+def _choose_failed_runs(
+    alert: Alert,
+    alert_state: AlertState,
+    open_incidents: Mapping[str, Incident],
+    observation: Observation,
+    *,
+    has_due: bool,
+) -> None:
+    """Put the failed runs that are news into the alert."""
+    standing, recovered = _split_failed_runs(observation)
+    for run in recovered:
+        # A run that recovered is compared with the incidents of before, which it may have closed.
+        if not _is_already_reported(run, alert_state.open_incidents, alert_state, observation):
+            alert.recovered_runs.append(run)
+    for run in standing:
+        if not _is_already_reported(run, open_incidents, alert_state, observation):
+            alert.failed_runs.append(run)
+    if standing and not alert.failed_runs and (has_due or alert.findings):
+        # Other news is mailed together with the run that met it.
+        alert.failed_runs = standing[-1:]
+
+
 def _is_already_reported(
     failed_run: Note,
     open_incidents: Mapping[str, Incident],
     alert_state: AlertState,
     observation: Observation,
 ) -> bool:
-    """Whether a failure adds nothing: runs are known to fail so, or its findings are told by
+    """Whether a failure is not news: the same failure was mailed, or its findings are mailed by
     themselves.
     """
     if failed_run.is_form_error:
         return False
     if _is_caused_by_findings(failed_run):
-        read_before = (
-            alert_state.reported_sequence is not None
-            and observation.sequence is not None
-            and alert_state.reported_sequence <= observation.sequence
-        )
-        told = (
-            one.concern.kind for one in open_incidents.values() if one.mailed_seconds is not None
-        )
-        return read_before or any(concern in CONCERNS_EXPLAINING_FINDINGS for concern in told)
-    known = open_incidents.get(_incident_key(failed_run))
-    return known is not None and _failure_key(failed_run) in known.failures
+        return _are_findings_reported(open_incidents, alert_state, observation)
+    incident = open_incidents.get(_incident_key(failed_run))
+    return incident is not None and _failure_key(failed_run) in incident.failures
+
+
+def _are_findings_reported(
+    open_incidents: Mapping[str, Incident], alert_state: AlertState, observation: Observation
+) -> bool:
+    """Whether findings are mailed without the run that met them: from the ledger, or as an
+    incident.
+    """
+    reported_sequence = alert_state.reported_sequence
+    if reported_sequence is None or observation.sequence is None:
+        is_read_from_ledger = False
+    else:
+        # A lower sequence than before means that the ledger was begun anew: findings may be missing.
+        is_read_from_ledger = reported_sequence <= observation.sequence
+    if is_read_from_ledger:
+        return True
+    for incident in open_incidents.values():
+        is_explanation = incident.concern.kind in CONCERNS_EXPLAINING_FINDINGS
+        if is_explanation and incident.mailed_seconds is not None:
+            return True
+    return False
+
+
+def _open_run_incidents(
+    failed_runs: Iterable[Note], open_incidents: dict[str, Incident], observation: Observation
+) -> set[str]:
+    """Open or extend the incidents of failed runs; their keys."""
+    damaged_keys = tuple(key for key in open_incidents if key.startswith(REPAIRABLE))
+    run_keys = set()
+    for failed_run in failed_runs:
+        if _opens_run_incident(failed_run, observation):
+            key = _incident_key(failed_run)
+            open_incidents[key] = _run_incident(
+                failed_run, open_incidents.get(key), observation.at_seconds, damaged_keys
+            )
+            run_keys.add(key)
+    return run_keys
 
 
 def _opens_run_incident(failed_run: Note, observation: Observation) -> bool:
-    """Whether runs are known to fail by it. A slip in a form is whose it is; findings have
-    incidents of their own.
+    """Whether a failed run opens an incident. A mistake in a form concerns its author alone, and
+    findings have incidents of their own, if the ledger can be read.
     """
-    return not failed_run.is_form_error and (
-        not _is_caused_by_findings(failed_run) or observation.sequence is None
-    )
+    if failed_run.is_form_error:
+        return False
+    return not _is_caused_by_findings(failed_run) or observation.sequence is None
 
 
 def _is_caused_by_findings(failed_run: Note) -> bool:
@@ -427,8 +551,8 @@ def _is_caused_by_findings(failed_run: Note) -> bool:
 
 
 def _failure_key(failed_run: Note) -> str:
-    """By which a failure is known again: its headline, or, where words change from run to run, its
-    kind.
+    """Identifies the same failure in a later run: its headline, or its kind where the text changes
+    from run to run.
     """
     if failed_run.exit_code in (ConfigError.exit_code, IntegrityError.exit_code):
         return _headline(failed_run)
@@ -440,41 +564,52 @@ def _headline(failed_run: Note) -> str:
 
 
 def _run_incident(
-    failed_run: Note, open_incident: Incident | None, now_seconds: float, hurt: tuple[str, ...]
+    failed_run: Note,
+    open_incident: Incident | None,
+    now_seconds: float,
+    damaged_keys: tuple[str, ...],
 ) -> Incident:
-    """Runs fail, or a repair does, in this way and in those that were told before."""
-    before = open_incident.failures if open_incident else ()
+    """The incident of a failed run or repair, with the failures that were mailed before."""
     key = _incident_key(failed_run)
+    is_repair = key == REPAIR
+    advice = REPAIR_AGAIN if is_repair else ""
+    failure_key = _failure_key(failed_run)
+    failures: tuple[str, ...] = ()
+    since_seconds = failed_run.at_seconds
+    if open_incident:
+        failures = open_incident.failures
+        since_seconds = open_incident.since_seconds
+    if failure_key not in failures:
+        failures = (*failures, failure_key)
     return Incident(
-        concern=Concern(
-            kind=key, text=_headline(failed_run), next=REPAIR_AGAIN if key == REPAIR else ""
-        ),
-        hurt=hurt if key == REPAIR else (),
-        since_seconds=open_incident.since_seconds if open_incident else failed_run.at_seconds,
+        concern=Concern(kind=key, text=_headline(failed_run), next=advice),
+        damaged_keys=damaged_keys if is_repair else (),
+        since_seconds=since_seconds,
         mailed_seconds=now_seconds,
-        failures=tuple(dict.fromkeys((*before, _failure_key(failed_run))))[
-            -FAILURES_REMEMBERED_MAX:
-        ],
+        failures=failures[-FAILURES_REMEMBERED_MAX:],
     )
 
 
-def _is_due(incident: Incident, now_seconds: float) -> bool:
-    patience = MAIL_DELAY_SECONDS.get(incident.concern.kind, 0.0)
-    return now_seconds - incident.since_seconds >= patience
-
-
 def _due_reminders(
-    open_incidents: dict[str, Incident], now_seconds: float, remind_hours: float
+    open_incidents: Mapping[str, Incident], now_seconds: float, remind_hours: float
 ) -> list[Incident]:
-    """All that is open and was told, as soon as one of it was told too long ago."""
-    told = [one for one in open_incidents.values() if one.mailed_seconds is not None]
-    if not any(
-        now_seconds - (one.mailed_seconds or 0) >= remind_hours * HOUR_SECONDS for one in told
-    ):
+    """All mailed incidents, most urgent first, as soon as one of them is due for a reminder."""
+    interval_seconds = remind_hours * HOUR_SECONDS
+    mailed_incidents = []
+    is_due = False
+    for incident in open_incidents.values():
+        if incident.mailed_seconds is not None:
+            mailed_incidents.append(incident)
+            is_due = is_due or now_seconds - incident.mailed_seconds >= interval_seconds
+    if not is_due:
         return []
-    return sorted(told, key=lambda one: _urgency(one.concern))
+    return sorted(mailed_incidents, key=_incident_urgency)
+
+
+def _incident_urgency(incident: Incident) -> tuple[int, str]:
+    return _urgency(incident.concern)
 
 
 def _urgency(concern: Concern) -> tuple[int, str]:
-    """The most urgent first."""
+    """A sort key: the most urgent concern comes first."""
     return URGENCY.get(concern.kind, len(URGENCY)), concern.key

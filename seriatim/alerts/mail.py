@@ -1,10 +1,9 @@
-"""Mails: an alert as a person reads it, in text and in HTML. Pure; nothing in it is fetched from
-elsewhere.
+"""Mails: an alert as text and as HTML for a person. Pure; a mail fetches nothing from elsewhere.
 
-Every mail says the stream, what happened, what is touched, how long there is, and what to type
-next.
+Every mail names the stream, what happened, which data is touched, how much time is left, and the
+command to type next.
 
-Next room: alerts/incidents.py decides what is news; alerts/smtp.py sends it.
+Next: alerts/incidents.py decides what is news; alerts/smtp.py sends the mail.
 """
 
 from __future__ import annotations
@@ -24,143 +23,183 @@ from seriatim.kafka.retention import format_duration
 
 FINDINGS_LISTED_MAX = 20
 SECTIONS_PER_KIND_MAX = 50
-"""Of each kind: a mail of megabytes is taken by no server."""
+"""No mail server accepts a mail of many megabytes."""
 FOR_EVER_SECONDS = 100 * 365 * 86_400
-"""A topic may be kept for as long as a number can say: no calendar has that day."""
+"""A retention may be so long that no calendar has the day of its end."""
 SUBJECT_MAX = 150
+FACT_MAX = 800
+ERROR_TEXT_MAX = 2000
 MAIL_STYLE = "font-family:sans-serif;font-size:14px;color:#222"
+LABEL_STYLE = "color:#666;padding-right:12px;vertical-align:top"
 NO_CALLBACK = "Airflow called no callback: it was probably marked failed by hand"
-SectionFacts = dict[str, str]
+INCIDENT_TITLES = {RUN: "runs fail", REPAIR: "a repair failed"}
 
 
 class MailSection(Struct, frozen=True):
-    """A headline and its facts."""
+    """One section of a mail: a headline, and facts by their labels."""
 
     headline: str
-    facts: SectionFacts
+    facts: dict[str, str]
 
 
 class MailContext(Struct, frozen=True, kw_only=True):
-    """Where a stream is looked at and repaired."""
+    """The recipients of a stream's mails, and the pages where a person looks at the stream."""
 
     stream: str
     to: tuple[str, ...] | None
-    """None: the stream file cannot be read; whoever it named before is told."""
+    """None: the stream file cannot be read; the recipients that it named before get the mail."""
     airflow_url: str = ""
     report_url: str = ""
-    """The last report of the stream, if there is one."""
+    """The newest report of the stream; empty if there is none."""
 
     def airflow_link(self, path: str) -> str:
-        """A page of Airflow's; empty without one."""
-        return f"{self.airflow_url.rstrip('/')}/{path}" if self.airflow_url else ""
+        """The address of a page of Airflow; empty if Airflow's address is not known."""
+        if not self.airflow_url:
+            return ""
+        return f"{self.airflow_url.rstrip('/')}/{path}"
 
 
 def compose_mail(alert: Alert, context: MailContext, at_seconds: float) -> Mail:
-    """The mail of an alert."""
+    """The mail of an alert, in text and HTML."""
+    opening = _opening(alert, context)
     sections = _sections(alert, context, at_seconds)
-    subject = shorten(
-        f"[seriatim] {context.stream}: {_subject(alert)}".replace("\n", " "), SUBJECT_MAX
-    )
-    links = {label: url for label, url in _links(alert, context).items() if url}
-    text = "\n\n".join(
-        [
-            _opening(alert, context),
-            *(render_screen(one.headline, {**one.facts}) for one in sections),
-        ]
-    )
-    text += "".join(f"\n{label:<9}{url}" for label, url in {"": "", **links}.items())
-    html = _html(_opening(alert, context), sections, links)
-    digest = hashlib.sha256(f"{context.stream}\n{at_seconds}\n{text}".encode()).hexdigest()[:24]
+    links = _links(alert, context)
+    text = _text(opening, sections, links)
+    subject = f"[seriatim] {context.stream}: {_subject(alert)}".replace("\n", " ")
+    identity = f"{context.stream}\n{at_seconds}\n{text}"
     return Mail(
-        id=digest,
+        id=hashlib.sha256(identity.encode()).hexdigest()[:24],
         to=context.to or (),
-        subject=subject,
+        subject=shorten(subject, SUBJECT_MAX),
         text=text + "\n",
-        html=html,
+        html=_html(opening, sections, links),
         at_seconds=at_seconds,
     )
 
 
 def _subject(alert: Alert) -> str:
-    """The most urgent thing first, and how much more there is."""
+    """The most urgent news of the alert."""
     if alert.findings:
-        first, more = alert.findings[0], len(alert.findings) - 1
-        at = f" at offset {first.offset}" if first.offset >= 0 else ""
-        return (
-            f"{FINDING_TITLES[first.finding]} in {first.partition_name or 'the records table'}{at}"
-            + (f" and {more} more" * (more > 0))
-        )
-    if alert.new_concerns and not (alert.failed_runs and alert.new_concerns[0].kind == "trouble"):
-        return f"{alert.new_concerns[0].key}: {alert.new_concerns[0].text}"
+        return _findings_subject(alert.findings)
+    if alert.new_concerns:
+        concern = alert.new_concerns[0]
+        # Trouble of the platform is usually the reason of a failed run, and less precise than it.
+        if not (alert.failed_runs and concern.kind == "trouble"):
+            return f"{concern.key}: {concern.text}"
     if alert.failed_runs:
         return f"run failed: {_headline(alert.failed_runs[-1])}"
     if alert.reminded_incidents:
-        return f"still open: {', '.join(one.concern.key for one in alert.reminded_incidents)}"
+        return f"still open: {_incident_keys(alert.reminded_incidents)}"
     if alert.recovered_runs:
         return f"over: run failed: {_headline(alert.recovered_runs[-1])}"
-    return f"over: {', '.join(one.concern.key for one in alert.closed_incidents)}"
+    return f"over: {_incident_keys(alert.closed_incidents)}"
+
+
+def _findings_subject(findings: list[Finding]) -> str:
+    """The first finding, and how many more there are."""
+    finding = findings[0]
+    location = finding.partition_name or "the records table"
+    subject = f"{FINDING_TITLES[finding.finding]} in {location}{_at_offset(finding)}"
+    if len(findings) > 1:
+        subject += f" and {len(findings) - 1} more"
+    return subject
+
+
+def _at_offset(finding: Finding) -> str:
+    return f" at offset {finding.offset}" if finding.offset >= 0 else ""
+
+
+def _incident_keys(incidents: list[Incident]) -> str:
+    return ", ".join(incident.concern.key for incident in incidents)
 
 
 def _opening(alert: Alert, context: MailContext) -> str:
-    said = []
-    if alert.failed_runs:
-        said.append(
-            f"{len(alert.failed_runs)} runs failed"
-            if len(alert.failed_runs) > 1
-            else "a run failed"
-        )
+    """One sentence that counts the news."""
+    clauses = []
+    if len(alert.failed_runs) > 1:
+        clauses.append(f"{len(alert.failed_runs)} runs failed")
+    elif alert.failed_runs:
+        clauses.append("a run failed")
     if alert.recovered_runs:
-        said.append("a run failed, and a later one went well")
+        clauses.append("a run failed, and a later one went well")
     if alert.findings:
-        said.append(f"{len(alert.findings)} new finding{'s' * (len(alert.findings) > 1)}")
+        clauses.append(_count(len(alert.findings), "new finding"))
     if alert.new_concerns:
-        said.append(
-            f"{len(alert.new_concerns)} thing{'s' * (len(alert.new_concerns) > 1)} to look at"
-        )
+        clauses.append(f"{_count(len(alert.new_concerns), 'thing')} to look at")
     if alert.reminded_incidents:
-        said.append(f"{len(alert.reminded_incidents)} still open")
+        clauses.append(f"{len(alert.reminded_incidents)} still open")
     if alert.closed_incidents:
-        said.append(
-            f"{len(alert.closed_incidents)} over, nothing to do about {'them' if len(alert.closed_incidents) > 1 else 'it'}"
-        )
-    return f"Stream {context.stream}: {', '.join(said)}."
+        pronoun = "them" if len(alert.closed_incidents) > 1 else "it"
+        clauses.append(f"{len(alert.closed_incidents)} over, nothing to do about {pronoun}")
+    return f"Stream {context.stream}: {', '.join(clauses)}."
+
+
+def _count(number: int, noun: str) -> str:
+    plural = "s" if number > 1 else ""
+    return f"{number} {noun}{plural}"
 
 
 def _sections(alert: Alert, context: MailContext, at_seconds: float) -> list[MailSection]:
-    shown = alert.findings[:FINDINGS_LISTED_MAX]
-    made = [_finding_section(one, context, at_seconds) for one in shown]
-    if len(alert.findings) > len(shown):
-        more = f"{len(alert.findings) - len(shown)} more findings"
-        made.append(MailSection(more, {"next": f"seriatim status {context.stream}"}))
-    told = ("halted", "quarantine") if alert.findings else ()
-    rooms = (
-        [
-            _failed_run_section(one, context, is_reported=bool(alert.findings))
-            for one in alert.failed_runs
-        ],
-        [
-            _failed_run_section(one, context, is_reported=True, prefix="Over: run failed")
-            for one in alert.recovered_runs
-        ],
-        [_concern_section(one) for one in alert.new_concerns if one.kind not in told],
-        [_incident_section(one, "still open", at_seconds) for one in alert.reminded_incidents],
-        [_incident_section(one, "over", at_seconds) for one in alert.closed_incidents],
-    )
-    for room in rooms:
-        made += room[:SECTIONS_PER_KIND_MAX]
-        if (rest := len(room) - SECTIONS_PER_KIND_MAX) > 0:
-            made.append(
-                MailSection(
-                    f"{rest} more of this kind", {"next": f"seriatim status {context.stream}"}
-                )
-            )
-    return made
+    """All sections of a mail: findings first, then runs, concerns, reminders and ends."""
+    has_findings = bool(alert.findings)
+    failed_sections = [
+        _failed_run_section(run, context, is_reported=has_findings) for run in alert.failed_runs
+    ]
+    recovered_sections = [
+        _failed_run_section(run, context, is_reported=True, prefix="Over: run failed")
+        for run in alert.recovered_runs
+    ]
+    # A finding's own section already says what it halted or quarantined.
+    covered_kinds = ("halted", "quarantine") if has_findings else ()
+    concern_sections = [
+        _concern_section(concern)
+        for concern in alert.new_concerns
+        if concern.kind not in covered_kinds
+    ]
+    reminder_sections = [
+        _incident_section(incident, "still open", at_seconds)
+        for incident in alert.reminded_incidents
+    ]
+    closed_sections = [
+        _incident_section(incident, "over", at_seconds) for incident in alert.closed_incidents
+    ]
+    sections = _finding_sections(alert.findings, context, at_seconds)
+    for sections_of_kind in (
+        failed_sections,
+        recovered_sections,
+        concern_sections,
+        reminder_sections,
+        closed_sections,
+    ):
+        sections += sections_of_kind[:SECTIONS_PER_KIND_MAX]
+        omitted = len(sections_of_kind) - SECTIONS_PER_KIND_MAX
+        if omitted > 0:
+            sections.append(_omitted_section(f"{omitted} more of this kind", context))
+    return sections
+
+
+def _finding_sections(
+    findings: list[Finding], context: MailContext, at_seconds: float
+) -> list[MailSection]:
+    sections = [
+        _finding_section(finding, context, at_seconds) for finding in findings[:FINDINGS_LISTED_MAX]
+    ]
+    omitted = len(findings) - FINDINGS_LISTED_MAX
+    if omitted > 0:
+        sections.append(_omitted_section(f"{omitted} more findings", context))
+    return sections
+
+
+def _omitted_section(headline: str, context: MailContext) -> MailSection:
+    return MailSection(headline, {"next": f"seriatim status {context.stream}"})
 
 
 def _finding_section(finding: Finding, context: MailContext, at_seconds: float) -> MailSection:
-    at = f" at offset {finding.offset}" if finding.offset >= 0 else ""
-    session = "" if finding.session is None else f" (session {printable_session(finding.session)})"
-    where = finding.partition_name or "records table"
+    title = FINDING_TITLES[finding.finding]
+    location = finding.partition_name or "records table"
+    headline = f"{title}: {context.stream} {location}: {finding.finding}{_at_offset(finding)}"
+    if finding.session is not None:
+        headline += f" (session {printable_session(finding.session)})"
     facts = {
         "expected": finding.expected,
         "found": finding.found,
@@ -170,16 +209,16 @@ def _finding_section(finding: Finding, context: MailContext, at_seconds: float) 
         "next": finding.advice(context.stream),
         "in Airflow": _repair_link(finding, context),
     }
-    headline = f"{FINDING_TITLES[finding.finding]}: {context.stream} {where}: {finding.finding}{at}{session}"
-    return MailSection(
-        headline, {label: shorten(fact, 800) for label, fact in facts.items() if fact}
-    )
+    short_facts = {label: shorten(fact, FACT_MAX) for label, fact in facts.items() if fact}
+    return MailSection(headline, short_facts)
 
 
 def _describe_time_left(seconds: int | None, at_seconds: float) -> str:
+    """How long Kafka still has the data, and until when; empty if it has it for ever."""
     if seconds is None or seconds > FOR_EVER_SECONDS:
         return ""
-    return f"{format_duration(seconds)}: Kafka drops data that waits from {format_time(at_seconds + seconds)} on"
+    end = format_time(at_seconds + seconds)
+    return f"{format_duration(seconds)}: Kafka drops data that waits from {end} on"
 
 
 def _repair_link(finding: Finding, context: MailContext) -> str:
@@ -187,80 +226,90 @@ def _repair_link(finding: Finding, context: MailContext) -> str:
     link = context.airflow_link("dags/seriatim_repair")
     if not link:
         return ""
-    values = {"stream": context.stream} | (
-        {"partition": finding.partition_name} if finding.partition >= 0 else {}
-    )
-    values |= {} if finding.session is None else {"session": finding.session}
-    more = ", or with forward checked to go on without it" if finding.can_go_forward else ""
-    return f"{link} and paste {msgspec.json.encode(values).decode()}{more}"
+    values = {"stream": context.stream}
+    if finding.partition >= 0:
+        values["partition"] = finding.partition_name
+    if finding.session is not None:
+        values["session"] = finding.session
+    text = f"{link} and paste {msgspec.json.encode(values).decode()}"
+    if finding.can_go_forward:
+        text += ", or with forward checked to go on without it"
+    return text
 
 
 def _failed_run_section(
     failed_run: Note, context: MailContext, *, is_reported: bool, prefix: str = "Run failed"
 ) -> MailSection:
-    _, _, rest = failed_run.text.partition("\n")
-    run = f"{failed_run.run} ({NO_CALLBACK})" if failed_run.inferred else failed_run.run
-    facts = {
-        "task": failed_run.task,
-        "run": run,
-        "said": "" if is_reported else shorten(rest.strip("\n"), 2000),
-    }
+    """A failed run. `is_reported`: its error has a section of its own, or needs none."""
+    run = failed_run.run
+    if failed_run.inferred:
+        run += f" ({NO_CALLBACK})"
+    error_text = ""
+    if not is_reported:
+        _, _, text_after_headline = failed_run.text.partition("\n")
+        error_text = shorten(text_after_headline.strip("\n"), ERROR_TEXT_MAX)
+    facts = {"task": failed_run.task, "run": run, "said": error_text}
     if not is_reported and not failed_run.next:
         facts["next"] = f"read the task's log, then: seriatim status {context.stream}"
     return MailSection(f"{prefix}: {_headline(failed_run)}", facts)
 
 
 def _headline(failed_run: Note) -> str:
-    return shorten(failed_run.text.partition("\n")[0]) or "the scheduler gave no reason"
+    first_line = failed_run.text.partition("\n")[0]
+    return shorten(first_line) or "the scheduler gave no reason"
 
 
 def _concern_section(concern: Concern) -> MailSection:
-    return MailSection(concern.key, {"what": shorten(concern.text, 800), "next": concern.next})
+    facts = {"what": shorten(concern.text, FACT_MAX), "next": concern.next}
+    return MailSection(concern.key, facts)
 
 
 def _incident_section(incident: Incident, prefix: str, at_seconds: float) -> MailSection:
+    """An incident that is still open, or over."""
     concern = incident.concern
-    lasted = format_duration(max(0.0, at_seconds - incident.since_seconds))
-    facts = {
-        "what": shorten(concern.text, 800),
-        "since": f"{format_time(incident.since_seconds)}, {lasted}",
-    }
+    lasted_seconds = max(0.0, at_seconds - incident.since_seconds)
+    since = f"{format_time(incident.since_seconds)}, {format_duration(lasted_seconds)}"
+    facts = {"what": shorten(concern.text, FACT_MAX), "since": since}
     if prefix != "over":
         facts["next"] = concern.next
-    name = {RUN: "runs fail", REPAIR: "a repair failed"}.get(concern.kind, concern.key)
-    return MailSection(f"{prefix}: {name}", facts)
+    title = INCIDENT_TITLES.get(concern.kind, concern.key)
+    return MailSection(f"{prefix}: {title}", facts)
 
 
 def _links(alert: Alert, context: MailContext) -> dict[str, str]:
-    links = dict(runs[-1].links) if (runs := [*alert.recovered_runs, *alert.failed_runs]) else {}
-    report = context.report_url if runs or alert.findings else ""
-    return {
-        **links,
-        "stream": context.airflow_link(f"dags/{quote(context.stream)}"),
-        "report": report,
-    }
+    """Addresses by label: those of the newest failed run, the stream's page, the report."""
+    runs = [*alert.recovered_runs, *alert.failed_runs]
+    links = dict(runs[-1].links) if runs else {}
+    links["stream"] = context.airflow_link(f"dags/{quote(context.stream)}")
+    # A report tells nothing about a stream that could not be read.
+    links["report"] = context.report_url if runs or alert.findings else ""
+    return {label: url for label, url in links.items() if url}
 
 
 def format_time(seconds: float) -> str:
-    """A moment as people read it."""
+    """A time as people read it, in UTC: 2026-11-18 02:32 UTC."""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
 
 
+def _text(opening: str, sections: list[MailSection], links: dict[str, str]) -> str:
+    screens = [render_screen(section.headline, {**section.facts}) for section in sections]
+    text = "\n\n".join([opening, *screens])
+    text += f"\n{'':<9}"
+    for label, url in links.items():
+        text += f"\n{label:<9}{url}"
+    return text
+
+
 def _html(opening: str, sections: list[MailSection], links: dict[str, str]) -> str:
-    parts = [f'<div style="{MAIL_STYLE}"><p><b>{escape(opening)}</b></p>']
-    for one in sections:
-        rows = "".join(
-            f'<tr><td style="color:#666;padding-right:12px;vertical-align:top">{escape(label)}</td>'
-            f'<td style="white-space:pre-wrap">{escape(fact)}</td></tr>'
-            for label, fact in one.facts.items()
-            if fact
-        )
-        parts.append(
-            f'<h4 style="margin-bottom:4px">{escape(one.headline)}</h4><table>{rows}</table>'
-        )
-    parts.append(
-        "".join(
-            f'<p><a href="{escape(url)}">{escape(label)}</a></p>' for label, url in links.items()
-        )
-    )
-    return "".join(parts) + "</div>"
+    fragments = [f'<div style="{MAIL_STYLE}"><p><b>{escape(opening)}</b></p>']
+    for section in sections:
+        fragments.append(f'<h4 style="margin-bottom:4px">{escape(section.headline)}</h4><table>')
+        for label, fact in section.facts.items():
+            if fact:
+                fragments.append(f'<tr><td style="{LABEL_STYLE}">{escape(label)}</td>')
+                fragments.append(f'<td style="white-space:pre-wrap">{escape(fact)}</td></tr>')
+        fragments.append("</table>")
+    for label, url in links.items():
+        fragments.append(f'<p><a href="{escape(url)}">{escape(label)}</a></p>')
+    fragments.append("</div>")
+    return "".join(fragments)

@@ -1,9 +1,9 @@
-"""The outbox on disk: a folder for each stream, with its desk, the notes left on it, and a lock.
+"""The outbox on disk: a folder per stream, with the alert state, the notes left for it, and a lock.
 
-Everything is small JSON, put in place as a whole and seen onto the disk before anybody goes on.
-Nothing here needs Arrow, Kafka or Spark: Airflow's own processes leave notes.
+All files are small JSON. A file is written completely and synced to the disk before it gets its
+name. Nothing here needs Arrow, Kafka or Spark, because Airflow's own processes leave notes.
 
-Next room: alerts/alert.py says what is done with it.
+Next: alerts/alert.py says what is done with the outbox.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ import msgspec
 from seriatim.alerts.incidents import AlertState, Mail, Note
 from seriatim.errors import ConfigError, PlatformError
 
-ALERT_STATE_FILE, NOTES_FOLDER, REFUSED_FOLDER, LOCK_FILE = "desk.json", "notes", "refused", "lock"
+ALERT_STATE_FILE = "desk.json"
+NOTES_FOLDER = "notes"
+REFUSED_FOLDER = "refused"
+LOCK_FILE = "lock"
 
 
 class DiskOutbox:
-    """One stream's, below the common folder."""
+    """The outbox of one stream, in a folder below the common outbox folder."""
 
     def __init__(self, outbox_folder: Path, stream: str, streams_folder: Path) -> None:
-        named = hashlib.sha256(str(streams_folder).encode()).hexdigest()[
-            :8
-        ]  # two projects may call a stream the same
-        self.folder = outbox_folder / f"{stream}-{named}"
+        # Two projects may have streams of the same name, so the folder name says which project.
+        project_digest = hashlib.sha256(str(streams_folder).encode()).hexdigest()[:8]
+        self.folder = outbox_folder / f"{stream}-{project_digest}"
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """A lock that the system itself releases when its holder dies."""
+        """Hold the outbox alone. The operating system releases the lock when its holder dies."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             file = (self.folder / LOCK_FILE).open("a")
@@ -50,13 +52,12 @@ class DiskOutbox:
             yield
 
     def alert_state(self) -> AlertState:
-        """What is known; a new desk, if there is none. A damaged one silences nobody: it is put
-        aside and told.
+        """The stored state, or an empty one. A damaged file is moved away and reported by a note,
+        so that it does not stop later alerts.
         """
+        path = self.folder / ALERT_STATE_FILE
         try:
-            return msgspec.json.decode(
-                (self.folder / ALERT_STATE_FILE).read_bytes(), type=AlertState
-            )
+            return msgspec.json.decode(path.read_bytes(), type=AlertState)
         except FileNotFoundError:
             return AlertState()
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -64,30 +65,33 @@ class DiskOutbox:
             return AlertState()
 
     def _move_damaged_file_away(self, reason: str) -> None:
-        aside = self.folder / f"damaged-{uuid.uuid4().hex[:8]}.json"
-        advice = f"mails that waited: {aside}"
-        text = f"the outbox was damaged ({reason}): open incidents are told again\n  next       {advice}"
+        new_path = self.folder / f"damaged-{uuid.uuid4().hex[:8]}.json"
+        advice = f"mails that waited: {new_path}"
+        text = (
+            f"the outbox was damaged ({reason}): open incidents are told again\n"
+            f"  next       {advice}"
+        )
+        # The note comes first: after a crash between the two steps the damage is still reported.
         self.add_note(Note(kind="failed", at_seconds=time.time(), text=text, next=advice))
-        with suppress(FileNotFoundError):  # somebody else was faster
-            (self.folder / ALERT_STATE_FILE).rename(aside)
+        with suppress(FileNotFoundError):  # another process moved it first
+            (self.folder / ALERT_STATE_FILE).rename(new_path)
 
     def put_alert_state(self, alert_state: AlertState) -> None:
-        self._write_durably(
-            self.folder / ALERT_STATE_FILE, msgspec.json.format(msgspec.json.encode(alert_state))
-        )
+        content = msgspec.json.format(msgspec.json.encode(alert_state))
+        self._write_durably(self.folder / ALERT_STATE_FILE, content)
 
     def notes(self) -> dict[str, Note]:
-        """Oldest first. One that cannot be read is told as what it is: a run failed, and no more is
-        known.
-        """
-        found = {}
+        """All notes by file name, oldest first. An unreadable one becomes the note of a failed run."""
+        notes = {}
         for path in sorted((self.folder / NOTES_FOLDER).glob("[0-9]*.json")):
-            with suppress(FileNotFoundError):  # a watch dropped it meanwhile: it was told
-                found[path.name] = _read_note(path)
-        return found
+            with suppress(FileNotFoundError):  # another watch has mailed and deleted it meanwhile
+                notes[path.name] = _read_note(path)
+        return notes
 
     def add_note(self, note: Note) -> None:
-        name = f"{round(note.at_seconds * 1000):015d}-{note.kind}-{uuid.uuid4().hex[:8]}.json"
+        # The time comes first and has a fixed width: names sort by age.
+        time_ms = round(note.at_seconds * 1000)
+        name = f"{time_ms:015d}-{note.kind}-{uuid.uuid4().hex[:8]}.json"
         self._write_durably(self.folder / NOTES_FOLDER / name, msgspec.json.encode(note))
 
     def delete_notes(self, names: list[str]) -> None:
@@ -100,6 +104,7 @@ class DiskOutbox:
         return str(path)
 
     def _write_durably(self, path: Path, content: bytes) -> None:
+        """Write a file that is complete and on the disk before it has its name."""
         draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,6 +123,7 @@ class DiskOutbox:
 
 
 def _read_note(path: Path) -> Note:
+    """A stored note; one that cannot be decoded becomes the note of a failed run."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Note)
     except msgspec.MsgspecError:

@@ -1,7 +1,7 @@
-"""Mail: hands an alert to an SMTP server. Any trouble is trouble of the platform: the mail is kept
-and tried again.
+"""SMTP: hands a mail to a mail server. Every failure is a `PlatformError`: the mail stays in the
+outbox and is tried again.
 
-Next room: alerts/alert.py keeps mails until they are sent.
+Next: alerts/alert.py keeps mails until they are sent.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from seriatim.errors import ConfigError, PlatformError
 TIMEOUT_SECONDS = 15.0
 REFUSED_ERRORS = (smtplib.SMTPRecipientsRefused, smtplib.SMTPDataError)
 SMTP_ERRORS = (smtplib.SMTPException, OSError, ValueError)
-"""The last: what no server or password should be."""
+"""ValueError: a host name or a password that the library cannot encode."""
 Tls = Literal["none", "starttls", "tls"]
 
 
 class MailServer(Struct, frozen=True, kw_only=True):
-    """A mail server. The password is a secret: it is in no text that this class makes."""
+    """The address and the credentials of a mail server. Its text form never has the password."""
 
     host: str
     port: int
@@ -42,70 +42,87 @@ class MailServer(Struct, frozen=True, kw_only=True):
         return f"Server({self.host}:{self.port}, tls={self.tls})"
 
 
-def mail_server(address: str, *, user: str = "", password: str = "", password_file: Path | None = None,
-           tls: Tls = "none", sender: str = "") -> MailServer:  # fmt: skip
-    """A server from settings: HOST or HOST:PORT, and a password of its own file if one is named."""
-    host, _, port = (
-        address.rpartition(":")
-        if ":" in address
-        else (address, "", "465" if tls == "tls" else "25")
-    )
+def mail_server(
+    address: str,
+    *,
+    user: str = "",
+    password: str = "",
+    password_file: Path | None = None,
+    tls: Tls = "none",
+    sender: str = "",
+) -> MailServer:
+    """The mail server of the settings. `address` is HOST or HOST:PORT; the password comes from its
+    own file if one is named.
+    """
+    host = address
+    port = "465" if tls == "tls" else "25"
+    if ":" in address:
+        host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(
             f"smtp: {address!r} is not HOST:PORT",
             next="fix SERIATIM_SMTP, like mail.example.org:587",
         )
     if password_file is not None:
-        try:
-            named = expand_user(
-                password_file, "smtp_password_file", "fix SERIATIM_SMTP_PASSWORD_FILE"
-            )
-            password = named.read_text().strip()
-        except OSError as error:
-            raise ConfigError(
-                f"smtp_password_file: {password_file}: {error.strerror}",
-                next="fix SERIATIM_SMTP_PASSWORD_FILE",
-            ) from None
+        password = _read_password(password_file)
     return MailServer(
         host=host, port=int(port), user=user, password=password, tls=tls, sender=sender
     )
 
 
+def _read_password(password_file: Path) -> str:
+    advice = "fix SERIATIM_SMTP_PASSWORD_FILE"
+    try:
+        path = expand_user(password_file, "smtp_password_file", advice)
+        return path.read_text().strip()
+    except OSError as error:
+        message = f"smtp_password_file: {password_file}: {error.strerror}"
+        raise ConfigError(message, next=advice) from None
+
+
 class SmtpNotifier:
-    """Sends through one server, a connection for each mail. One that let nobody in is not asked
-    again.
+    """Sends mails through one server, with a connection for each. A server that could not be
+    reached is not tried again by this object.
     """
 
     def __init__(self, server: MailServer) -> None:
-        self.server, self.unreachable_reason = server, ""
+        self.server = server
+        self.unreachable_reason = ""
 
     def send(self, mail: Mail) -> str:
-        """Hand it over, or raise PlatformError; who was refused while others got it."""
-        where = f"the mail server {self.server.host}:{self.server.port}"
+        """Send a mail; which recipients were refused while others got it, as a sentence. Raises
+        `PlatformError` if nobody got it.
+        """
+        server_name = self._server_name()
         try:
             with self._connect_unless_unreachable() as connection:
                 refused = connection.send_message(self._email_message(mail))
         except REFUSED_ERRORS as error:
-            raise MailRefusedError(
-                f"{where} did not take the mail: {_describe_error(error)}"
-            ) from None
+            reason = f"{server_name} did not take the mail: {_describe_error(error)}"
+            raise MailRefusedError(reason) from None
         except SMTP_ERRORS as error:
-            raise PlatformError(
-                f"{where} did not take the mail: {_describe_error(error)}"
-            ) from None
-        return f"{where} refused {', '.join(sorted(refused))}" if refused else ""
+            reason = f"{server_name} did not take the mail: {_describe_error(error)}"
+            raise PlatformError(reason) from None
+        if refused:
+            return f"{server_name} refused {', '.join(sorted(refused))}"
+        return ""
+
+    def _server_name(self) -> str:
+        return f"the mail server {self.server.host}:{self.server.port}"
 
     def _connect_unless_unreachable(self) -> smtplib.SMTP:
-        """A connection that may send. Many mails wait when a server is away, and each would wait
-        for it again.
+        """A connection that is logged in. When a server is down, many mails may wait, and each
+        attempt to connect takes the whole timeout: so only the first one tries.
         """
         if self.unreachable_reason:
             raise PlatformError(self.unreachable_reason)
         try:
             return self._connect()
         except SMTP_ERRORS as error:
-            where = f"the mail server {self.server.host}:{self.server.port}"
-            self.unreachable_reason = f"{where} did not take the mail: {_describe_error(error)}"
+            server_name = self._server_name()
+            self.unreachable_reason = (
+                f"{server_name} did not take the mail: {_describe_error(error)}"
+            )
             raise PlatformError(self.unreachable_reason) from None
 
     def _connect(self) -> smtplib.SMTP:
@@ -129,14 +146,14 @@ class SmtpNotifier:
 
     def _email_message(self, mail: Mail) -> EmailMessage:
         sender = self.server.sender or f"seriatim@{socket.getfqdn()}"
+        sender_domain = parseaddr(sender)[1].rpartition("@")[2] or "local"
         message = EmailMessage()
         message["Subject"] = mail.subject
         message["From"] = sender
         message["To"] = ", ".join(mail.to)
         message["Date"] = format_datetime(datetime.fromtimestamp(mail.at_seconds, UTC))
-        message["Message-ID"] = (
-            f"<{mail.id}@seriatim.{parseaddr(sender)[1].rpartition('@')[2] or 'local'}>"
-        )
+        # The same id over all attempts: mail programs show a repeated mail once.
+        message["Message-ID"] = f"<{mail.id}@seriatim.{sender_domain}>"
         message["Auto-Submitted"] = "auto-generated"
         message.set_content(mail.text)
         message.add_alternative(mail.html, subtype="html")
@@ -144,7 +161,7 @@ class SmtpNotifier:
 
 
 def _describe_error(error: Exception) -> str:
-    """What the server answered, without what we sent it."""
+    """The server's answer, without anything that we sent, such as the password."""
     if isinstance(error, smtplib.SMTPAuthenticationError):
         return f"it refused the user or the password ({error.smtp_code})"
     if isinstance(error, smtplib.SMTPRecipientsRefused):
