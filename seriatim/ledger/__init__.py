@@ -1,3 +1,5 @@
-"""The ledger: what was committed, as entries on the records table; the only truth about what was
-done.
+"""The ledger: every commit of a stream, as entries on its records table. It is the only source of
+truth about what was done.
+
+Next: ledger/model.py has the values, ledger/commit.py the commit rule.
 """

@@ -1,10 +1,12 @@
-"""Commit: compare-and-set, or nothing. The one rule by which entries reach the ledger.
+"""The commit rule: an entry reaches the ledger by compare-and-set, or not at all.
 
-When a commit is not confirmed the ledger is read again. Our manifest is there: the answer got lost,
-success. Others are there: the entry is built again on top of them if its requirements hold, else it
-is fenced. Nobody is there: the same again, a few times, then it is platform trouble.
+When a commit is not confirmed, the ledger is read again:
+- Our manifest is on it: only the answer was lost. The commit succeeded.
+- Entries of other runs are on it: our entry is built again on top of them if its requirements still
+  hold. Otherwise it is fenced.
+- Nothing new is on it: the same commit is tried again, a few times. Then it is a platform error.
 
-Next room: ledger/model.py for the requirements, ledger/delta_store.py for the store.
+Next: ledger/requirements.py has the requirements, ledger/delta_store.py the store.
 """
 
 from __future__ import annotations
@@ -22,10 +24,13 @@ TRIES_MAX = 5
 
 
 def read_head(store: LedgerStore, stream: str) -> LedgerHead | None:
-    """The ledger, checked against its witness: a ledger that went back or vanished is refused."""
-    witness = (
-        store.witness()
-    )  # first: whoever commits in between moves the ledger ahead of it, which is fine
+    """The head of the ledger, checked against its witness. None if the stream has no ledger yet.
+
+    A ledger that went back or vanished since the witness was written is refused.
+    """
+    # The witness is read first. A commit in between then only moves the ledger ahead of the
+    # witness, which is allowed; the other order would look like a ledger that went back.
+    witness = store.witness()
     head = store.head(stream)
     if witness is None:
         return head
@@ -38,9 +43,10 @@ def read_head(store: LedgerStore, stream: str) -> LedgerHead | None:
             stream,
             f"the ledger ends at entry {ledger.sequence}, but head.json has seen entry {sequence}",
         )
-    if ledger.sha256 != sha256 and not (
-        ledger.sequence > sequence and store.has_manifest(sha256, sequence - 1)
-    ):
+    if ledger.sha256 == sha256:
+        return head
+    is_ahead = ledger.sequence > sequence
+    if not is_ahead or not store.has_manifest(sha256, sequence - 1):
         raise _witness_error(stream, f"entry {sequence} is another one than head.json has seen")
     return head
 
@@ -48,8 +54,10 @@ def read_head(store: LedgerStore, stream: str) -> LedgerHead | None:
 def _witness_error(stream: str, contradiction: str) -> IntegrityError:
     return IntegrityError(
         f"{stream}: {contradiction}",
-        cause="the records table was rolled back, deleted or replaced; going on would fold messages twice or lose them",
-        next="restore records/ and manifests/ as they were when head.json was written. If the older ledger is meant\n"
+        cause="the records table was rolled back, deleted or replaced; going on would fold messages"
+        " twice or lose them",
+        next="restore records/ and manifests/ as they were when head.json was written."
+        " If the older ledger is meant\n"
         f'(a deliberate restore): seriatim accept {stream} --restored --because "…"',
     )
 
@@ -57,65 +65,87 @@ def _witness_error(stream: str, contradiction: str) -> IntegrityError:
 def start_ledger(
     store: LedgerStore, clock: Clock, stream: str, attempt: str, changes: tuple[Change, ...]
 ) -> LedgerHead:
-    """Make the ledger by its entry 0. Whoever comes second takes the first one's."""
+    """Create the ledger by committing its entry 0, and return its head.
+
+    If another run created it at the same time, the head of that one is returned.
+    """
     entry = Entry(kind="start", attempt=attempt, changes=changes)
+    empty_head = LedgerHead(Ledger(stream=stream))
     try:
-        return commit(store, clock, LedgerHead(Ledger(stream=stream)), entry)[0]
-    except FencedError:
-        head = read_head(store, stream)
-        if head is None:
-            raise
+        head, _ = commit(store, clock, empty_head, entry)
         return head
+    except FencedError:
+        existing_head = read_head(store, stream)
+        if existing_head is None:
+            raise
+        return existing_head
 
 
 def commit(
     store: LedgerStore, clock: Clock, head: LedgerHead, entry: Entry
 ) -> tuple[LedgerHead, Entry]:
-    """Put an entry on the ledger, by the rule above. The head that has it, and the entry as
-    committed.
+    """Commit an entry on the ledger. Returns the head that has it, and the entry as committed.
+
+    1. Build the entry on top of the head, or raise `FencedError` if its requirements do not hold.
+    2. Write its manifest.
+    3. Commit by compare-and-set on exactly this head.
+    4. If that was not confirmed, read the ledger again: our manifest there means success, anything
+       else means another try from step 1 on the head as it is now.
+    5. Write the witness.
     """
     entry = replace(entry, at_seconds=clock.now_seconds())
+    last_conflict = ""
     for attempt in range(TRIES_MAX):
-        after, manifest = build_manifest(_entry_for_head(store, entry, head), head.ledger)
-        path, sha256 = store.put_manifest(after.sequence, encode_manifest(manifest))
+        # 1. The entry on top of the head.
+        entry_for_head = _entry_for_head(store, entry, head)
+        ledger_after, manifest = build_manifest(entry_for_head, head.ledger)
+        # 2. The manifest. One that no commit ever names is swept later.
+        path, sha256 = store.put_manifest(ledger_after.sequence, encode_manifest(manifest))
         crash_point("manifest-written")
+        expected_head = head if head.ledger.sequence >= 0 else None
         try:
-            store.compare_and_set(
-                None if head.ledger.sequence < 0 else head, manifest.entry, path, sha256
-            )
+            # 3. Compare and set.
+            store.compare_and_set(expected_head, manifest.entry, path, sha256)
         except CommitConflictError as conflict:
-            found = store.head(stream_of_head(head))
+            # 4. Not confirmed, which is not the same as not done: the answer may have got lost.
+            head_now = store.head(stream_of_head(head))
             if store.has_manifest(sha256, head.ledger.sequence):
-                return _write_witness(store, found or head), manifest.entry
-            if found is not None:
-                head = found
+                return _write_witness(store, head_now or head), manifest.entry
+            if head_now is not None:
+                head = head_now
             clock.sleep(0.05 * 2**attempt)
-            trouble = conflict
+            last_conflict = str(conflict)
             continue
-        return _write_witness(store, store.head(stream_of_head(head)) or head), manifest.entry
+        # 5. The witness.
+        committed_head = store.head(stream_of_head(head)) or head
+        return _write_witness(store, committed_head), manifest.entry
     raise PlatformError(
         f"{head.ledger.stream}: the commit was refused {TRIES_MAX} times and nobody else's is there",
-        cause=str(trouble)[:400],
+        cause=last_conflict[:400],
         next="check that the output path can be written and has room, then run again",
     )
 
 
 def stream_of_head(head: LedgerHead) -> str:
-    """The stream whose ledger this is."""
+    """The name of the stream whose ledger this is."""
     return head.ledger.stream
 
 
 def catch_up_witness(store: LedgerStore, head: LedgerHead) -> None:
-    """A run that died right after its commit left the witness behind: a ledger lost now would not
-    be missed.
+    """Write the witness again if it is behind the ledger.
+
+    A run that died right after its commit leaves it behind, and a ledger that is lost afterwards
+    would not be missed.
     """
-    seen = (head.ledger.sequence, head.ledger.sha256)
-    if store.witness() != seen:
-        store.put_witness(*seen)
+    current = (head.ledger.sequence, head.ledger.sha256)
+    if store.witness() != current:
+        store.put_witness(*current)
 
 
 def _write_witness(store: LedgerStore, head: LedgerHead) -> LedgerHead:
-    """After the commit: the witness. A crash before it leaves the ledger ahead, which is fine."""
+    """Write the witness after the commit. A crash before it leaves the ledger ahead of the witness,
+    which is allowed.
+    """
     crash_point("committed")
     store.put_witness(head.ledger.sequence, head.ledger.sha256)
     crash_point("witness-written")
@@ -123,26 +153,29 @@ def _write_witness(store: LedgerStore, head: LedgerHead) -> LedgerHead:
 
 
 def _entry_for_head(store: LedgerStore, proposed: Entry, head: LedgerHead) -> Entry:
-    """The entry as this head takes it: without what is held, and telling what others did to the
-    data.
+    """The entry as this head can take it: without partitions that are held by a repair, and with
+    findings about what others did to the table. `FencedError` if its requirements do not hold.
     """
     ledger = head.ledger
     entry = without_held(proposed, ledger)
-    broken = unmet_requirements(entry, ledger)
+    unmet = unmet_requirements(entry, ledger)
     removed = {path for path in entry.removed_paths if table_of_path(path) == MAIN_TABLE}
-    if removed and (gone := sorted(removed - store.active_paths(head))):
-        broken.append(f"{gone[0]} was replaced by another run")
-    if broken or (proposed.changes and not entry.changes):
+    if removed:
+        replaced_by_others = sorted(removed - store.active_paths(head))
+        if replaced_by_others:
+            unmet.append(f"{replaced_by_others[0]} was replaced by another run")
+    nothing_remains = bool(proposed.changes) and not entry.changes
+    if unmet or nothing_remains:
         raise FencedError(
             f"{ledger.stream}: another run moved the frontier while this one was folding",
-            found="; ".join(broken[:5]) or "all its partitions are held",
+            found="; ".join(unmet[:5]) or "all its partitions are held",
             next="nothing was written by this run; run again to go on from where the other one is",
         )
     return replace(entry, findings=(*entry.findings, *head.foreign_findings))
 
 
 def build_manifest(entry: Entry, ledger: Ledger) -> tuple[Ledger, Manifest]:
-    """The ledger after an entry, and the manifest that says so."""
+    """The ledger after an entry, and the manifest that holds both."""
     entry = replace(entry, sequence=ledger.sequence + 1, previous=ledger.sha256)
-    after = apply_entry(entry, ledger)
-    return after, Manifest(entry=entry, ledger=after)
+    ledger_after = apply_entry(entry, ledger)
+    return ledger_after, Manifest(entry=entry, ledger=ledger_after)

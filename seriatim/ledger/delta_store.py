@@ -1,10 +1,11 @@
-"""Delta: the ledger as commits on the records table, by compare-and-set; manifests and the witness.
+"""The ledger in Delta: entries are commits on the records table, made by compare-and-set. The
+manifests and the witness are files beside it.
 
-A commit is made on the same loaded table object that was checked, never reloaded in between; it
-carries the stream's app id and no retries: delta-rs would otherwise rebase a zombie's append and
-accept it.
+A commit is made on the same loaded table object that was checked, never reloaded in between. It
+carries the stream's app id and no retries: delta-rs would otherwise rebase the append of a run that
+was thought dead, and accept it.
 
-Next room: ledger/commit.py decides what a refused commit means.
+Next: ledger/commit.py decides what a refused commit means.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -40,41 +40,45 @@ TABLE_SETTINGS = {
     "delta.enableExpiredLogCleanup": "false",
     "delta.dataSkippingStatsColumns": "offset",
 }
-"""The log outlives any audit. delta-rs drops rows under a filter where statistics lack a column
-that it expects.
+"""The log is kept longer than any audit looks back. Statistics have `offset` alone: delta-rs drops
+rows under a filter where the statistics of a file lack a column that it expects.
 """
 
 
 class CommitMark(Struct, frozen=True, kw_only=True):
-    """What a Delta commit says of the entry that it is."""
+    """What a Delta commit says about its ledger entry, in its metadata."""
 
     sequence: int
     manifest: str
     sha256: str
     version: int = -1
-    """Of the Delta table."""
+    """The version of the Delta table that this commit made."""
 
 
 class DeltaLedger:
-    """The ledger of one stream, below its output path. Without a schema it can only be read."""
+    """The ledger of one stream, below the stream's output path. Without a schema it can only be
+    read.
+    """
 
     def __init__(
         self, root: Path, schema: pa.Schema | None = None, partition_by: tuple[str, ...] = ()
     ) -> None:
-        self.root, self.schema, self.partition_by = root, schema, partition_by
+        self.root = root
+        self.schema = schema
+        self.partition_by = partition_by
         self.table_path = root / "records"
         self._synced_sequence = -1
-        """The last entry of this process whose commit is on the disk for certain."""
+        """The last entry that this process committed and synced to the disk."""
 
     def head(self, stream: str) -> LedgerHead | None:
-        """The last entry, and what others committed after it."""
+        """The last entry, and findings for what others committed after it. None: no ledger yet."""
         table = self._load_table(stream)
         if table is None:
             return None
-        mark, foreign = self._last_entry(stream, table)
+        mark, foreign_findings = self._last_entry(stream, table)
         ledger = self._read_manifest(stream, mark).ledger
         self._refuse_other_schema(stream, table)
-        return LedgerHead(ledger, table, foreign)
+        return LedgerHead(ledger, table, foreign_findings)
 
     def ledger_at(self, stream: str, sequence: int) -> Ledger:
         """The ledger as of an earlier entry."""
@@ -87,11 +91,12 @@ class DeltaLedger:
     def entries(self, stream: str, after: int) -> Iterator[Manifest]:
         """The entries later than `after`, oldest first."""
         table = self._load_table(stream)
-        marks = (
-            []
-            if table is None
-            else list(takewhile(lambda mark: mark.sequence > after, _entry_marks(stream, table)))
-        )
+        marks: list[CommitMark] = []
+        if table is not None:
+            for mark in _entry_marks(stream, table):
+                if mark.sequence <= after:
+                    break
+                marks.append(mark)
         return (self._read_manifest(stream, mark) for mark in reversed(marks))
 
     def delta_version(self, stream: str, sequence: int) -> int:
@@ -99,7 +104,7 @@ class DeltaLedger:
         return self._find_mark(stream, sequence).version
 
     def put_manifest(self, sequence: int, content: bytes) -> tuple[str, str]:
-        """Store a manifest under its own hash."""
+        """Store a manifest under its own hash. Returns its path and the hash."""
         packed = pa.compress(content, codec="zstd", asbytes=True)
         sha256 = hashlib.sha256(packed).hexdigest()
         path = f"manifests/{sequence:010d}-{sha256}.json.zst"
@@ -109,8 +114,8 @@ class DeltaLedger:
     def compare_and_set(
         self, head: LedgerHead | None, entry: Entry, manifest: str, sha256: str
     ) -> None:
-        """One Delta commit on exactly `head`'s table object, or `CommitConflictError`; then it is
-        seen onto the disk.
+        """Make one Delta commit on exactly the table object of `head`, and sync it to the disk.
+        Raises `CommitConflictError` if either is not confirmed.
         """
         mark = {
             "sequence": entry.sequence,
@@ -123,7 +128,8 @@ class DeltaLedger:
             max_commit_retries=0,
             app_transactions=[Transaction("seriatim", entry.sequence)],
         )
-        # Nothing is retried inside delta-rs, so the commit becomes the version after the one that was loaded.
+        # Nothing is retried inside delta-rs, so the commit becomes the version after the one that
+        # was loaded.
         version = 0 if head is None else head.token.version() + 1
         try:
             if head is None:
@@ -138,7 +144,9 @@ class DeltaLedger:
     def has_manifest(self, sha256: str, after: int) -> bool:
         """Whether an entry later than sequence `after` names this manifest."""
         table = self._load_table(self.root.name)
-        for mark in [] if table is None else _entry_marks(self.root.name, table):
+        if table is None:
+            return False
+        for mark in _entry_marks(self.root.name, table):
             if mark.sequence <= after:
                 return False
             if mark.sha256 == sha256:
@@ -146,108 +154,114 @@ class DeltaLedger:
         return False
 
     def differing_files(self) -> list[str]:
-        """The file that verify last found to differ, if any."""
+        """The file that `verify` reported as different from its entry, if any."""
         try:
-            return [str(json.loads((self.root / "differs.json").read_bytes())["file"])]
-        except (OSError, ValueError, KeyError, TypeError):  # verify finds it again
+            report = json.loads((self.root / "differs.json").read_bytes())
+            return [str(report["file"])]
+        except (OSError, ValueError, KeyError, TypeError):
+            # A report that cannot be read is no loss: verify finds the difference again.
             return []
 
     def reported_sequence(self) -> int:
-        """The last entry whose findings a person was told. Losing the file means telling again,
-        never silence.
+        """The last entry whose findings were reported to a person; -1 if none.
+
+        If the file is lost, findings are reported again. They are never left out.
         """
         try:
-            return int(json.loads((self.root / "told.json").read_bytes())["sequence"])
+            reported = json.loads((self.root / "told.json").read_bytes())
+            return int(reported["sequence"])
         except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return -1
 
     def put_reported_sequence(self, sequence: int) -> None:
-        """Note that everything up to this entry was told."""
+        """Note that the findings of every entry up to this one were reported."""
         write_file(self.root / "told.json", json.dumps({"sequence": sequence}).encode())
 
     def active_paths(self, head: LedgerHead) -> set[str]:
-        """The record files of the table as of `head`."""
+        """The paths of the record files in the table as of `head`."""
         adds = pa.table(head.token.get_add_actions())
         return {f"records/{path}" for path in adds.column("path").to_pylist()}
 
     def active_files(self, head: LedgerHead) -> list[File]:
-        """The same, with what the log says of each."""
+        """The record files in the table as of `head`, with what the Delta log says about each."""
         return _files_of_table(head.token)
 
     def files_at(self, stream: str, sequence: int) -> list[File]:
-        """Those of the table as an earlier entry left it."""
+        """The record files in the table after an earlier entry."""
+        version = self.delta_version(stream, sequence)
         try:
-            return _files_of_table(
-                DeltaTable(self.table_path, version=self.delta_version(stream, sequence))
-            )
+            return _files_of_table(DeltaTable(self.table_path, version=version))
         except DeltaError as error:
             raise _unreadable_error(stream, _first_line(error)) from error
 
     def sweep(self, head: LedgerHead) -> list[str]:
-        """Delete manifests of entries up to `head` that never came to be (an entry has one), and
-        drafts.
+        """Delete drafts, and manifests of entries up to `head` that were never committed. Returns
+        the deleted paths.
         """
-        swept = [
-            *sweep_drafts(self.root),
-            *(f"manifests/{name}" for name in sweep_drafts(self.root / "manifests")),
-        ]
-        by_entry: dict[int, list[str]] = {}
-        for name in filter(MANIFEST_NAME.fullmatch, file_names(self.root / "manifests")):
-            by_entry.setdefault(int(name.partition("-")[0]), []).append(f"manifests/{name}")
-        several = [
-            paths
-            for number, paths in by_entry.items()
-            if number <= head.ledger.sequence and len(paths) > 1
-        ]
-        named = (
-            {mark.manifest for mark in _entry_marks(head.ledger.stream, head.token)}
-            if several
-            else set()
-        )
-        dead = {path for paths in several for path in paths} - named
-        for path in dead:
+        manifest_folder = self.root / "manifests"
+        swept = list(sweep_drafts(self.root))
+        swept += [f"manifests/{name}" for name in sweep_drafts(manifest_folder)]
+        # An entry has exactly one manifest. Only where there are several of one number is it worth
+        # reading the whole log to learn which of them was committed.
+        candidates: set[str] = set()
+        for sequence, paths in self._manifest_paths_by_sequence().items():
+            if sequence <= head.ledger.sequence and len(paths) > 1:
+                candidates.update(paths)
+        if not candidates:
+            return swept
+        marks = _entry_marks(head.ledger.stream, head.token)
+        committed = {mark.manifest for mark in marks}
+        uncommitted = sorted(candidates - committed)
+        for path in uncommitted:
             (self.root / path).unlink(missing_ok=True)
-        return swept + sorted(dead)
+        return swept + uncommitted
+
+    def _manifest_paths_by_sequence(self) -> dict[int, list[str]]:
+        paths_by_sequence: dict[int, list[str]] = {}
+        for name in file_names(self.root / "manifests"):
+            if MANIFEST_NAME.fullmatch(name):
+                sequence = int(name.partition("-")[0])
+                paths_by_sequence.setdefault(sequence, []).append(f"manifests/{name}")
+        return paths_by_sequence
 
     def witness(self) -> tuple[int, str] | None:
-        """The last entry that head.json has seen."""
+        """The last entry that head.json knows, as its sequence and hash. None: no such file."""
         try:
-            seen = json.loads((self.root / "head.json").read_bytes())
-            return int(seen["sequence"]), str(seen["sha256"])
+            noted = json.loads((self.root / "head.json").read_bytes())
+            return int(noted["sequence"]), str(noted["sha256"])
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, OverflowError):
             raise IntegrityError(
                 f"{self.root.name}: head.json cannot be read",
                 cause="it was changed by somebody else: it is always replaced as a whole",
-                next=f"restore {self.root / 'head.json'} from a backup,\nor move it away after looking at the ledger",
+                next=f"restore {self.root / 'head.json'} from a backup,\n"
+                "or move it away after looking at the ledger",
             ) from None
 
     def put_witness(self, sequence: int, sha256: str) -> None:
-        """Note the last entry beside the table, once its commit is on the disk: a witness is never
-        ahead of its log.
-        """
-        if (
-            sequence != self._synced_sequence
-        ):  # another process made that commit, or ours was not confirmed
+        """Write the last entry to head.json, after its commit is on the disk."""
+        if sequence != self._synced_sequence:
+            # Another process made that commit, or ours was not confirmed. It may still be in the
+            # page cache alone, and a witness must never be ahead of its log after a power cut.
             sync_log(self.table_path)
-        write_file(
-            self.root / "head.json", json.dumps({"sequence": sequence, "sha256": sha256}).encode()
-        )
+        content = json.dumps({"sequence": sequence, "sha256": sha256})
+        write_file(self.root / "head.json", content.encode())
 
     def archive_witness(self, reason: str) -> str:
-        """Move head.json away, with the reason in it. Killed in between, the witness is still
-        there.
-        """
-        seen = json.loads((self.root / "head.json").read_bytes())
-        path = f"head-{seen['sequence']}-{seen['sha256'][:12]}.json"
-        write_file(self.root / path, json.dumps({**seen, "accepted because": reason}).encode())
+        """Move head.json to a file that also has the reason, and return that file's path."""
+        noted = json.loads((self.root / "head.json").read_bytes())
+        path = f"head-{noted['sequence']}-{noted['sha256'][:12]}.json"
+        noted["accepted because"] = reason
+        # The copy is written before the original goes: a process killed in between still has its
+        # witness.
+        write_file(self.root / path, json.dumps(noted).encode())
         (self.root / "head.json").unlink()
         sync(self.root)
         return path
 
     def _create_table(self, properties: CommitProperties) -> None:
-        ensure(self.schema is not None, "a ledger is made with a schema")
+        ensure(self.schema is not None, "a ledger is created with a schema")
         assert self.schema is not None
         DeltaTable.create(
             self.table_path,
@@ -260,13 +274,12 @@ class DeltaLedger:
 
     def _commit_entry(self, table: DeltaTable, entry: Entry, properties: CommitProperties) -> None:
         data_change = entry.kind != "compact"
-        adds = [
-            self._add_action(change, file, data_change)
-            for change in entry.changes
-            for file in change.records
-        ]
+        actions: list[AddAction | RemoveAction] = []
+        for change in entry.changes:
+            actions += [self._add_action(change, file, data_change) for file in change.records]
+        actions.extend(self._remove_actions(table, entry.removed_paths, data_change))
         table.create_write_transaction(
-            [*adds, *self._remove_actions(table, entry.removed_paths, data_change)],
+            actions,
             "append",
             table.schema(),
             partition_by=list(self.partition_by) or None,
@@ -276,28 +289,33 @@ class DeltaLedger:
     def _remove_actions(
         self, table: DeltaTable, paths: Iterable[str], data_change: bool
     ) -> list[RemoveAction]:
-        """Removals, each of a file that is in the table: delta-rs itself takes any path."""
-        wanted = {
-            path.removeprefix("records/") for path in paths if table_of_path(path) == MAIN_TABLE
-        }
-        if not wanted:
+        """The actions that remove these files. A file that is not in the table is a conflict:
+        delta-rs itself would remove any path without a complaint.
+        """
+        removed = set()
+        for path in paths:
+            if table_of_path(path) == MAIN_TABLE:
+                removed.add(path.removeprefix("records/"))
+        if not removed:
             return []
-        active = {row["path"]: row for row in pa.table(table.get_add_actions()).to_pylist()}
-        if gone := sorted(wanted - set(active)):
-            raise CommitConflictError(f"{gone[0]} is not in the table: another run has replaced it")
-        now = int(time.time() * 1000)
-        values = {
-            path: {name: str(active[path]["partition"][name]) for name in self.partition_by}
-            for path in wanted
-        }
-        return [
-            RemoveAction(path, data_change, now, active[path]["size_bytes"], values[path])
-            for path in wanted
-        ]
+        add_actions = pa.table(table.get_add_actions()).to_pylist()
+        active = {add["path"]: add for add in add_actions}
+        not_active = sorted(removed - set(active))
+        if not_active:
+            raise CommitConflictError(
+                f"{not_active[0]} is not in the table: another run has replaced it"
+            )
+        now_ms = int(time.time() * 1000)
+        actions = []
+        for path in removed:
+            add = active[path]
+            values = {name: str(add["partition"][name]) for name in self.partition_by}
+            actions.append(RemoveAction(path, data_change, now_ms, add["size_bytes"], values))
+        return actions
 
     def _add_action(self, change: Change, file: File, data_change: bool) -> AddAction:
-        full = self.root / file.path
-        if not full.is_file() or full.stat().st_size != file.size_bytes:
+        full_path = self.root / file.path
+        if not full_path.is_file() or full_path.stat().st_size != file.size_bytes:
             raise CommitConflictError(
                 f"{file.path} is not there: another run has swept it, or the disk lost it"
             )
@@ -325,13 +343,15 @@ class DeltaLedger:
             raise _unreadable_error(stream, _first_line(error)) from error
 
     def _last_entry(self, stream: str, table: DeltaTable) -> tuple[CommitMark, list[Finding]]:
-        """The newest commit of ours, and findings for data changed by commits of others after it."""
-        foreign: list[Finding] = []
+        """The newest commit of Seriatim, and findings for later commits of others that changed
+        data.
+        """
+        foreign_findings: list[Finding] = []
         for commit in _commit_history(stream, table):
             if COMMIT_METADATA_KEY in commit:
-                return _parse_mark(stream, commit), foreign
+                return _parse_mark(stream, commit), foreign_findings
             if self._has_data_change(commit["version"]):
-                foreign.append(_foreign_finding(commit))
+                foreign_findings.append(_foreign_finding(commit))
         raise ConfigError(
             f"{stream}: {self.table_path} is a Delta table that Seriatim did not make",
             next="give the stream an output path of its own",
@@ -339,10 +359,15 @@ class DeltaLedger:
 
     def _has_data_change(self, version: int) -> bool:
         """Whether a commit added or removed rows; rewriting files alone (OPTIMIZE) does not count."""
-        log = self.table_path / "_delta_log" / f"{version:020d}.json"
-        actions = [json.loads(line) for line in log.read_text().splitlines() if line.strip()]
-        files = [action.get("add") or action.get("remove") for action in actions]
-        return any(file.get("dataChange") for file in files if file)
+        commit_file = self.table_path / "_delta_log" / f"{version:020d}.json"
+        for line in commit_file.read_text().splitlines():
+            if not line.strip():
+                continue
+            action = json.loads(line)
+            file_action = action.get("add") or action.get("remove")
+            if file_action and file_action.get("dataChange"):
+                return True
+        return False
 
     def _find_mark(self, stream: str, sequence: int) -> CommitMark:
         table = self._load_table(stream)
@@ -358,20 +383,19 @@ class DeltaLedger:
         )
 
     def _read_manifest(self, stream: str, mark: CommitMark) -> Manifest:
-        """A manifest, proved by its hash, which its ledger then knows."""
-        path, sha256 = mark.manifest, mark.sha256
+        """The manifest that a commit names. Its hash, its entry and its stream must be as named."""
+        path = mark.manifest
         try:
             packed = (self.root / path).read_bytes()
         except OSError as error:
             raise _unreadable_error(stream, f"manifest {path}: {error.strerror}") from None
-        if hashlib.sha256(packed).hexdigest() != sha256:
+        if hashlib.sha256(packed).hexdigest() != mark.sha256:
             raise _unreadable_error(
                 stream, f"manifest {path} is not what entry {mark.sequence} names: its hash differs"
             )
+        content = pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read()
         try:
-            manifest = decode_manifest(
-                pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read()
-            )
+            manifest = decode_manifest(content)
         except MsgspecError as error:
             raise _unreadable_error(stream, f"manifest {path}: {error}") from error
         if manifest.entry.sequence != mark.sequence:
@@ -380,37 +404,43 @@ class DeltaLedger:
                 f"manifest {path} is of entry {manifest.entry.sequence}, not {mark.sequence}",
             )
         if manifest.ledger.stream != stream:
-            other = manifest.ledger.stream
             raise ConfigError(
-                f"{stream}: its output path holds stream {other!r}",
+                f"{stream}: its output path holds stream {manifest.ledger.stream!r}",
                 next="give each stream its own path",
             )
-        return replace(manifest, ledger=replace(manifest.ledger, sha256=sha256))
+        # A manifest cannot contain its own hash, so the ledger gets it here.
+        ledger = replace(manifest.ledger, sha256=mark.sha256)
+        return replace(manifest, ledger=ledger)
 
     def _refuse_other_schema(self, stream: str, table: DeltaTable) -> None:
         if self.schema is None:
             return
-        found = {column.name: str(column.type) for column in pa.schema(table.schema().to_arrow())}
-        wanted = {column.name: str(column.type) for column in self.schema}
-        if table.metadata().partition_columns != list(self.partition_by):
+        partition_columns = table.metadata().partition_columns
+        if partition_columns != list(self.partition_by):
             raise ConfigError(
-                f"{stream}: the records are partitioned by {table.metadata().partition_columns}, "
+                f"{stream}: the records are partitioned by {partition_columns}, "
                 f"the stream file says {list(self.partition_by)}",
                 next="set output.partition_by back, or give the stream a new output path",
             )
-        for name in dict.fromkeys([*wanted, *found]):
-            if _normalized_type(found.get(name)) != _normalized_type(wanted.get(name)):
+        table_schema = pa.schema(table.schema().to_arrow())
+        table_types = {column.name: str(column.type) for column in table_schema}
+        stream_types = {column.name: str(column.type) for column in self.schema}
+        for name in dict.fromkeys([*stream_types, *table_types]):
+            table_type = table_types.get(name)
+            stream_type = stream_types.get(name)
+            if _normalized_type(table_type) != _normalized_type(stream_type):
                 raise ConfigError(
-                    f"{stream}: column {name!r} is {found.get(name, 'not there')} in the records table, "
-                    f"{wanted.get(name, 'not there')} by the stream file and its machine",
+                    f"{stream}: column {name!r} is {table_type or 'not there'} in the records"
+                    f" table, {stream_type or 'not there'} by the stream file and its machine",
                     next="set the columns back, or give the stream a new output path",
                 )
 
 
 def _files_of_table(table: DeltaTable) -> list[File]:
-    """A table's files, with what the log says of each."""
-    return [
-        File(
+    """The files of a table, with what the Delta log says about each."""
+    files = []
+    for add in pa.table(table.get_add_actions()).to_pylist():
+        file = File(
             path=f"records/{add['path']}",
             size_bytes=add["size_bytes"],
             rows=add["num_records"],
@@ -418,61 +448,63 @@ def _files_of_table(table: DeltaTable) -> list[File]:
             first_offset=add["min"]["offset"],
             last_offset=add["max"]["offset"],
         )
-        for add in pa.table(table.get_add_actions()).to_pylist()
-    ]
+        files.append(file)
+    return files
 
 
-def _normalized_type(kind: str | None) -> str | None:
-    """Arrow types as Delta tells them: sizes of offsets and units of time aside."""
-    return (
-        None
-        if kind is None
-        else kind.replace("large_", "").replace("_view", "").replace("element", "item")
-    )
+def _normalized_type(type_name: str | None) -> str | None:
+    """An Arrow type without what Delta does not keep: offset sizes, views, names of list items."""
+    if type_name is None:
+        return None
+    return type_name.replace("large_", "").replace("_view", "").replace("element", "item")
+
+
+HISTORY_PAGE = 16
+"""Commits that are read first. The whole history is read only if the caller wants more."""
 
 
 def _commit_history(stream: str, table: DeltaTable) -> Iterator[dict[str, Any]]:
-    """Commits, newest first: a few, then all."""
+    """The commits of a table, newest first."""
     try:
-        first = table.history(16)
-        yield from first
-        if len(first) == 16:
-            yield from table.history()[16:]
+        newest = table.history(HISTORY_PAGE)
+        yield from newest
+        if len(newest) == HISTORY_PAGE:
+            yield from table.history()[HISTORY_PAGE:]
     except (DeltaError, ValueError) as error:
         raise _unreadable_error(stream, _first_line(error)) from error
 
 
 def _entry_marks(stream: str, table: DeltaTable) -> Iterator[CommitMark]:
-    """Entries, newest first."""
-    return (
-        _parse_mark(stream, commit)
-        for commit in _commit_history(stream, table)
-        if COMMIT_METADATA_KEY in commit
-    )
+    """The marks of all entries, newest first. Commits of others are left out."""
+    for commit in _commit_history(stream, table):
+        if COMMIT_METADATA_KEY in commit:
+            yield _parse_mark(stream, commit)
 
 
 def _parse_mark(stream: str, commit: dict[str, Any]) -> CommitMark:
     try:
-        return replace(
-            msgspec.convert(commit[COMMIT_METADATA_KEY], CommitMark), version=commit["version"]
-        )
+        mark = msgspec.convert(commit[COMMIT_METADATA_KEY], CommitMark)
     except MsgspecError as error:
         raise _unreadable_error(
             stream, f"the mark of Delta version {commit['version']}: {error}"
         ) from error
+    return replace(mark, version=commit["version"])
 
 
 def _first_line(error: Exception) -> str:
-    """Without the frames of delta-rs below it."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """The first line of an error, without the stack frames that delta-rs adds below it."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]
 
 
 def _foreign_finding(commit: dict[str, Any]) -> Finding:
+    operation = commit.get("operation", "an operation")
+    author = commit.get("engineInfo") or commit.get("clientVersion") or "somebody else"
     return Finding(
         finding="foreign",
-        found=f"Delta version {commit['version']}, {commit.get('operation', 'an operation')}",
+        found=f"Delta version {commit['version']}, {operation}",
         expected="no commits but Seriatim's on the records table",
-        cause=f"made by {commit.get('engineInfo') or commit.get('clientVersion') or 'somebody else'}",
+        cause=f"made by {author}",
     )
 
 
@@ -480,5 +512,6 @@ def _unreadable_error(stream: str, reason: str) -> IntegrityError:
     return IntegrityError(
         f"{stream}: the ledger cannot be read",
         cause=reason[:400],
-        next="restore records/_delta_log and manifests/ from a backup; nothing starts again from 0 by itself",
+        next="restore records/_delta_log and manifests/ from a backup; nothing starts again from 0"
+        " by itself",
     )

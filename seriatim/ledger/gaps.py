@@ -1,12 +1,12 @@
-"""Gaps: which stretches of output not to trust, and how each ended. A fold over the ledger's
-entries, nothing else.
+"""Gaps: which ranges of output are not to be trusted, and how each of them ended. They are a fold
+over the entries of the ledger and need nothing else.
 
-A mark opens or closes a session's gap; missing offsets are a gap that is closed as soon as it is
-known; a halted partition has an open one for all its sessions. Entries one by one, or all from the
-first: the same gaps.
+A mark opens or closes the gap of a session. Missing offsets are a gap that is closed as soon as it
+is known. A halted partition has an open gap for all its sessions. Folding entries one by one, or
+all of them from the first, gives the same gaps.
 
-Next room: operations/derived_tables.py brings the tables `gaps` and `quarantine` up to the ledger
-with this.
+Next: operations/derived_tables.py brings the tables `gaps` and `quarantine` up to the ledger with
+these functions.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from seriatim.ledger.model import Account, Change, Entry, File, Manifest
 
 
 class Gap(Struct, frozen=True, kw_only=True):
-    """A stretch of one session's output, or of all sessions of a partition, that is not to be
-    trusted.
+    """A range of output that is not to be trusted, of one session or of all sessions of a
+    partition.
     """
 
     topic: str
@@ -43,25 +43,29 @@ class Gap(Struct, frozen=True, kw_only=True):
     closed: int | None = None
     """The entry that closed it."""
     closed_how: str | None = None
-    """By snapshot, repair, forward, accept, skip, end or hand; None: nothing had to, as for missing
-    offsets.
+    """By snapshot, repair, forward, accept, skip, end or hand. None for missing offsets, which
+    nothing has to close.
     """
     quarantined: bool = False
-    """Whether the session's messages were set aside meanwhile."""
+    """Whether the messages of the session were quarantined while the gap was open."""
     mended: int | None = None
-    """The repair that made this output again: nothing of it is wrong any more."""
+    """The entry of the repair that wrote this output again: nothing in it is wrong any more."""
 
     @property
     def topic_partition(self) -> Partition:
-        """Where it is."""
+        """The partition in which the gap is."""
         return Partition(self.topic, self.partition)
 
     def to_row(self) -> dict[str, Any]:
-        """As the table has it."""
-        return {"from" if name == "start" else name: value for name, value in asdict(self).items()}
+        """The gap as a row of the table `gaps`."""
+        row = {}
+        for name, value in asdict(self).items():
+            column = "from" if name == "start" else name
+            row[column] = value
+        return row
 
     def release_columns(self) -> dict[str, Any]:
-        """As the messages that were set aside have it, once it is closed."""
+        """The columns of the table `quarantine` that say how its messages were released."""
         return {
             "released_by": self.closed,
             "released_how": self.closed_how,
@@ -70,7 +74,7 @@ class Gap(Struct, frozen=True, kw_only=True):
 
 
 class QuarantineFile(Struct, frozen=True):
-    """A file of messages set aside, and the entry that kept them."""
+    """A file of quarantined messages, and the entry that wrote it."""
 
     file: File
     sequence: int
@@ -78,13 +82,13 @@ class QuarantineFile(Struct, frozen=True):
 
 def gaps_after(gaps: Iterable[Gap], manifest: Manifest) -> list[Gap]:
     """The gaps after one more entry."""
-    walk = GapsFold(gaps)
-    walk.add_entry(manifest)
-    return walk.gaps
+    fold = GapsFold(gaps)
+    fold.add_entry(manifest)
+    return fold.gaps
 
 
 def quarantine_files(entry: Entry) -> list[QuarantineFile]:
-    """The files of messages that an entry set aside."""
+    """The files of messages that an entry quarantined."""
     return [
         QuarantineFile(file, entry.sequence)
         for change in entry.changes
@@ -93,7 +97,7 @@ def quarantine_files(entry: Entry) -> list[QuarantineFile]:
 
 
 def ended_quarantines(gaps: Iterable[Gap], after_sequence: int) -> list[Gap]:
-    """Stays in quarantine that ended later than entry `after`."""
+    """The quarantines of these gaps that ended later than entry `after_sequence`."""
     return [
         gap
         for gap in gaps
@@ -102,120 +106,138 @@ def ended_quarantines(gaps: Iterable[Gap], after_sequence: int) -> list[Gap]:
 
 
 def quarantine_release_finder(gaps: Iterable[Gap]) -> Callable[[Mapping[str, Any]], Gap | None]:
-    """Finds the stay in quarantine, of these, that a message set aside belongs to: the first to end
-    after it.
+    """A function that finds the quarantine, among these, to which a quarantined message belongs. It
+    is the first of its session that ended after the message; None if there is none.
     """
-    stays: dict[tuple[str, int, str | None], list[Gap]] = {}
+    quarantines: dict[tuple[str, int, str | None], list[Gap]] = {}
     for gap in sorted(gaps, key=lambda gap: gap.until or 0):
-        stays.setdefault((gap.topic_id, gap.partition, gap.session), []).append(gap)
+        session_key = (gap.topic_id, gap.partition, gap.session)
+        quarantines.setdefault(session_key, []).append(gap)
 
     def find(row: Mapping[str, Any]) -> Gap | None:
-        ended = stays.get((row["topic_id"], row["partition"], row["session"]), ())
-        return next((gap for gap in ended if row["offset"] < (gap.until or 0)), None)
+        session_key = (row["topic_id"], row["partition"], row["session"])
+        for gap in quarantines.get(session_key, ()):
+            if row["offset"] < (gap.until or 0):
+                return gap
+        return None
 
     return find
 
 
 class GapsFold:
-    """Gaps in the order in which they were opened, while entries are taken in."""
+    """The gaps in the order in which they were opened, while entries are added one by one."""
 
     def __init__(self, gaps: Iterable[Gap] = ()) -> None:
         self.gaps = list(gaps)
+        # Gap numbers as dict keys: an ordered set, from which a number can be deleted quickly.
         self._open_gap_numbers: dict[Partition, dict[int, None]] = {}
         for number, gap in enumerate(self.gaps):
             if gap.closed is None:
                 self._open_gap_numbers.setdefault(gap.topic_partition, {})[number] = None
 
     def add_entry(self, manifest: Manifest) -> None:
-        """One more entry: what it ends, what it marks, what halts."""
+        """Add one more entry: the gaps that it closes, its marks, and its halts."""
         entry = manifest.entry
         for change in entry.changes:
-            self._close_gaps_of_old_life(entry, change)
+            self._close_gaps_of_old_topic(entry, change)
             for mark in (*change.marks, *_expired_marks(change)):
                 self._apply_mark(entry, change, mark)
             self._apply_halt(entry, change, manifest.ledger.account(change.partition))
 
-    def _close_gaps_of_old_life(self, entry: Entry, change: Change) -> None:
-        """A topic's old life is over: so are its sessions, and what was wrong with them."""
+    def _close_gaps_of_old_topic(self, entry: Entry, change: Change) -> None:
+        """Close the gaps of a topic that was created again: its old sessions are over."""
         for number, gap in self._open_gaps(change.partition):
             if gap.topic_id != change.topic_id:
                 self._close_gap(number, entry, max(gap.start, change.frontier), entry.kind)
 
     def _apply_mark(self, entry: Entry, change: Change, mark: GapMark) -> None:
         if mark.until >= 0:
-            how = mark.closed_by or ("snapshot" if mark.session is not None else None)
-            made, halted = (
-                _new_gap(entry, change, mark),
-                self._halt_gap_of_mark(change.partition, mark),
-            )
-            if halted is None:
-                self.gaps.append(
-                    replace(made, until=mark.until, closed=entry.sequence, closed_how=how)
-                )
-            else:
-                self._close_gap(halted, entry, mark.until, mark.closed_by)
+            self._apply_closed_mark(entry, change, mark)
         elif mark.closed_by == "repair":
             self._mark_repaired(entry, change, mark)
         elif mark.closed_by:
-            for number, gap in self._open_gaps(change.partition):
-                late = (
-                    entry.kind == "repair" and gap.start >= mark.offset
-                )  # a refold tells of the past
-                if mark.session in (None, gap.session) and not late:
-                    self._close_gap(number, entry, max(gap.start, mark.offset), mark.closed_by)
+            self._apply_closing_mark(entry, change, mark)
         elif not self._is_covered(change.partition, mark):
             self._open_gap(_new_gap(entry, change, mark))
 
-    def _halt_gap_of_mark(self, partition: Partition, mark: GapMark) -> int | None:
-        """The gap of the halt whose loss a mark passes over: it is that one which ends."""
-        wanted = (None, mark.finding, mark.offset)
-        opened = self._open_gaps(partition) if mark.closed_by else ()
-        return next(
-            (number for number, gap in opened if (gap.session, gap.finding, gap.start) == wanted),
-            None,
+    def _apply_closed_mark(self, entry: Entry, change: Change, mark: GapMark) -> None:
+        """Apply a mark that has a start and an end: a gap that is closed as soon as it is known."""
+        halt_number = self._halt_gap_of_mark(change.partition, mark)
+        if halt_number is not None:
+            self._close_gap(halt_number, entry, mark.until, mark.closed_by)
+            return
+        closed_how: str | None = mark.closed_by or None
+        if closed_how is None and mark.session is not None:
+            closed_how = "snapshot"
+        gap = replace(
+            _new_gap(entry, change, mark),
+            until=mark.until,
+            closed=entry.sequence,
+            closed_how=closed_how,
         )
+        self.gaps.append(gap)
+
+    def _apply_closing_mark(self, entry: Entry, change: Change, mark: GapMark) -> None:
+        """Close the open gaps of the session of this mark, or of all sessions if it names none."""
+        for number, gap in self._open_gaps(change.partition):
+            if mark.session is not None and mark.session != gap.session:
+                continue
+            # A refold writes marks about the past. They do not close a gap that opened later.
+            opened_later = entry.kind == "repair" and gap.start >= mark.offset
+            if not opened_later:
+                self._close_gap(number, entry, max(gap.start, mark.offset), mark.closed_by)
+
+    def _halt_gap_of_mark(self, partition: Partition, mark: GapMark) -> int | None:
+        """The number of the open gap of a halt, if this mark passes over the loss that caused it."""
+        if not mark.closed_by:
+            return None
+        for number, gap in self._open_gaps(partition):
+            is_halt_of_mark = gap.finding == mark.finding and gap.start == mark.offset
+            if gap.session is None and is_halt_of_mark:
+                return number
+        return None
 
     def _mark_repaired(self, entry: Entry, change: Change, mark: GapMark) -> None:
-        """Output was made again where a gap began: whether it was open or closed, it is right now."""
+        """Output was written again where a gap began: open or closed, the gap is repaired."""
         for number, gap in enumerate(self.gaps):
-            is_it = (gap.topic_partition, gap.topic_id) == (change.partition, change.topic_id)
-            if is_it and (gap.session, gap.start) == (mark.session, mark.offset):
-                if gap.closed is None:
-                    self._close_gap(number, entry, change.until, "repair")
-                self.gaps[number] = replace(self.gaps[number], mended=entry.sequence)
+            if gap.topic_partition != change.partition or gap.topic_id != change.topic_id:
+                continue
+            if gap.session != mark.session or gap.start != mark.offset:
+                continue
+            if gap.closed is None:
+                self._close_gap(number, entry, change.until, "repair")
+            self.gaps[number] = replace(self.gaps[number], mended=entry.sequence)
 
     def _is_covered(self, partition: Partition, mark: GapMark) -> bool:
-        """Whether the session's output is known not to be right, and its messages are where they
-        would be.
+        """Whether an open gap of the same session says what this mark would say.
+
+        A gap without quarantine does not cover a mark with quarantine.
         """
-        gaps = [gap for _, gap in self._open_gaps(partition) if gap.session == mark.session]
-        return any(gap.quarantined or not mark.quarantined for gap in gaps)
+        for _, gap in self._open_gaps(partition):
+            if gap.session == mark.session and (gap.quarantined or not mark.quarantined):
+                return True
+        return False
 
     def _apply_halt(self, entry: Entry, change: Change, account: Account | None) -> None:
-        """A halted partition has an open gap for all sessions, until it goes on."""
+        """Keep one open gap for all sessions of a halted partition, until the partition goes on."""
         halt = account.halt if account else None
-        known = False
+        halt_is_open = False
         for number, gap in self._open_gaps(change.partition):
             if gap.session is not None:
                 continue
             if halt is not None and (gap.finding, gap.start) == (halt.finding, halt.offset):
-                known = True
-            elif (
-                entry.kind == "slice" and change.until > gap.start
-            ):  # the stream file says to pass over the message
+                halt_is_open = True
+            elif entry.kind == "slice" and change.until > gap.start:
+                # The stream file says to pass over the message at which the partition halted.
                 self._close_gap(number, entry, gap.start + 1, "skip")
             elif halt is None:
                 self._close_gap(number, entry, max(gap.start, change.frontier), entry.kind)
-        if halt is not None and not known:
-            self._open_gap(
-                _new_gap(
-                    entry,
-                    change,
-                    GapMark(finding=halt.finding, offset=halt.offset, cause=halt.cause),
-                )
-            )
+        if halt is not None and not halt_is_open:
+            mark = GapMark(finding=halt.finding, offset=halt.offset, cause=halt.cause)
+            self._open_gap(_new_gap(entry, change, mark))
 
     def _open_gaps(self, partition: Partition) -> Iterator[tuple[int, Gap]]:
+        # A copy of the numbers, because callers close gaps while they iterate.
         for number in list(self._open_gap_numbers.get(partition, ())):
             yield number, self.gaps[number]
 
@@ -244,13 +266,20 @@ def _new_gap(entry: Entry, change: Change, mark: GapMark) -> Gap:
 
 
 def _expired_marks(change: Change) -> list[GapMark]:
-    """Offsets that were gone before they were read, where a certificate alone tells of them."""
+    """The mark for offsets that were deleted before they were read, where the certificate alone
+    reports them.
+    """
     certificate = change.certificate
-    if certificate is None or certificate.counts.messages or set(certificate.holes) != {"expired"}:
+    if certificate is None or certificate.counts.messages:
+        return []
+    if set(certificate.holes) != {"expired"}:
         return []
     if any(mark.finding == "expired" and mark.session is None for mark in change.marks):
         return []
-    cause = f"{certificate.holes['expired']} messages were deleted before they were read"
-    return [
-        GapMark(finding="expired", offset=certificate.start, until=certificate.until, cause=cause)
-    ]
+    mark = GapMark(
+        finding="expired",
+        offset=certificate.start,
+        until=certificate.until,
+        cause=f"{certificate.holes['expired']} messages were deleted before they were read",
+    )
+    return [mark]

@@ -1,11 +1,11 @@
-"""History: where a partition was after each entry, and which entry made which file. Read from the
-manifests.
+"""History: the state of a partition after each entry, and which entry wrote which file. It is read
+from the manifests.
 
-A refold begins at a place of the past whose state is still good: not one that a later repair found
-to be wrong, not one of a topic's earlier life, not one behind a place at which the log was cut
-since.
+A refold begins at a point of the past whose state is still good. It is not a point that a later
+repair replaced, not one of the topic before it was created again, and not one behind an offset at
+which the log was cut since.
 
-Next room: refold.py chooses; operations/repair/refold.py reads the entries.
+Next: operations/repair/refold.py reads the entries and chooses the point.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct, field
 
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.ledger.model import Account, Change, EntryKind, File, Manifest
+from seriatim.ledger.model import Account, Change, Entry, EntryKind, File, Manifest
 
 
 class CommitPoint(Struct, frozen=True):
@@ -28,24 +28,25 @@ class CommitPoint(Struct, frozen=True):
 
     @property
     def is_cut(self) -> bool:
-        """Whether a repair followed the log back: what lay behind its end never was, and its
-        offsets are used again.
+        """Whether this is a repair that followed a truncated log back.
+
+        What was folded behind its end is void, and new messages take those offsets again.
         """
         return self.kind == "repair" and self.change.until < self.change.frontier
 
 
 class FileOrigin(Struct, frozen=True):
-    """A record file, and where it came from."""
+    """A record file, and the entry range from which it came."""
 
     file: File
     topic_id: str
     start: int
-    """The range of the entry that made it: where a refold of this file begins."""
+    """Where a refold of this file begins."""
     until: int
 
 
 class SliceProof(Struct, frozen=True):
-    """What a slice folded of its range: so many messages must be there whenever it is folded again."""
+    """How many messages a slice folded of its range. A refold of the range must find as many."""
 
     start: int
     until: int
@@ -54,156 +55,156 @@ class SliceProof(Struct, frozen=True):
 
     @property
     def is_dense(self) -> bool:
-        """Whether no offset was missing: a hole that is there now is a loss."""
+        """Whether no offset was missing. A hole that is there now is then a loss."""
         return self.messages == self.until - self.start
 
 
 class PartitionHistory(Struct):
-    """One partition's points, oldest first, and its record files by path."""
+    """The points of one partition, oldest first, and its record files by path."""
 
     points: list[CommitPoint] = field(default_factory=list)
     record_files: dict[str, FileOrigin] = field(default_factory=dict)
     reported_findings: set[tuple[str, int, str | None]] = field(default_factory=set)
-    """Findings that entries carry of what is there now: what, at which offset, of which session."""
+    """Findings that entries reported about the present log: finding, offset and session of each."""
     other_record_files: dict[str, FileOrigin] = field(default_factory=dict)
-    """Those of the machine's other tables that are in them now."""
+    """Record files that are now in the machine's other tables."""
 
     def add_entry(self, manifest: Manifest, change: Change) -> None:
-        """One more entry that changed this partition."""
+        """Add one more entry, by what it changed in this partition."""
         entry = manifest.entry
         account = manifest.ledger.partitions[str(change.partition)]
-        life = (
-            self.points[-1].account.topic_id
-            if self.points and entry.kind == "accept"
-            else change.topic_id
-        )
-        whole = entry.kind in ("slice", "start")
-        for file in change.records:
-            start, until = (
-                (change.frontier, change.until)
-                if whole
-                else (file.first_offset, file.last_offset + 1)
-            )
-            self.record_files[file.path] = FileOrigin(file, life, start, until)
-        self.other_record_files = {
-            path: made
-            for path, made in self.other_record_files.items()
-            if path not in entry.removed_paths
-        }
-        beside = [file for files in change.other_records.values() for file in files]
-        self.other_record_files |= {
-            file.path: FileOrigin(file, life, file.first_offset, file.last_offset + 1)
-            for file in beside
-        }
+        # An accept may begin a new topic id, but the files that it writes belong to the old one.
+        topic_id = change.topic_id
+        if self.points and entry.kind == "accept":
+            topic_id = self.points[-1].account.topic_id
+        self._add_files(entry, change, topic_id)
         point = CommitPoint(entry.sequence, entry.kind, account, change)
-        if point.is_cut:
-            self.reported_findings = {
-                told for told in self.reported_findings if told[1] < change.until
-            }
-        elif self.points and self.points[-1].account.topic_id != account.topic_id:
-            self.reported_findings = set()
-        found = [
-            finding for finding in entry.findings if finding.partition_name == str(change.partition)
-        ]
-        self.reported_findings |= {
-            (finding.finding, finding.offset, finding.session) for finding in found
-        }
+        self._update_findings(entry, point)
         self.points.append(point)
+
+    def _add_files(self, entry: Entry, change: Change, topic_id: str) -> None:
+        for file in change.records:
+            if entry.kind in ("slice", "start"):
+                origin = FileOrigin(file, topic_id, change.frontier, change.until)
+            else:
+                origin = _origin_by_own_offsets(file, topic_id)
+            self.record_files[file.path] = origin
+        for path in entry.removed_paths:
+            self.other_record_files.pop(path, None)
+        for files in change.other_records.values():
+            for file in files:
+                self.other_record_files[file.path] = _origin_by_own_offsets(file, topic_id)
+
+    def _update_findings(self, entry: Entry, point: CommitPoint) -> None:
+        """Drop the findings that a cut or a new topic made void, and add those of the entry."""
+        if point.is_cut:
+            cut_offset = point.change.until
+            still_valid = {
+                reported for reported in self.reported_findings if reported[1] < cut_offset
+            }
+            self.reported_findings = still_valid
+        elif self.points and self.points[-1].account.topic_id != point.account.topic_id:
+            self.reported_findings = set()
+        partition_name = str(point.change.partition)
+        for finding in entry.findings:
+            if finding.partition_name == partition_name:
+                self.reported_findings.add((finding.finding, finding.offset, finding.session))
 
     @property
     def all_record_files(self) -> dict[str, FileOrigin]:
-        """All record files, of whichever table."""
+        """The record files of all tables."""
         return self.record_files | self.other_record_files
 
     def points_of_current_log(self) -> list[CommitPoint]:
-        """The points of the topic's present life, and of the log as it is: none from behind a cut."""
-        kept: list[CommitPoint] = []
-        for point in self._points_of_current_life():
+        """The points of the present topic and of its log as it is: none from behind a cut."""
+        points: list[CommitPoint] = []
+        for point in self._points_of_current_topic():
             if point.is_cut:
-                kept = [one for one in kept if one.account.frontier <= point.change.until]
-            kept.append(point)
-        return kept
+                cut_offset = point.change.until
+                points = [earlier for earlier in points if earlier.account.frontier <= cut_offset]
+            points.append(point)
+        return points
 
-    def _points_of_current_life(self) -> list[CommitPoint]:
+    def _points_of_current_topic(self) -> list[CommitPoint]:
         topic_id = self.points[-1].account.topic_id
         return [point for point in self.points if point.account.topic_id == topic_id]
 
     def usable_points(self, offset: int) -> Iterator[CommitPoint]:
-        """Points at or before `offset` whose state no later repair took back, newest first."""
-        remade: list[tuple[int, int]] = []
+        """The points at or before `offset` whose state no later repair replaced, newest first."""
+        replaced_ranges: list[tuple[int, int]] = []
         for point in reversed(self.points_of_current_log()):
-            at, change = point.account.frontier, point.change
-            if at <= offset and not any(start < at < end for start, end in remade):
+            frontier = point.account.frontier
+            is_replaced = any(start < frontier < end for start, end in replaced_ranges)
+            if frontier <= offset and not is_replaced:
                 yield point
-            if change.replaced_from >= 0 and point.kind == "repair":
-                remade.append((change.replaced_from, change.replaced_until))
+            # The repair itself is usable, so its range counts only for the points before it.
+            change = point.change
+            if point.kind == "repair" and change.replaced_from >= 0:
+                replaced_ranges.append((change.replaced_from, change.replaced_until))
 
     def passed_ranges(self) -> list[OffsetRange]:
-        """What forwards passed over, in order: lost for good."""
-        changes = [point.change for point in self.points_of_current_log() if point.kind == "repair"]
-        return [
-            OffsetRange(change.frontier, change.until)
-            for change in changes
-            if change.headless_since >= 0
-        ]
+        """The ranges that forwards passed over, in order. Their messages are lost for good."""
+        ranges = []
+        for point in self.points_of_current_log():
+            change = point.change
+            if point.kind == "repair" and change.headless_since >= 0:
+                ranges.append(OffsetRange(change.frontier, change.until))
+        return ranges
 
     def releases_by_hand(self) -> dict[int, tuple[str, ...]]:
-        """Sessions that a person released by hand, and at which frontier."""
-        found: dict[int, tuple[str, ...]] = {}
-        for change in (
-            point.change for point in self.points_of_current_log() if point.kind == "accept"
-        ):
-            names = [
-                mark.session
-                for mark in change.marks
-                if mark.closed_by == "hand" and mark.session is not None
-            ]
-            found[change.frontier] = (*found.get(change.frontier, ()), *names)
-        return {offset: names for offset, names in found.items() if names}
+        """The sessions that a person released by hand, by the frontier at which it was done."""
+        releases: dict[int, tuple[str, ...]] = {}
+        for point in self.points_of_current_log():
+            if point.kind != "accept":
+                continue
+            frontier = point.change.frontier
+            for mark in point.change.marks:
+                if mark.closed_by == "hand" and mark.session is not None:
+                    releases[frontier] = (*releases.get(frontier, ()), mark.session)
+        return releases
 
     def count_messages(self, start: int, end: int) -> int | None:
-        """How many messages were folded from `start` to `end`; None where no slices begin and end
-        there.
+        """How many messages were folded from `start` to `end`. None if no slices begin and end
+        exactly there.
         """
-        jumps = {whole.start: whole.end for whole in self.passed_ranges() if len(whole)}
-        slices = {proof.start: proof for proof in self.slice_proofs()}
-        at, count = start, 0
-        while at < end:
-            if at in jumps:
-                at = jumps[at]
+        passed = {range_.start: range_.end for range_ in self.passed_ranges() if len(range_)}
+        proofs = {proof.start: proof for proof in self.slice_proofs()}
+        offset = start
+        count = 0
+        while offset < end:
+            if offset in passed:
+                offset = passed[offset]
                 continue
-            one = slices.get(at)
-            if one is None or one.until == at:
+            proof = proofs.get(offset)
+            if proof is None or proof.until == offset:
                 return None
-            at, count = one.until, count + one.messages
-        return count if at == end else None
+            offset = proof.until
+            count += proof.messages
+        return count if offset == end else None
 
     def slice_proofs(self) -> list[SliceProof]:
-        """Slices of the topic's present life, rising. One that a log was cut in counts only if it
-        was dense.
+        """The slices of the present topic, in rising order.
+
+        A slice in which the log was cut counts up to the cut, and only if it was dense.
         """
-        found: dict[int, SliceProof] = {}
-        for change in (point.change for point in self._points_of_current_life()):
-            proved, cut = change.certificate, change.until
-            if proved is not None and proved.until > proved.start:
-                counts = proved.counts
-                found[proved.start] = SliceProof(
-                    proved.start, proved.until, counts.messages, counts.headless
+        proofs: dict[int, SliceProof] = {}
+        for point in self._points_of_current_topic():
+            change = point.change
+            certificate = change.certificate
+            if certificate is not None and certificate.until > certificate.start:
+                proofs[certificate.start] = SliceProof(
+                    certificate.start,
+                    certificate.until,
+                    certificate.counts.messages,
+                    certificate.counts.headless,
                 )
-            elif cut < change.frontier:  # the log was cut there
-                whole = {begin: one for begin, one in found.items() if one.until <= cut}
-                parts = [
-                    one for one in found.values() if one.start < cut < one.until and one.is_dense
-                ]
-                found = whole | {
-                    one.start: SliceProof(one.start, cut, cut - one.start, one.headless)
-                    for one in parts
-                }
-        return sorted(found.values(), key=lambda one: one.start)
+            elif change.until < change.frontier:
+                proofs = _proofs_before_cut(proofs.values(), change.until)
+        return sorted(proofs.values(), key=lambda proof: proof.start)
 
     def commit_points(self, offset: int, end: int) -> list[CommitPoint]:
-        """Points from `offset` to `end` whose state is as committed now: where a refold may meet
-        it. Rising.
+        """The points from `offset` to `end` whose state is as committed, in rising order. A refold
+        may meet the committed state there.
         """
         newest: dict[int, CommitPoint] = {}
         for point in self.usable_points(end):
@@ -213,13 +214,31 @@ class PartitionHistory(Struct):
         return [newest[frontier] for frontier in sorted(newest)]
 
 
+def _origin_by_own_offsets(file: File, topic_id: str) -> FileOrigin:
+    return FileOrigin(file, topic_id, file.first_offset, file.last_offset + 1)
+
+
+def _proofs_before_cut(proofs: Iterable[SliceProof], cut_offset: int) -> dict[int, SliceProof]:
+    """What remains proved after the log was cut at `cut_offset`, by start."""
+    remaining: dict[int, SliceProof] = {}
+    for proof in proofs:
+        if proof.until <= cut_offset:
+            remaining[proof.start] = proof
+        elif proof.start < cut_offset and proof.is_dense:
+            # Of a slice with holes nobody knows on which side of the cut they were.
+            messages = cut_offset - proof.start
+            remaining[proof.start] = SliceProof(proof.start, cut_offset, messages, proof.headless)
+    return remaining
+
+
 def read_histories(
     manifests: Iterable[Manifest], partitions: Iterable[Partition]
 ) -> dict[Partition, PartitionHistory]:
-    """The pasts of partitions, from all entries in order."""
-    pasts = {partition: PartitionHistory() for partition in partitions}
+    """The histories of partitions, from all entries in order."""
+    histories = {partition: PartitionHistory() for partition in partitions}
     for manifest in manifests:
         for change in manifest.entry.changes:
-            if change.partition in pasts:
-                pasts[change.partition].add_entry(manifest, change)
-    return pasts
+            history = histories.get(change.partition)
+            if history is not None:
+                history.add_entry(manifest, change)
+    return histories

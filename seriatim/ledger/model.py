@@ -1,11 +1,12 @@
-"""The ledger: the only truth about what was done. Pure: `apply(entry, ledger) -> ledger`.
+"""The ledger as values: the only truth about what was done. Pure: `apply_entry(entry, ledger)` is
+the ledger after the entry.
 
 An entry is one commit. It says what it did, and what it requires of a ledger that may have moved
-meanwhile (requirements.py). Each entry carries the hash of the one before, and its manifest carries
-the whole ledger value, so the last one is all a run needs. The adapter only reads and
-compares-and-sets.
+meanwhile (requirements.py). Each entry carries the hash of the one before. Its manifest carries the
+whole ledger value, so the last manifest is all that a run needs. The store only reads, compares and
+sets.
 
-Next room: ledger/delta_store.py commits entries; operations/run.py makes them.
+Next: ledger/commit.py commits entries; operations/run.py makes them.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ EntryKind = Literal[
     "start", "slice", "hold", "release", "repair", "compact", "verdict", "accept", "retire"
 ]
 MANIFEST_FORMAT = 3
-"""Of manifests. A newer one is refused, not guessed at."""
+"""The format of manifests that is written. A newer one is refused, not guessed at."""
 READABLE_FORMATS = (2, 3)
-"""Formats that mean to this version what they meant to the one that wrote them."""
+"""Formats that can be read: they mean to this version what they meant to their writer."""
 
 
 class File(
@@ -60,7 +61,7 @@ class Halt(Struct, frozen=True):
     cause: str
     sequence: int = -1
     log_end: int = -1
-    """Truncated: where the log ended."""
+    """If the finding is "truncated": where the log ended."""
 
 
 class Account(
@@ -69,7 +70,7 @@ class Account(
     kw_only=True,
     rename={"initial_frontier": "born", "message_bytes": "bytes", "message_time_ms": "time"},
 ):
-    """All that is known of one partition."""
+    """All that is known about one partition."""
 
     topic_id: str
     frontier: int
@@ -82,11 +83,11 @@ class Account(
     hold: str | None = None
     retired: bool = False
     headless_since: int = -1
-    """Messages before this offset were lost and passed over: a session last met before it goes on
-    by a snapshot, or by a sequence that proves that it lost none.
+    """Messages before this offset were lost and passed over. A session whose last message is before
+    it goes on with a snapshot, or with a sequence that proves that it lost none.
     """
     log_end: int = 0
-    """As last seen: what is between the frontier and it was never read."""
+    """The log end at the last look. Messages between the frontier and it were never read."""
     messages: int = 0
     message_bytes: int = 0
     records: int = 0
@@ -96,11 +97,11 @@ class Account(
     distance_messages: int = 0
     """The most messages between two snapshots of one session."""
     distance_ms: int = 0
-    """The longest time between them."""
+    """The longest time between two snapshots of one session."""
     message_time_ms: int = -1
     """Message time: the largest timestamp so far, where sessions expire by it."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Findings and holes by name, since birth."""
+    """Findings and holes by name, since the initial frontier."""
 
 
 class Ledger(
@@ -113,37 +114,37 @@ class Ledger(
 
     stream: str
     machine: str = ""
-    """The machine's name ever written; another one is refused."""
+    """The name of the machine that wrote the state; another one is refused."""
     shape: str = ""
-    """The machine's shape ever written; another one would misread the state."""
+    """The shape of that machine; another one would misread the state."""
     state_version: int = 0
-    """The highest ever written; older code is refused."""
+    """The highest state version that was ever written; older code is refused."""
     sequence: int = -1
     sha256: str = ""
-    """Of the last entry's manifest: what the next one calls `previous`."""
+    """The hash of the last entry's manifest, which the next entry calls `previous`."""
     circuit: Literal["closed", "open"] = "closed"
     checked: int = 0
     """The highest entry up to which all is good, accepted, or replaced and good."""
     judged_until: int = 0
     """The highest entry up to which all was judged, good or bad."""
     failed_ranges: tuple[FailedRange, ...] = ()
-    """Stretches whose check failed and that were neither accepted nor replaced by something good."""
+    """Ranges whose check failed, and that were neither accepted nor replaced by something good."""
     foreign_sequence: int = -1
-    """The entry that told of data others wrote to the table; a person's word that all is well takes
-    it back.
+    """The entry that reported data which others wrote to the table; -1 again once a person accepts
+    it.
     """
     partitions: dict[str, Account] = field(default_factory=dict)
     """By `topic/number`, sorted."""
     pace: Pace = Pace()
-    """How fast it was folded lately: for people, it decides nothing."""
+    """How fast the stream was folded recently. It is shown to people and decides nothing."""
 
     def account(self, partition: Partition) -> Account | None:
-        """What is known of a partition, if anything."""
+        """What is known about a partition; None if it is not known."""
         return self.partitions.get(str(partition))
 
     def known_partitions(self) -> list[Partition]:
         """The partitions that have an account."""
-        return [Partition.parse(place) for place in self.partitions]
+        return [Partition.parse(name) for name in self.partitions]
 
 
 class Certificate(Struct, frozen=True, kw_only=True, rename={"message_time_ms": "time"}):
@@ -164,14 +165,14 @@ class Certificate(Struct, frozen=True, kw_only=True, rename={"message_time_ms": 
     """The partition's message time, where sessions expire by it."""
 
     def __post_init__(self) -> None:
-        found = self.counts.messages + sum(self.holes.values())
+        accounted = self.counts.messages + sum(self.holes.values())
         ensure(
-            found == self.until - self.start,
+            accounted == self.until - self.start,
             "a certificate accounts for every offset",
             partition=str(self.partition),
             start=self.start,
             until=self.until,
-            found=found,
+            found=accounted,
         )
 
 
@@ -207,16 +208,16 @@ class Change(
     other_records: dict[str, tuple[File, ...]] = field(default_factory=dict)
     """Record files of the machine's other tables, by table."""
     quarantine_files: tuple[File, ...] = ()
-    """Quarantined messages."""
+    """Files of quarantined messages."""
     halt: Halt | None = None
     marks: tuple[GapMark, ...] = ()
     """Gaps opened and closed, in order."""
     log_end: int = 0
-    """As seen when it was made."""
+    """The log end when the entry was made."""
     replaced_from: int = -1
-    """Repair: the offset from which on output was made again."""
+    """Repair: the offset from which on output was written again."""
     replaced_until: int = 1 << 62
-    """Repair: saved states of before between `rewound` and here are not as committed any more."""
+    """Repair: states saved before it, between `replaced_from` and this offset, are void."""
     message_time_ms: int = -1
     """Repair that follows a log back: message time as of there."""
     removed_rows: int = 0
@@ -231,9 +232,13 @@ class Change(
     """Compact: the oldest state files, which `state` replaces."""
 
     def files(self) -> list[File]:
-        """All that it names."""
-        beside = [file for files in self.other_records.values() for file in files]
-        return [*self.records, *beside, *self.quarantine_files, *(self.state or ())]
+        """All files that the change names."""
+        files = list(self.records)
+        for other_files in self.other_records.values():
+            files.extend(other_files)
+        files.extend(self.quarantine_files)
+        files.extend(self.state or ())
+        return files
 
 
 class Entry(
@@ -250,7 +255,7 @@ class Entry(
         "failed_ranges": "failed",
     },
 ):
-    """One commit: what it did, and on what it insists."""
+    """One commit: what it did, and what it requires."""
 
     kind: EntryKind
     attempt: str
@@ -266,23 +271,25 @@ class Entry(
     """Record files that leave their table (repair, compact)."""
     findings: tuple[Finding, ...] = ()
     hold: str | None = None
-    """The hold this entry makes, gives back or works under."""
+    """The hold that this entry takes, gives back or works under."""
     resumed_hold: str | None = None
-    """Hold: the hold that it takes over, from a repair that is over."""
+    """Hold: the hold that it takes over from a repair that has ended."""
     request: str = ""
     """Hold: what the repair was asked to do, so that it can be resumed by its id alone."""
     verdict: dict[str, str] = field(default_factory=dict)
-    """Verdict: partition to good or bad, for the entries after `since` up to `judged`."""
+    """Verdict: good or bad by partition, for the entries after `judged_after` up to
+    `judged_until`.
+    """
     judged_after: int = -1
     judged_until: int = -1
-    """Accept: failed stretches that were judged up to this entry are right as they are."""
+    """Accept: failed ranges that were judged up to this entry are right as they are."""
     failed_ranges: tuple[FailedRange, ...] = ()
     """Verdict: what is bad."""
     reason: str = ""
     peak_memory_bytes: int = 0
     at_seconds: float = 0.0
-    """The clock when it was made. It informs, and decides nothing but how long replaced files are
-    kept.
+    """The time at which it was made. It decides nothing except how long replaced files stay on
+    disk.
     """
     took_seconds: float = 0.0
     """Slice: how long reading and folding took."""
@@ -297,18 +304,22 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 
 def apply_entry(entry: Entry, ledger: Ledger) -> Ledger:
-    """The ledger after an entry. Its requirements must hold."""
-    broken = unmet_requirements(entry, ledger)
+    """The ledger after an entry, whose requirements must hold."""
+    unmet = unmet_requirements(entry, ledger)
     ensure(
-        not broken, "an entry is applied only where its requirements hold", unmet="; ".join(broken)
+        not unmet,
+        "an entry is applied only where its requirements hold",
+        unmet="; ".join(unmet),
     )
     partitions = dict(ledger.partitions)
     for change in entry.changes:
-        account, place = ledger.account(change.partition), str(change.partition)
-        partitions[place] = (_apply_accept if entry.kind == "accept" else _apply_change)(
-            entry, change, account
-        )
-    after = replace(
+        account = ledger.account(change.partition)
+        if entry.kind == "accept":
+            account_after = _apply_accept(change, account)
+        else:
+            account_after = _apply_change(entry, change, account)
+        partitions[str(change.partition)] = account_after
+    ledger_after = replace(
         ledger,
         sequence=ledger.sequence + 1,
         partitions=dict(sorted(partitions.items())),
@@ -317,16 +328,20 @@ def apply_entry(entry: Entry, ledger: Ledger) -> Ledger:
         state_version=max(ledger.state_version, entry.state_version),
         pace=_next_pace(entry, ledger.pace),
     )
-    return update_verdict(entry, after)
+    return update_verdict(entry, ledger_after)
+
+
+def _new_account(change: Change) -> Account:
+    return Account(
+        topic_id=change.topic_id,
+        frontier=change.initial_frontier,
+        initial_frontier=change.initial_frontier,
+    )
 
 
 def _apply_change(entry: Entry, change: Change, account: Account | None) -> Account:
     if account is None:
-        account = Account(
-            topic_id=change.topic_id,
-            frontier=change.initial_frontier,
-            initial_frontier=change.initial_frontier,
-        )
+        account = _new_account(change)
     if entry.kind == "hold":
         return replace(account, hold=entry.hold)
     if entry.kind == "release":
@@ -341,30 +356,40 @@ def _apply_change(entry: Entry, change: Change, account: Account | None) -> Acco
 
 
 def state_files_after(change: Change, account: Account) -> tuple[File, ...]:
-    """The state files after a change. What was compacted while it was made stays so, below the file
-    that it adds.
+    """The state files after a change.
+
+    If older files were compacted while the change was made, the compacted files stay, below the
+    file that the change adds.
     """
+    if change.state is None:
+        return account.state
     if not change.state:
-        return account.state if change.state is None else ()
-    *kept, new = change.state
-    oldest = account.state[: len(kept)]
-    return (
-        change.state
-        if [file.path for file in kept] == [file.path for file in oldest]
-        else (*account.state, new)
-    )
+        return ()
+    *older_files, new_file = change.state
+    older_paths = [file.path for file in older_files]
+    current_paths = [file.path for file in account.state[: len(older_files)]]
+    if older_paths == current_paths:
+        return change.state
+    return (*account.state, new_file)
 
 
 def _apply_compaction(change: Change, account: Account) -> Account:
-    """The oldest state files as fewer ones; what slices added meanwhile stays on top of them."""
+    """The oldest state files become fewer; files that slices added meanwhile stay on top of them."""
     if change.state is None:
         return account
-    return replace(account, state=(*change.state, *account.state[len(change.merged_state_paths) :]))
+    newer_files = account.state[len(change.merged_state_paths) :]
+    return replace(account, state=(*change.state, *newer_files))
 
 
 def _apply_repair(change: Change, account: Account) -> Account:
-    """Records, state and frontier as the repair made them, in a new epoch."""
-    back = change.until < account.frontier
+    """Records, state and frontier as the repair wrote them, in a new epoch."""
+    added_rows = sum(file.rows for file in change.records)
+    log_end = change.log_end or account.log_end
+    message_time_ms = account.message_time_ms
+    if change.until < account.frontier:
+        # The repair followed a truncated log back.
+        log_end = change.until
+        message_time_ms = change.message_time_ms
     return replace(
         account,
         epoch=account.epoch + 1,
@@ -373,38 +398,23 @@ def _apply_repair(change: Change, account: Account) -> Account:
         halt=change.halt,
         hold=None,
         headless_since=min(change.until, max(account.headless_since, change.headless_since)),
-        log_end=change.until if back else change.log_end or account.log_end,
-        message_time_ms=change.message_time_ms if back else account.message_time_ms,
-        records=account.records + sum(file.rows for file in change.records) - change.removed_rows,
+        log_end=log_end,
+        message_time_ms=message_time_ms,
+        records=account.records + added_rows - change.removed_rows,
         quarantined=change.quarantined,
     )
 
 
 FINDINGS_ENDED_BY_ACCEPT = ("re-created", "expired")
-"""Findings of discovery that end when a topic is accepted as it is: the next run judges it anew."""
+"""Findings about a topic that end when it is accepted as it is. The next run judges it anew."""
 
 
-def _apply_accept(_: Entry, change: Change, account: Account | None) -> Account:
-    """A partition after a person's decision: it is read again, or its topic's new life begins."""
+def _apply_accept(change: Change, account: Account | None) -> Account:
+    """A partition after a person's decision: it is read again, or begins with a new topic id."""
     if account is None:
-        return Account(
-            topic_id=change.topic_id,
-            frontier=change.initial_frontier,
-            initial_frontier=change.initial_frontier,
-        )
+        return _new_account(change)
     if change.topic_id == account.topic_id:
-        other = (
-            account.halt
-            if account.halt and account.halt.finding not in FINDINGS_ENDED_BY_ACCEPT
-            else None
-        )
-        left = account.quarantined - (
-            change.certificate.counts.released if change.certificate else 0
-        )
-        after = replace(
-            account, epoch=account.epoch + 1, retired=False, halt=other, quarantined=left
-        )
-        return replace(after, state=state_files_after(change, account))
+        return _apply_accept_of_same_topic(change, account)
     return replace(
         account,
         topic_id=change.topic_id,
@@ -422,21 +432,33 @@ def _apply_accept(_: Entry, change: Change, account: Account | None) -> Account:
     )
 
 
+def _apply_accept_of_same_topic(change: Change, account: Account) -> Account:
+    halt = account.halt
+    if halt is not None and halt.finding in FINDINGS_ENDED_BY_ACCEPT:
+        halt = None
+    released = change.certificate.counts.released if change.certificate else 0
+    return replace(
+        account,
+        epoch=account.epoch + 1,
+        retired=False,
+        halt=halt,
+        quarantined=account.quarantined - released,
+        state=state_files_after(change, account),
+    )
+
+
 def _apply_slice(entry: Entry, change: Change, account: Account) -> Account:
     """A partition after messages were folded, or were found to be missing."""
     if entry.kind == "slice":
         ensure(change.until >= account.frontier, "a slice never goes back", until=change.until)
-    certificate = change.certificate
-    counts = certificate.counts if certificate else Counts()
-    added = {
-        **counts.findings,
-        **{f"hole: {k}": v for k, v in (certificate.holes if certificate else {}).items()},
-    }
-    halt = (
-        replace(change.halt, sequence=entry.sequence)
-        if change.halt and entry.kind == "slice"
-        else None
-    )
+    counts = Counts()
+    message_time_ms = -1
+    if change.certificate is not None:
+        counts = change.certificate.counts
+        message_time_ms = change.certificate.message_time_ms
+    halt = None
+    if change.halt and entry.kind == "slice":
+        halt = replace(change.halt, sequence=entry.sequence)
     return replace(
         account,
         frontier=change.until,
@@ -450,26 +472,34 @@ def _apply_slice(entry: Entry, change: Change, account: Account) -> Account:
         quarantined=account.quarantined + counts.quarantined - counts.released,
         distance_messages=max(account.distance_messages, counts.distance_messages),
         distance_ms=max(account.distance_ms, counts.distance_ms),
-        message_time_ms=max(
-            account.message_time_ms, certificate.message_time_ms if certificate else -1
-        ),
-        counts={
-            k: account.counts.get(k, 0) + added.get(k, 0)
-            for k in sorted({**account.counts, **added})
-        },
+        message_time_ms=max(account.message_time_ms, message_time_ms),
+        counts=_add_counts(account.counts, change.certificate),
     )
+
+
+def _add_counts(counts: dict[str, int], certificate: Certificate | None) -> dict[str, int]:
+    """Findings and holes by name, with those of one more certificate. Sorted by name."""
+    total = dict(counts)
+    if certificate is not None:
+        for name, count in certificate.counts.findings.items():
+            total[name] = total.get(name, 0) + count
+        for cause, count in certificate.holes.items():
+            name = f"hole: {cause}"
+            total[name] = total.get(name, 0) + count
+    return dict(sorted(total.items()))
 
 
 def _next_pace(entry: Entry, pace: Pace) -> Pace:
-    """A check or a compaction folds nothing: with them alone a run is late all the same."""
-    folded = sum(
-        change.certificate.counts.messages for change in entry.changes if change.certificate
-    )
-    return (
-        pace
-        if entry.kind in ("verdict", "compact")
-        else pace.after_entry(entry.at_seconds, folded, entry.took_seconds)
-    )
+    """The pace after an entry. A check or a compaction folds nothing and leaves it as it is: a run
+    that makes only these is late all the same.
+    """
+    if entry.kind in ("verdict", "compact"):
+        return pace
+    folded = 0
+    for change in entry.changes:
+        if change.certificate:
+            folded += change.certificate.counts.messages
+    return pace.after_entry(entry.at_seconds, folded, entry.took_seconds)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -478,16 +508,18 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(content: bytes) -> Manifest:
-    """A manifest from JSON bytes."""
-    seen = msgspec.json.decode(content, type=dict[str, Any]).get("format")
-    if seen not in READABLE_FORMATS:
-        who, way = (
-            ("an older", "give the stream a new output path")
-            if seen == 1
-            else ("a newer", "deploy it")
-        )
-        raise ConfigError(
-            f"the ledger was written by {who} Seriatim: format {seen}, this one knows {MANIFEST_FORMAT}",
-            next=way,
-        )
-    return msgspec.json.decode(content, type=Manifest)
+    """A manifest from JSON bytes. A format that this version cannot read is refused."""
+    manifest_format = msgspec.json.decode(content, type=dict[str, Any]).get("format")
+    if manifest_format in READABLE_FORMATS:
+        return msgspec.json.decode(content, type=Manifest)
+    if manifest_format == 1:
+        writer = "an older"
+        advice = "give the stream a new output path"
+    else:
+        writer = "a newer"
+        advice = "deploy it"
+    raise ConfigError(
+        f"the ledger was written by {writer} Seriatim: format {manifest_format}, "
+        f"this one knows {MANIFEST_FORMAT}",
+        next=advice,
+    )

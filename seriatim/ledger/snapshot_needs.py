@@ -1,10 +1,10 @@
-"""Asking producers: which sessions need a new snapshot, out of the ledger's entries alone. Pure.
+"""Which sessions need a new snapshot from their producer, by the entries of the ledger alone. Pure.
 
-A session that is set aside, or headless since messages were lost, is right again after its next
-snapshot: whoever captures its table can send one at once. One request per session and incident; who
-was right again meanwhile is not asked for.
+A session that is quarantined, or headless since messages were lost, is right again after its next
+snapshot. The producer that captures its table can send one at once. There is one request per
+session and incident, and none for a session that is right again meanwhile.
 
-Next room: operations/ask_for_snapshots.py asks after a run; kafka/snapshot_requests.py has the
+Next: operations/ask_for_snapshots.py sends requests after a run; kafka/snapshot_requests.py has the
 topic.
 """
 
@@ -21,29 +21,29 @@ from seriatim.ledger.model import Change, Entry
 
 
 class SnapshotRequest(Struct, frozen=True, kw_only=True):
-    """What is asked of a producer. Its names are fixed: producers read them."""
+    """A request to a producer for a snapshot. Its field names are fixed: producers read them."""
 
     stream: str
     topic: str
     partition: int
     session: str
     reason: str
-    """The finding; `gap` where messages were lost that may have been the session's."""
+    """The finding. It is `gap` if messages were lost that may have been the session's."""
     offset: int
-    """Of the message since which the session waits: the same incident has the same."""
+    """The offset since which the session waits. It identifies the incident."""
 
     @property
     def key(self) -> bytes:
-        """The session's own, so that requests are spread as its messages are."""
+        """The key of the request is the session, so that requests are spread as its messages."""
         return self.session.encode()
 
     def to_json(self) -> bytes:
-        """As it is sent."""
+        """The request as it is sent."""
         return msgspec.json.encode(self)
 
 
 class SnapshotRequestCollector:
-    """Sessions that need a snapshot, while entries are taken in."""
+    """Collects the sessions that need a snapshot, while entries are added one by one."""
 
     def __init__(self, stream: str) -> None:
         self.stream = stream
@@ -51,26 +51,25 @@ class SnapshotRequestCollector:
         self._topic_ids: dict[Partition, str] = {}
 
     def add_entry(self, entry: Entry) -> None:
-        """One more entry: who began to wait, and who is right again."""
+        """Add one more entry: which sessions began to wait, and which are right again."""
         for change in entry.changes:
-            if (
-                self._topic_ids.get(change.partition) != change.topic_id
-            ):  # a new life has none of the old sessions
-                self._topic_ids[change.partition], self._open_requests[change.partition] = (
-                    change.topic_id,
-                    {},
-                )
+            if self._topic_ids.get(change.partition) != change.topic_id:
+                # A topic that was created again has none of the old sessions.
+                self._topic_ids[change.partition] = change.topic_id
+                self._open_requests[change.partition] = {}
             for mark in change.marks:
                 self._apply_mark(entry, change, mark)
 
     def _apply_mark(self, entry: Entry, change: Change, mark: GapMark) -> None:
-        waiting = self._open_requests[change.partition]
         if mark.session is None or mark.until >= 0:
             return
+        open_requests = self._open_requests[change.partition]
         if mark.closed_by:
-            waiting.pop(mark.session, None)
+            open_requests.pop(mark.session, None)
         elif entry.kind == "slice" and (mark.quarantined or mark.finding == "gap"):
-            waiting.setdefault(mark.session, self._request(change.partition, mark, mark.session))
+            # A second mark of an open incident asks for nothing new: the first offset stays.
+            request = self._request(change.partition, mark, mark.session)
+            open_requests.setdefault(mark.session, request)
 
     def _request(self, partition: Partition, mark: GapMark, session: str) -> SnapshotRequest:
         return SnapshotRequest(
@@ -83,13 +82,16 @@ class SnapshotRequestCollector:
         )
 
     def requests(self) -> list[SnapshotRequest]:
-        """Who is to be asked for now."""
-        return [request for waiting in self._open_requests.values() for request in waiting.values()]
+        """The requests for all sessions that need a snapshot now."""
+        requests: list[SnapshotRequest] = []
+        for open_requests in self._open_requests.values():
+            requests.extend(open_requests.values())
+        return requests
 
 
 def collect_snapshot_requests(stream: str, entries: Iterable[Entry]) -> list[SnapshotRequest]:
     """The requests that these entries call for."""
-    asking = SnapshotRequestCollector(stream)
+    collector = SnapshotRequestCollector(stream)
     for entry in entries:
-        asking.add_entry(entry)
-    return asking.requests()
+        collector.add_entry(entry)
+    return collector.requests()

@@ -1,10 +1,11 @@
-"""Verdicts: how far the ledger is judged, what of it failed, and whether the circuit is open. Pure.
+"""Verdicts: how far the ledger was judged, which ranges failed, and whether the circuit is open.
+Pure.
 
-A failed stretch is named by its files. It is over when a person accepts it, or when repairs took
-all its files out of the table and a later check found what came instead good. A compaction only
+A failed range is named by its files. It is over when a person accepts it, or when repairs removed
+all its files from the table and a later check found what replaced them good. A compaction only
 gives it other files.
 
-Next room: ledger.py applies entries and asks this one; operations/prove/check.py judges.
+Next: ledger/model.py applies entries and calls this module; operations/prove/check.py judges.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from msgspec.structs import replace
 from seriatim.engine.findings import FindingsError
 from seriatim.errors import ensure
 
-if TYPE_CHECKING:  # ledger.py asks this room after it applied
+# model.py imports this module at run time, so this one may import model.py for its types only.
+if TYPE_CHECKING:
     from seriatim.ledger.model import Change, Entry, Ledger
 
 
@@ -27,141 +29,171 @@ class FailedRange(
     kw_only=True,
     rename={"judged_until": "judged", "replaced_by_sequence": "replaced"},
 ):
-    """A stretch of one partition's output that a check found bad."""
+    """A range of one partition's output that a check found bad."""
 
     partition: str
     epoch: int
-    """As judged: whoever repairs or accepts meanwhile raises it, and the verdict is void."""
+    """The epoch that was judged. A repair or an accept meanwhile raises it, and the verdict is
+    void.
+    """
     start: int
     until: int
     files: tuple[str, ...] = ()
-    """Record files with what is bad, as far as that is known. None: a promise that no file is to
-    blame for.
+    """The record files that are bad, as far as that is known. None if a promise is broken for which
+    no single file is to blame.
     """
     judged_until: int
-    """The entry up to which it was judged: what `accept --sequence` names."""
+    """The entry up to which it was judged. `accept --sequence` names it."""
     replaced_by_sequence: int = -1
-    """The repair that took the last of its files away; it is over with the next good check."""
+    """The repair that removed the last of its files. The next good check ends the range."""
 
 
 def update_verdict(entry: Entry, ledger: Ledger) -> Ledger:
-    """The ledger, its circuit and how far it is checked, after an entry that is otherwise applied."""
-    failed = tuple(
-        sorted(
-            _failed_ranges_after(entry, ledger),
-            key=lambda one: (one.partition, one.start, one.judged_until),
-        )
-    )
-    up_to = _judged_until(entry, ledger)
-    told = any(finding.finding == "foreign" for finding in entry.findings)
-    taken_back = entry.kind == "accept" and not entry.changes and entry.judged_until < 0
+    """The ledger with its circuit and how far it is checked, after an entry that is applied
+    otherwise.
+    """
+    failed_ranges = _failed_ranges_after(entry, ledger)
+    failed_ranges.sort(key=lambda failed: (failed.partition, failed.start, failed.judged_until))
+    judged_until = _judged_until(entry, ledger)
+    checked = ledger.checked
+    if not failed_ranges:
+        checked = max(checked, judged_until)
     return replace(
         ledger,
-        failed_ranges=failed,
-        judged_until=up_to,
-        circuit="open" if failed else "closed",
-        checked=ledger.checked if failed else max(ledger.checked, up_to),
-        foreign_sequence=ledger.sequence if told else -1 if taken_back else ledger.foreign_sequence,
+        failed_ranges=tuple(failed_ranges),
+        judged_until=judged_until,
+        circuit="open" if failed_ranges else "closed",
+        checked=checked,
+        foreign_sequence=_foreign_sequence(entry, ledger),
     )
+
+
+def _foreign_sequence(entry: Entry, ledger: Ledger) -> int:
+    """The entry that reported data of others in the table; -1 if a person accepted it since."""
+    if any(finding.finding == "foreign" for finding in entry.findings):
+        return ledger.sequence
+    if entry.kind == "accept" and not entry.changes and entry.judged_until < 0:
+        return -1
+    return ledger.foreign_sequence
 
 
 def has_nothing_to_judge(entry: Entry) -> bool:
-    """Whether an entry leaves nothing to judge: no record, state or offset came or went."""
-    moved = any(
+    """Whether an entry leaves nothing to judge: it added and removed no record, state or offset."""
+    if entry.removed_paths:
+        return False
+    return not any(
         change.certificate or change.records or change.state is not None for change in entry.changes
     )
-    return not moved and not entry.removed_paths
 
 
 def refuse_open_circuit(ledger: Ledger, on_check_failure: str) -> None:
-    """Refuse to fold on while the circuit is open, where the stream says so."""
+    """Refuse to fold on while the circuit is open, if the stream file says so."""
     if ledger.circuit == "closed" or on_check_failure != "stop":
         return
+    descriptions = [describe_failed_range(failed) for failed in ledger.failed_ranges[:10]]
     raise FindingsError(
         f'{ledger.stream}: a check failed, and the stream says on_check_failure = "stop"',
-        failed="\n".join(describe_failed_range(one) for one in ledger.failed_ranges[:10]),
+        failed="\n".join(descriptions),
         next=circuit_advice(ledger),
     )
 
 
 def describe_failed_range(failed_range: FailedRange) -> str:
-    """A failed stretch in a line, for a person."""
+    """A failed range in one line, for a person."""
     replaced = "; repaired, not checked since" if failed_range.replaced_by_sequence >= 0 else ""
-    return f"{failed_range.partition} [{failed_range.start}, {failed_range.until}), judged up to entry {failed_range.judged_until}{replaced}"
+    return (
+        f"{failed_range.partition} [{failed_range.start}, {failed_range.until}), "
+        f"judged up to entry {failed_range.judged_until}{replaced}"
+    )
 
 
 def circuit_advice(ledger: Ledger) -> str:
-    """What closes the circuit."""
+    """The commands that close an open circuit."""
     ensure(bool(ledger.failed_ranges), "an open circuit has its reason", circuit=ledger.circuit)
-    if all(one.replaced_by_sequence >= 0 for one in ledger.failed_ranges):
+    unrepaired = [failed for failed in ledger.failed_ranges if failed.replaced_by_sequence < 0]
+    if not unrepaired:
         return f"seriatim check {ledger.stream}"
-    worst = max(one.judged_until for one in ledger.failed_ranges)
-    place = next(one.partition for one in ledger.failed_ranges if one.replaced_by_sequence < 0)
+    partition_name = unrepaired[0].partition
+    judged_until = max(failed.judged_until for failed in ledger.failed_ranges)
     return (
-        f"seriatim repair {ledger.stream} --partition {place}, then `seriatim check {ledger.stream}`;\n"
-        f'or, if the output is right as it is: seriatim accept {ledger.stream} --sequence {worst} --because "…"'
+        f"seriatim repair {ledger.stream} --partition {partition_name},"
+        f" then `seriatim check {ledger.stream}`;\n"
+        f"or, if the output is right as it is:"
+        f' seriatim accept {ledger.stream} --sequence {judged_until} --because "…"'
     )
 
 
 def _failed_ranges_after(entry: Entry, ledger: Ledger) -> list[FailedRange]:
     if entry.kind == "verdict":
-        bad = {place for place, result in entry.verdict.items() if result != "good"}
-        ensure(
-            bad == {one.partition for one in entry.failed_ranges}, "a bad verdict says what is bad"
-        )
-        again_good = [
-            one
-            for one in ledger.failed_ranges
-            if 0 <= one.replaced_by_sequence <= entry.judged_until
-            and one.partition in entry.verdict
-        ]
-        kept = [one for one in ledger.failed_ranges if one not in again_good]
-        again = {(one.partition, one.files) for one in entry.failed_ranges}
-        return [
-            *(one for one in kept if (one.partition, one.files) not in again),
-            *entry.failed_ranges,
-        ]
+        return _failed_ranges_after_verdict(entry, ledger)
     if entry.kind == "accept" and entry.judged_until >= 0:
-        return [one for one in ledger.failed_ranges if one.judged_until > entry.judged_until]
+        accepted_until = entry.judged_until
+        return [failed for failed in ledger.failed_ranges if failed.judged_until > accepted_until]
     if entry.kind in ("repair", "compact"):
         changes = {str(change.partition): change for change in entry.changes}
-        return [
-            _after_replacement(one, entry, changes.get(one.partition), ledger.sequence)
-            for one in ledger.failed_ranges
-        ]
+        failed_ranges = []
+        for failed in ledger.failed_ranges:
+            change = changes.get(failed.partition)
+            failed_ranges.append(_after_replacement(failed, entry, change, ledger.sequence))
+        return failed_ranges
     return list(ledger.failed_ranges)
+
+
+def _failed_ranges_after_verdict(entry: Entry, ledger: Ledger) -> list[FailedRange]:
+    """The failed ranges after a check: those that it did not find good again, and its own."""
+    bad_partitions = {name for name, result in entry.verdict.items() if result != "good"}
+    failed_partitions = {failed.partition for failed in entry.failed_ranges}
+    ensure(bad_partitions == failed_partitions, "a bad verdict says what is bad")
+    failed_again = {(failed.partition, failed.files) for failed in entry.failed_ranges}
+    failed_ranges = []
+    for failed in ledger.failed_ranges:
+        was_judged_again = failed.partition in entry.verdict
+        was_replaced = 0 <= failed.replaced_by_sequence <= entry.judged_until
+        if was_judged_again and was_replaced:
+            # What came in place of its files was judged now. If it is bad, the entry says so.
+            continue
+        if (failed.partition, failed.files) not in failed_again:
+            failed_ranges.append(failed)
+    failed_ranges.extend(entry.failed_ranges)
+    return failed_ranges
 
 
 def _after_replacement(
     failed_range: FailedRange, entry: Entry, change: Change | None, sequence: int
 ) -> FailedRange:
-    """A failed stretch after files left the table."""
-    left = tuple(path for path in failed_range.files if path not in entry.removed_paths)
+    """A failed range after a repair or a compaction removed files from the table."""
+    remaining = tuple(path for path in failed_range.files if path not in entry.removed_paths)
     if entry.kind == "compact":
-        if change is None or left == failed_range.files:
+        if change is None or remaining == failed_range.files:
             return failed_range
-        within = [
-            one.path
-            for one in change.records
-            if one.first_offset < failed_range.until and one.last_offset >= failed_range.start
-        ]
-        return replace(failed_range, files=(*left, *within))
-    again = (
-        not failed_range.files
-        and change is not None
-        and 0 <= change.replaced_from <= failed_range.start
-    )
-    gone = bool(failed_range.files) and not left
-    return replace(
-        failed_range,
-        files=left,
-        replaced_by_sequence=sequence if gone or again else failed_range.replaced_by_sequence,
-    )
+        merged_into = _paths_within(failed_range, change)
+        return replace(failed_range, files=(*remaining, *merged_into))
+    if failed_range.files:
+        is_replaced = not remaining
+    else:
+        # Without files to go by: the repair wrote everything from before the range again.
+        is_replaced = change is not None and 0 <= change.replaced_from <= failed_range.start
+    if is_replaced:
+        return replace(failed_range, files=remaining, replaced_by_sequence=sequence)
+    return replace(failed_range, files=remaining)
+
+
+def _paths_within(failed_range: FailedRange, change: Change) -> list[str]:
+    """The new record files of a change that overlap with a failed range."""
+    return [
+        file.path
+        for file in change.records
+        if file.first_offset < failed_range.until and file.last_offset >= failed_range.start
+    ]
 
 
 def _judged_until(entry: Entry, ledger: Ledger) -> int:
-    """An entry that leaves nothing to judge counts as judged with what was before it."""
-    before = max(ledger.judged_until, entry.judged_until if entry.kind == "verdict" else -1)
-    return (
-        ledger.sequence if before == ledger.sequence - 1 and has_nothing_to_judge(entry) else before
-    )
+    """The entry up to which all was judged. An entry that leaves nothing to judge counts as judged
+    if everything before it was.
+    """
+    judged_until = ledger.judged_until
+    if entry.kind == "verdict":
+        judged_until = max(judged_until, entry.judged_until)
+    if judged_until == ledger.sequence - 1 and has_nothing_to_judge(entry):
+        return ledger.sequence
+    return judged_until
