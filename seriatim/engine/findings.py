@@ -1,9 +1,10 @@
-"""Integrity: findings as values, and the verdict each tier gives on them.
+"""Findings: what may be wrong with the data, and what each tier does about it.
 
-A finding is what is wrong with the data, named by stream, topic, partition and offset. A tier says
-what follows: `count` it, `drop` the message, `halt` the partition, or set the session aside.
+A finding names the stream, topic, partition and offset where something is wrong. The tier of the
+stream says what follows: `count` it, `drop` the message, or `halt`, which stops the partition or
+sends the session into quarantine.
 
-Next room: fold.py meets findings; ledger.py remembers them.
+Next: engine/fold.py reports findings; ledger/model.py stores them.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from seriatim.errors import IntegrityError, ensure, render_screen
-from seriatim.kafka.retention import format_duration
 
 Tier = Literal["none", "once", "order", "window", "strict"]
 TIERS: tuple[Tier, ...] = ("none", "once", "order", "window", "strict")
+OnPoison = Literal["quarantine", "halt", "skip"]
+"""What a stream does about a message that cannot be decoded."""
 FindingScope = Literal["stream", "partition", "session"]
 FindingAction = Literal["count", "drop", "halt", "wait", "heal"]
 
 FINDINGS_REPORTED_MAX = 100
-"""Findings listed per partition and slice; beyond it they are counted."""
+"""Findings of one level that are listed per partition and slice. Further ones are only counted."""
 
 _TIER_TABLE: dict[str, tuple[FindingAction, ...]] = {
     # finding         none     once     order    window   strict
@@ -42,7 +44,9 @@ _TIER_TABLE: dict[str, tuple[FindingAction, ...]] = {
 TIER_ACTIONS: dict[str, dict[Tier, FindingAction]] = {
     kind: dict(zip(TIERS, row, strict=True)) for kind, row in _TIER_TABLE.items()
 }
-"""DESIGN: the tier table. `halt` is narrow: the partition, or the session (quarantine)."""
+"""The tier table: what each tier does about each finding. `halt` stops only the partition, or only
+the session (quarantine).
+"""
 
 FINDING_TITLES = {
     "gap": "GapError",
@@ -77,30 +81,32 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     touched: str = ""
     level: Literal["error", "warning"] = "error"
     sequence: int = -1
-    """Check: the ledger entry up to which it was judged."""
+    """Of a check: the ledger entry up to which it looked."""
     log_end: int = -1
-    """Truncated: where Kafka's log ends now."""
+    """Of a truncated log: where Kafka's log ends now."""
     time_left_seconds: int | None = None
-    """Until Kafka drops the message at its partition's frontier, when it was told."""
+    """How long, when it was reported, until Kafka deletes the message at the frontier."""
 
     def __post_init__(self) -> None:
         ensure(self.finding in FINDING_TITLES, "unknown finding", finding=self.finding)
 
     @property
     def scope(self) -> FindingScope:
-        """What it hurts: a session, a partition, or the stream."""
+        """What it is about: a session, a partition, or the stream."""
         if self.session is not None:
             return "session"
         return "partition" if self.partition >= 0 else "stream"
 
     @property
     def partition_name(self) -> str:
-        """Where, as people write it."""
-        return f"{self.topic}/{self.partition}" if self.partition >= 0 else self.topic
+        """The partition as people write it; the topic alone if there is no partition."""
+        if self.partition < 0:
+            return self.topic
+        return f"{self.topic}/{self.partition}"
 
     @property
     def advice_key(self) -> str:
-        """Which of the pieces of advice in `FINDING_ADVICE` is about it."""
+        """The key of its advice in `FINDING_ADVICE`."""
         kind = self.finding
         if kind == "poison" and self.level == "warning":
             return "skipped"
@@ -117,16 +123,16 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def advice(self, stream: str) -> str:
         """What to do about it."""
-        named = {
-            "place": self.partition_name,
-            "topic": self.topic,
-            "expected": self.expected,
-            "sequence": self.sequence,
-        }
-        return FINDING_ADVICE[self.advice_key].format(stream=stream, **named)
+        return FINDING_ADVICE[self.advice_key].format(
+            stream=stream,
+            place=self.partition_name,
+            topic=self.topic,
+            expected=self.expected,
+            sequence=self.sequence,
+        )
 
     def to_dict(self, stream: str) -> dict[str, Any]:
-        """As one JSON object for scripts."""
+        """The finding as one JSON object for scripts."""
         return {
             "finding": self.finding,
             "level": self.level,
@@ -143,26 +149,31 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
         }
 
     def render(self, stream: str) -> str:
-        """As a person reads it: one screen."""
-        at = f" at offset {self.offset}" if self.offset >= 0 else ""
-        of = f" (session {printable_session(self.session)})" if self.session is not None else ""
-        headline = f"{FINDING_TITLES[self.finding]}: {stream} {self.partition_name or 'records table'}: {self.finding}{at}{of}"
+        """The finding as a text of one screen for people."""
+        title = FINDING_TITLES[self.finding]
+        where = self.partition_name or "records table"
+        headline = f"{title}: {stream} {where}: {self.finding}"
+        if self.offset >= 0:
+            headline += f" at offset {self.offset}"
+        if self.session is not None:
+            headline += f" (session {printable_session(self.session)})"
+        time_left = ""
+        if self.time_left_seconds is not None:
+            time_left = format_duration(self.time_left_seconds)
         facts = {
             "expected": self.expected,
             "found": self.found,
             "cause": self.cause,
             "touched": self.touched,
-            "time_left": ""
-            if self.time_left_seconds is None
-            else format_duration(self.time_left_seconds),
+            "time_left": time_left,
             "next": self.advice(stream),
         }
         return render_screen(headline, {label: shorten(fact) for label, fact in facts.items()})
 
 
 class FindingsError(IntegrityError):
-    """A command failed by findings or by a check's verdict: the ledger has them, and alerts tell
-    them by themselves.
+    """A command failed because of findings or a check's verdict. The ledger has them already, and
+    alerts report them from there.
     """
 
     def __init__(
@@ -170,36 +181,36 @@ class FindingsError(IntegrityError):
     ) -> None:
         super().__init__(message, next=next, **fields)
         self.findings = tuple(findings)
-        """Those that are new; none, where an earlier verdict stops the stream."""
+        """The findings that are new. None if an earlier verdict stops the stream."""
 
 
 class GapMark(
     Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"closed_by": "closed"}
 ):
-    """Where output stops, or begins again, to be what it should: a gap's edge, for the ledger and
-    the gaps table.
+    """One end of a gap, for the ledger and the gaps table: where output begins to be wrong, or is
+    right again.
     """
 
     finding: str
     offset: int
-    """Opened: the first offset whose output is not to be trusted. Closed: the first that is right
-    again.
+    """The first offset whose output is not to be trusted; of a mark that closes, the first offset
+    whose output is right again.
     """
     session: str | None = None
     """None: all sessions of the partition."""
     until: int = -1
-    """A gap that is closed as soon as it is known, such as missing offsets: its end."""
+    """The end of a gap that is closed as soon as it is known, such as missing offsets."""
     cause: str = ""
     closed_by: str = ""
-    """What closed it: snapshot, repair, forward, hand. Empty: this mark opens."""
+    """What closed the gap: snapshot, repair, forward, hand. Empty: this mark opens a gap."""
     quarantined: bool = False
-    """Whether the session's messages are set aside meanwhile."""
+    """Whether the session's messages are quarantined meanwhile."""
     topic_id: str = ""
-    """Of the topic's earlier life, where it is of that; empty: as the change says."""
+    """The topic id, if the gap is in the topic's earlier life. Empty: the topic id of the change."""
 
 
 FORWARD = ("expired", "poison")
-"""Advice that offers `repair --forward`."""
+"""Keys of the advice that offers `repair --forward`."""
 FINDING_ADVICE = {
     "gap": "seriatim repair {stream} --partition {place}\n"
     "looks again and says what is gone. The partition waits and loses nothing; the other partitions go on",
@@ -238,53 +249,69 @@ for _kind in ("sequence gap", "repeat", "disorder", "moved session", "preconditi
 
 
 def shorten(text: str | None, length: int = 400) -> str:
-    """At most `length` characters on one screen, control characters made visible."""
-    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text or "")
-    return shown if len(shown) <= length else f"{shown[:length]}… ({len(shown)} characters)"
+    """The text with control characters made visible, cut to `length` characters."""
+    visible = "".join(
+        character if character.isprintable() or character == "\n" else repr(character)[1:-1]
+        for character in text or ""
+    )
+    if len(visible) <= length:
+        return visible
+    return f"{visible[:length]}… ({len(visible)} characters)"
 
 
 def printable_session(session: str) -> str:
-    """A session's name within a line: it cannot end the line and go on as if it were ours, and no
-    name is seen, too.
-    """
+    """A session's name for use within a line. It cannot end the line, and an empty name is visible."""
     return shorten(session.replace("\n", "\\n")) or "''"
 
 
 def shell_quote(text: str) -> str:
-    """A word of a command that people paste, so that a shell takes any name for itself and runs
-    nothing of it.
-    """
+    """A word of a command that people paste. The shell takes it as one word and runs nothing of it."""
     if re.fullmatch(r"[A-Za-z0-9_@%+=:,./-]+", text):
         return text
     if text.isprintable():
         return "'" + text.replace("'", "'\"'\"'") + "'"
-    plain = (
-        c if c.isprintable() else "".join(f"\\x{byte:02x}" for byte in c.encode()) for c in text
-    )
-    told = {"\\": "\\\\", "'": "\\'"}
-    return "$'" + "".join(told.get(part, part) for part in plain) + "'"
+    # Control characters need the form $'…', in which a backslash escapes.
+    escaped = ""
+    for character in text:
+        if character in ("\\", "'"):
+            escaped += "\\" + character
+        elif character.isprintable():
+            escaped += character
+        else:
+            escaped += "".join(f"\\x{byte:02x}" for byte in character.encode())
+    return f"$'{escaped}'"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration as people read it: 61 h 20 min."""
+    minutes, rest_seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    if minutes:
+        return f"{minutes} min {rest_seconds} s"
+    return f"{rest_seconds} s"
 
 
 def tier_action(kind: str, tier: Tier) -> FindingAction:
-    """What a tier does about a finding. Poison has its own rule, `on_poison`."""
+    """What a tier does about a finding. For poison there is no tier, but `OnPoison`."""
     return TIER_ACTIONS[kind][tier]
 
 
 def new_findings_error(stream: str, findings: list[Finding]) -> FindingsError:
     """The error for findings that are new in this run."""
     ensure(bool(findings), "no findings, no failure")
-    places = sorted({finding.partition_name or "the records table" for finding in findings})
-    more = (
-        " or more"
-        if any(
-            count >= FINDINGS_REPORTED_MAX
-            for count in Counter(f.partition_name for f in findings).values()
-        )
-        else ""
-    )
+    names = [finding.partition_name or "the records table" for finding in findings]
+    distinct_names = sorted(set(names))
+    partitions = ", ".join(distinct_names[:5])
+    if len(distinct_names) > 5:
+        partitions += f" and {len(distinct_names) - 5} more"
+    count = str(len(findings))
+    if max(Counter(names).values()) >= FINDINGS_REPORTED_MAX:
+        count += " or more"
+    noun = "finding" if len(findings) == 1 else "findings"
     return FindingsError(
-        f"{stream}: {len(findings)}{more} new finding{'s' * (len(findings) > 1)} in {', '.join(places[:5])}"
-        + (f" and {len(places) - 5} more" if len(places) > 5 else ""),
+        f"{stream}: {count} new {noun} in {partitions}",
         findings=findings,
         next=f"read the findings above; `seriatim status {stream}` shows what waits",
     )

@@ -1,6 +1,6 @@
-"""Sessions while they are folded, and what folding a stretch gives. Values only.
+"""Sessions while they are folded, and the output of folding a batch. Values only.
 
-Next room: fold.py walks; storage/state_files.py keeps sessions between slices.
+Next: engine/fold.py changes them; storage/state_files.py keeps sessions between slices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from seriatim.engine.messages import MessageBatch
 
 
 class WaitingMessage(Struct, frozen=True, array_like=True):
-    """A message that came before its turn."""
+    """A message that came before its turn and waits in the window."""
 
     sequence: int
     offset: int
@@ -25,24 +25,24 @@ class WaitingMessage(Struct, frozen=True, array_like=True):
 
 
 class Session(Struct, kw_only=True):
-    """One session during a fold. `saved` is decoded when first needed."""
+    """One session during a fold."""
 
     state: Any = None
+    """The decoded state. `state_bytes` is decoded when the first message comes."""
     state_bytes: bytes | None = None
     state_version: int = 0
     sequence: int | None = None
     snapshot_sequence: int | None = None
-    """The sequence of the last snapshot: what is below was never ours to see."""
+    """The sequence of the last snapshot. Lower sequences are from before the session began."""
     snapshot_fingerprint: bytes = b""
-    """Of the last snapshot: to know it again."""
+    """A hash of the last snapshot, to recognize it when it is sent again."""
     missing_sequences: list[tuple[int, int]] = field(default_factory=list)
-    """Sequences passed over since the last snapshot, [from, until)."""
+    """Ranges of sequences that were passed over since the last snapshot, half-open."""
     waiting_messages: list[WaitingMessage] = field(default_factory=list)
-    """Tier window: messages that came before their turn, by sequence."""
+    """Tier window: messages that came before their turn, ordered by sequence."""
     damaged_since_offset: int = -1
     """The offset since which the session's output is not to be trusted."""
     messages_since_snapshot: int = 0
-    """Messages since the last snapshot."""
     snapshot_timestamp: int = -1
     snapshot_distance_ms: int = 0
     """The longest time from the last snapshot to a message after it."""
@@ -57,37 +57,50 @@ class Session(Struct, kw_only=True):
     """Whether `state` is decoded, live, and may be applied to."""
     is_touched: bool = False
     is_undoable: bool = False
-    """The machine raised on this session in an earlier try: check and undo message by message."""
+    """The machine raised on this session in an earlier try. So in this try each message is checked
+    and can be undone.
+    """
+
+    @property
+    def has_state(self) -> bool:
+        """Whether there is a state, decoded or as bytes."""
+        return self.state_bytes is not None or self.state is not None
 
 
 class QuarantinedMessage(Struct, frozen=True):
-    """A message without effect, kept for a later repair: position in its stretch, and why."""
+    """A message that had no effect and is stored for a later repair: its position in the batch, and
+    why.
+    """
 
     position: int
     session: str
     finding: str
     cause: str
     waiting_message: WaitingMessage | None = None
-    """The message itself, where it waited in a window and is not that of its position."""
+    """The message itself, if it waited in a window. Then it is not the message at `position`."""
 
     def to_row(self, batch: MessageBatch) -> dict[str, Any]:
-        """The message whole, and why it had no effect. Headers of one that waited are not known any
+        """All of the message, and why it had no effect. If it waited, its headers are not known any
         more.
         """
-        i, waited, headers = self.position, self.waiting_message, None
-        if waited is None:
-            offset, time, key, value = (
-                batch.start + i,
-                batch.timestamps[i],
-                batch.keys[i],
-                batch.values[i],
-            )
-            headers = None if batch.headers is None else batch.headers[i]
+        waited = self.waiting_message
+        headers = None
+        if waited is not None:
+            offset = waited.offset
+            timestamp = waited.timestamp
+            key = waited.key
+            value = waited.value
         else:
-            offset, time, key, value = waited.offset, waited.timestamp, waited.key, waited.value
+            i = self.position
+            offset = batch.start + i
+            timestamp = batch.timestamps[i]
+            key = batch.keys[i]
+            value = batch.values[i]
+            if batch.headers is not None:
+                headers = batch.headers[i]
         return {
             "offset": offset,
-            "timestamp": int(time),
+            "timestamp": int(timestamp),
             "session": self.session,
             "key": key,
             "value": value,
@@ -98,21 +111,21 @@ class QuarantinedMessage(Struct, frozen=True):
 
 
 class ColumnarRecords(Struct, frozen=True):
-    """Records that were made in columns, one per message: the positions of their messages, and
-    Arrow's arrays.
+    """Records in Arrow arrays, as a compiled fold makes them: the positions of their messages, and
+    the columns.
     """
 
     positions: Any
     sessions: Any
     sequences: Any
     columns: Sequence[Any]
-    """The machine's own."""
+    """The machine's own columns."""
     indexes: Any = None
-    """Their numbers within their messages, where a message may have several."""
+    """The numbers of the records within their messages. None: each message has one record."""
 
 
 class FoldOutput(Struct):
-    """What one stretch gave: records in columns by position, and messages set aside."""
+    """The output of one batch: records in columns, and quarantined messages."""
 
     positions: list[int] = field(default_factory=list)
     indexes: list[int] = field(default_factory=list)
@@ -121,12 +134,17 @@ class FoldOutput(Struct):
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     quarantined_messages: list[QuarantinedMessage] = field(default_factory=list)
     source_messages: dict[int, WaitingMessage] = field(default_factory=dict)
-    """Records of messages that waited: row to message. The others come from the message of their
-    position.
+    """The messages of records whose message waited in the window, by row. All other records come
+    from the message at their position.
     """
     consumed_messages: int = 0
     columnar_records: ColumnarRecords | None = None
-    """Records of messages that were folded in bulk; those above are of the others."""
+    """Records of messages that a compiled fold has folded. The lists above are of the others."""
+
+    def add_records(self, position: int, records: Sequence[tuple[Any, ...]]) -> None:
+        """Add the records of the message at this position."""
+        self.positions += [position] * len(records)
+        self.rows += records
 
     def name_records(self, names: Sequence[str | None], sequences: Sequence[int | None]) -> None:
         """Give each record its session, its sequence and its number within its message."""
@@ -159,7 +177,9 @@ class SessionEndRecords(Struct):
     def add(
         self, name: str, session: Session, first_index: int, rows: Sequence[tuple[Any, ...]]
     ) -> None:
-        """Records of one session, counted from `first`, as of its last message."""
+        """Add the records of one session, numbered from `first_index`, with the timestamp and
+        sequence of its last message.
+        """
         count = len(rows)
         self.indexes += range(first_index, first_index + count)
         self.timestamps += [session.timestamp] * count
@@ -173,22 +193,22 @@ class Counts(Struct, rename={"message_bytes": "bytes", "other_records": "others"
 
     messages: int = 0
     message_bytes: int = 0
-    """Of their keys and values."""
+    """The size of their keys and values."""
     records: int = 0
-    """Of the table `records`."""
+    """Records of the table `records`."""
     other_records: dict[str, int] = field(default_factory=dict)
-    """Of the machine's other tables, by name."""
+    """Records of the machine's other tables, by table."""
     headless: int = 0
     snapshots: int = 0
     first_snapshot: int = -1
     last_snapshot: int = -1
     quarantined: int = 0
-    """Sessions set aside."""
+    """Sessions that went into quarantine."""
     released: int = 0
     ended: int = 0
     """Sessions that expired."""
     distance_messages: int = 0
     """The most messages between two snapshots of one session."""
     distance_ms: int = 0
-    """The longest time between them, by the messages' own."""
+    """The longest time between two snapshots of one session, by the messages' timestamps."""
     findings: dict[str, int] = field(default_factory=dict)

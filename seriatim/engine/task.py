@@ -18,10 +18,9 @@ import msgspec
 from msgspec import Struct, field
 
 from seriatim.engine.crash_points import crash_point
-from seriatim.engine.findings import Finding, GapMark, Tier
+from seriatim.engine.findings import Finding, GapMark, OnPoison, Tier
 from seriatim.engine.fold import NO_LIMITS, Fold, Limits
 from seriatim.engine.holes import HolePassage
-from seriatim.engine.judge import OnPoison
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition

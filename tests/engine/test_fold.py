@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from seriatim.engine.findings import Tier
+from seriatim.engine.findings import OnPoison, Tier
 from seriatim.engine.fold import Fold
-from seriatim.engine.judge import OnPoison
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Counts, Session

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from seriatim.engine.findings import FINDINGS_REPORTED_MAX
+from seriatim.engine.findings import FINDINGS_REPORTED_MAX, OnPoison
 from seriatim.engine.fold import Fold
-from seriatim.engine.judge import OnPoison
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.session import Session
 from seriatim.errors import ConfigError

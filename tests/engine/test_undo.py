@@ -11,7 +11,7 @@ import pytest
 from msgspec import Struct
 
 from seriatim.engine import undo
-from seriatim.engine.judge import Judge
+from seriatim.engine.fold import Fold
 from seriatim.engine.machine import Machine, UserMachine
 from seriatim.engine.offsets import Partition
 from seriatim.stream import parse_stream
@@ -164,11 +164,11 @@ def test_repeating_messages_gives_what_saving_each_state_gives(
     messages = random_messages(seed, tier)
     by_slice = {size: world_of(messages, size, tier) for size in (7, 31, 1_000)}
 
-    def save_each(judge: Judge, name: str, _offset: int) -> None:
-        if not judge.sessions[name].is_undoable:
-            judge.half_changed_sessions[name] = undo.EACH_MESSAGE
+    def save_each(fold: Fold, name: str, _offset: int) -> None:
+        if not fold.sessions[name].is_undoable:
+            fold.half_changed_sessions[name] = undo.EACH_MESSAGE
 
-    monkeypatch.setattr(Judge, "distrust", save_each)
+    monkeypatch.setattr(Fold, "distrust", save_each)
     for size, seen in by_slice.items():
         assert seen == world_of(messages, size, tier)
     assert by_slice[7]["rows"] == by_slice[1_000]["rows"], "slicing changes nothing"
