@@ -1,48 +1,34 @@
-"""What is hurt: found by looking, and turned into the parts of a plan.
+"""Find the damage in a stream: what has to be folded again, partition by partition.
 
-Files that are not as committed, sessions in quarantine, partitions that wait, partitions whose
-check failed; or what a person names. What is wrong in one partition is mended together; where that
-cannot be, each by itself. What cannot be mended is a note that says what to do instead, not an
-error, unless a person asked for exactly that.
+Damage is one of these: a file that is not as committed, a session in quarantine, a range whose
+check failed, a log that was cut. What a person names in a request counts as damage too. This
+module only reads. What can be done about the damage is decided elsewhere.
 
-Next room: operations/repair/plan.py has the parts; operations/repair/repair.py applies them.
+Next: operations/repair/planner.py turns damage into the actions of a plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
-from seriatim.engine.holes import LOSS_FINDINGS as LOSSES
-from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.errors import ConfigError, IntegrityError, SeriatimError
-from seriatim.ledger.history import PartitionHistory
-from seriatim.ledger.model import Account, File, Halt
-from seriatim.operations.repair.forward import plan_forward
-from seriatim.operations.repair.lost_messages import LossDetector, MessageLoss
-from seriatim.operations.repair.plan import (
-    Damage,
-    ForwardAction,
-    LiftHaltAction,
-    RebuildStateAction,
-    RefoldAction,
-    RepairAction,
-    RepairRequest,
-    merge_damages,
-)
-from seriatim.operations.repair.refold import lost_messages_error
-from seriatim.operations.repair.refold_rules import END_OFFSET, RefoldRequest, Rewind
-from seriatim.operations.repair.rewind import RewindChooser
+from seriatim.engine.offsets import Partition
+from seriatim.engine.session import Session
+from seriatim.errors import ConfigError, IntegrityError
+from seriatim.ledger.history import FileOrigin, PartitionHistory
+from seriatim.ledger.model import Account, File
+from seriatim.operations.repair.plan import Damage, RepairRequest
+from seriatim.operations.repair.refold_rules import RefoldRequest
 from seriatim.operations.run import FoldContext
 from seriatim.operations.slicing import Bounds
-from seriatim.ports import LedgerHead, PastMessageReader
+from seriatim.ports import LedgerHead
 from seriatim.stream import Stream
 
 SESSIONS_NAMED_MAX = 5
-RETRYABLE_HALTS = {"poison": "the message is read again"}
+PARTITIONS_NAMED_MAX = 20
 
 
 class DamageSearch:
-    """Looks for what is hurt in one stream."""
+    """Looks for the damage in one stream, as of one entry of its ledger."""
 
     def __init__(
         self,
@@ -51,228 +37,81 @@ class DamageSearch:
         bounds: Mapping[Partition, Bounds],
         histories: Mapping[Partition, PartitionHistory],
         context: FoldContext,
-        past_reader: PastMessageReader,
         suspects: frozenset[str] = frozenset(),
     ) -> None:
-        self.stream, self.head, self.bounds, self.histories = stream, head, bounds, histories
-        self.ledger, self.context, self.past_reader, self.suspects = (
-            head.ledger,
-            context,
-            past_reader,
-            suspects,
-        )
-        self.notes: list[str] = []
+        self.stream = stream
+        self.head = head
+        self.ledger = head.ledger
+        self.bounds = bounds
+        self.histories = histories
+        self.context = context
+        self.suspects = suspects
+        """Paths of files that an earlier attempt at this repair could not read."""
 
-    def plan_actions(
-        self, request: RepairRequest, chooser: RewindChooser
-    ) -> tuple[list[RepairAction], list[str]]:
-        """What is to be done, and what cannot be."""
-        found = request.start is None and request.session is None and not request.ranges
-        parts: list[RepairAction] = []
-        self.notes = self._unrecoverable_damage_notes() if found and not request.partition else []
-        over: set[Partition] = set()
-        for hurts in filter(None, self._damages_of_request(request)):
-            if not found:
-                parts.append(self._refold_action(hurts, chooser))
-            elif (life := chooser.recreated_topic_error(hurts[0].request.partition)) is not None:
-                self.notes.append(life.render())
-                over.add(hurts[0].request.partition)
-            else:
-                parts += self._repair_actions(hurts, chooser, forward=request.forward)
-        refolded = {part.partition for part in parts}
-        for partition in [] if request.ranges else self._partitions_of_request(request):
-            halt = self.ledger.partitions[str(partition)].halt
-            if halt is None or request.session is not None or partition in over:
-                continue
-            try:
-                if (
-                    part := self._action_for_halt(
-                        partition, halt, request, is_refolded=partition in refolded
-                    )
-                ) is not None:
-                    parts.append(part)
-            except SeriatimError as error:
-                if request.forward and request.partition:
-                    raise
-                self.notes.append(error.render())
-        return parts, self.notes
+    def account(self, partition: Partition) -> Account:
+        """The account of a partition that the ledger knows."""
+        return self.ledger.partitions[str(partition)]
 
-    def _repair_actions(
-        self, damages: Sequence[Damage], chooser: RewindChooser, *, forward: bool
-    ) -> list[RepairAction]:
-        """All of it by one refold; or those that can be mended, with a note of each that cannot."""
-        try:
-            return [self._refold_action(damages, chooser, follows_cut_log=True)]
-        except IntegrityError as error:
-            refused = error
-        if len(damages) == 1 and forward and self._can_rebuild_state(damages[0]):
-            wanted = damages[0].request
-            return [RebuildStateAction(wanted.partition, wanted.until, wanted.reason)]
-        able = (
-            [one for one in damages if self._repair_actions([one], chooser, forward=forward)]
-            if len(damages) > 1
-            else damages
-        )
-        if len(able) < len(damages):
-            return self._repair_actions(able, chooser, forward=forward) if able else []
-        facts = {"hurt": merge_damages(damages).request.reason, **refused.fields}
-        self.notes.append(IntegrityError(refused.message, next=refused.next, **facts).render())
-        return []
+    # The request of a person
 
-    def _can_rebuild_state(self, damage: Damage) -> bool:
-        """Whether state that cannot be folded again is made of what there is: its topic lives, its
-        log was not cut.
-        """
-        partition = damage.request.partition
-        account = self.ledger.partitions[str(partition)]
-        if (
-            not damage.rebuilds_state
-            or partition not in self.bounds
-            or self._is_log_cut(partition, account)
-        ):
-            return False
-        return not self.context.joiner.has_records_in(
-            self._files_written_by_others(),
-            OffsetRange(0, END_OFFSET),
-            (partition, account.topic_id),
-        )
-
-    def _refold_action(
-        self, damages: Sequence[Damage], chooser: RewindChooser, *, follows_cut_log: bool = False
-    ) -> RepairAction:
-        one = merge_damages(damages)
-        rewind = chooser.choose_rewind(
-            one.request, rebuilds_state=one.rebuilds_state, follows_cut_log=follows_cut_log
-        )
-        self._refuse_files_written_by_others(rewind)
-        if one.rebuilds_state:
-            self._refuse_compacted(rewind)
-        return RefoldAction(rewind)
-
-    def _refuse_compacted(self, rewind: Rewind) -> None:
-        """Refuse to fold state again from messages that compaction took out of the middle of the
-        log.
-
-        The log start does not tell, so the range is read. Only topics that compact can lose
-        messages like this.
-        """
-        partition, losses = rewind.partition, list[MessageLoss]()
-        if not self.past_reader.is_compacted(partition.topic):
-            return
-        reading = LossDetector(
-            partition, self.histories[partition].slice_proofs(), self.past_reader
-        ).read_and_detect(rewind.read_range, losses.append)
-        for _ in reading:
-            if losses:
-                break
-        if losses:
-            raise lost_messages_error(self.stream.name, partition, str(losses[0]), is_halted=True)
-
-    def _unrecoverable_damage_notes(self) -> list[str]:
-        """Damaged files that Kafka cannot give back: of a topic's earlier life, or of a partition
-        that is retired.
-        """
-        notes = []
-        for partition, past in self.histories.items():
-            account = self.ledger.partitions[str(partition)]
-            gone = [
-                past.record_files[path]
-                for path in self._active_paths()
-                if path in past.record_files
-            ]
-            gone = [one for one in gone if account.retired or one.topic_id != account.topic_id]
-            for path, why in self.context.joiner.find_damaged_files(
-                [one.file for one in gone], check_digests=False
-            ).items():
-                what = f"{self.stream.name}: record file {path}: {why}"
-                life = (
-                    "its partition is retired"
-                    if account.retired
-                    else "it is of an earlier life of its topic"
-                )
-                notes.append(
-                    IntegrityError(
-                        what, cause=life, next="restore this file from a backup"
-                    ).render()
-                )
-        return notes
-
-    def _refuse_files_written_by_others(self, rewind: Rewind) -> None:
-        """Files that somebody else rewrote hold records of several partitions: none of them can be
-        replaced.
-        """
-        strange = self._files_written_by_others()
-        whose = (rewind.partition, rewind.account.topic_id)
-        if strange and self.context.joiner.has_records_in(
-            strange, OffsetRange(rewind.start, END_OFFSET), whose
-        ):
-            raise rewritten_files_error(self.stream.name, rewind.partition, strange)
-
-    def _files_written_by_others(self) -> list[File]:
-        known = {path for past in self.histories.values() for path in past.record_files}
-        return [
-            file for file in self.context.ledger.active_files(self.head) if file.path not in known
-        ]
-
-    def _partitions_of_request(self, request: RepairRequest) -> list[Partition]:
-        """The partitions that a request is about."""
+    def partitions_of_request(self, request: RepairRequest) -> list[Partition]:
+        """The partitions that a request is about. A partition that was never read is refused."""
         if not request.partition:
-            return [
-                p
-                for p in self.ledger.known_partitions()
-                if not self.ledger.partitions[str(p)].retired
-            ]
+            known_partitions = self.ledger.known_partitions()
+            return [p for p in known_partitions if not self.account(p).retired]
         partition = Partition.parse(request.partition)
         if self.ledger.account(partition) is None:
-            known = ", ".join(map(str, self.ledger.known_partitions()[:20]))
+            known_partitions = self.ledger.known_partitions()[:PARTITIONS_NAMED_MAX]
             raise ConfigError(
                 f"{self.stream.name}: {partition} was never read",
-                known=known,
+                known=", ".join(map(str, known_partitions)),
                 next="name one of these partitions",
             )
         return [partition]
 
-    def _damages_of_request(self, request: RepairRequest) -> Iterable[list[Damage]]:
-        """What is folded again, partition by partition. What a person named is widened by what is
-        damaged in it.
+    def damages_by_partition(self, request: RepairRequest) -> Iterator[list[Damage]]:
+        """What has to be folded again: one list for each partition that has any damage.
+
+        A range that a person named is widened by the suspect files in its partition. If nothing
+        was named, the partitions of the request are searched.
         """
-        asked: list[RefoldRequest] = []
-        for place, (start, until) in sorted(request.ranges.items()):
-            asked.append(
-                RefoldRequest(
-                    partition=Partition.parse(place), start=start, until=until, reason="backfill"
-                )
+        named_refolds = self._refolds_of_request(request)
+        for refold in named_refolds:
+            suspect_files = self._damaged_record_files(refold.partition, self.suspects)
+            yield [Damage(request=refold), *suspect_files]
+        if named_refolds:
+            return
+        # A digest means reading the whole file: that is done only where a person named the
+        # partition. Otherwise the size of a file has to do, except for suspect files.
+        check_digests = bool(request.partition)
+        for partition in self.partitions_of_request(request):
+            damages = self._damages_of_partition(partition, check_digests=check_digests)
+            if damages:
+                yield damages
+
+    def _refolds_of_request(self, request: RepairRequest) -> list[RefoldRequest]:
+        """The ranges that a person named: of a backfill, of a session, or from an offset on."""
+        refolds: list[RefoldRequest] = []
+        for partition_name, (start, until) in sorted(request.ranges.items()):
+            partition = Partition.parse(partition_name)
+            refolds.append(
+                RefoldRequest(partition=partition, start=start, until=until, reason="backfill")
             )
         if request.start is not None or request.session is not None:
-            asked.append(self._refold_of_request(request))
-        for wanted in asked:
-            yield [
-                Damage(request=wanted),
-                *self._record_file_damages(wanted.partition, self.suspects),
-            ]
-        for partition in [] if asked else self._partitions_of_request(request):
-            yield self._damages_of_partition(partition, check_digests=bool(request.partition))
+            refolds.append(self._refold_of_named_session_or_offset(request))
+        return refolds
 
-    def _refold_of_request(self, request: RepairRequest) -> RefoldRequest:
-        """What a person named: a session, or a partition from an offset on."""
-        partition = self._partition_of_request(request)
-        account = self.ledger.partitions[str(partition)]
-        start, sessions = request.start, None
+    def _refold_of_named_session_or_offset(self, request: RepairRequest) -> RefoldRequest:
+        """The refold of a session, or of a partition from an offset on, up to the frontier."""
+        partition = self._partition_of_named_session_or_offset(request)
+        account = self.account(partition)
+        start = request.start
+        sessions = None
         if request.session is not None:
             sessions = (request.session,)
-            found = self.context.open_state().load(account.state, sessions).get(request.session)
-            if found is None:
-                raise ConfigError(
-                    f"{self.stream.name}: there is no session {request.session!r} in {partition}",
-                    next=f"`seriatim state {self.stream.name} SESSION` looks for sessions",
-                )
-            if start is None and found is not None:
-                start = (
-                    found.finding_offset
-                    if found.finding is not None
-                    else found.damaged_since_offset
-                )
-                start = None if start < 0 else start
+            session = self._load_session(partition, request.session)
+            if start is None:
+                start = _damage_offset_of_session(session)
         if start is None:
             raise ConfigError(
                 f"{self.stream.name}: nothing is known to be wrong with session {request.session!r}",
@@ -284,15 +123,29 @@ class DamageSearch:
                 allowed=f"{account.initial_frontier} to {account.frontier - 1}",
                 next="choose an offset that was folded; `seriatim run` folds what comes after",
             )
-        why = f"from offset {start} on, as asked"
         return RefoldRequest(
-            partition=partition, start=start, until=account.frontier, sessions=sessions, reason=why
+            partition=partition,
+            start=start,
+            until=account.frontier,
+            sessions=sessions,
+            reason=f"from offset {start} on, as asked",
         )
 
-    def _partition_of_request(self, request: RepairRequest) -> Partition:
-        """Where the named session lives, or the named partition."""
+    def _load_session(self, partition: Partition, name: str) -> Session:
+        """The state of a session in a partition. A session that is not there is refused."""
+        state_files = self.account(partition).state
+        session = self.context.open_state().load(state_files, (name,)).get(name)
+        if session is None:
+            raise ConfigError(
+                f"{self.stream.name}: there is no session {name!r} in {partition}",
+                next=f"`seriatim state {self.stream.name} SESSION` looks for sessions",
+            )
+        return session
+
+    def _partition_of_named_session_or_offset(self, request: RepairRequest) -> Partition:
+        """The partition that was named, or the one in which the named session lives."""
         if request.partition:
-            return self._partitions_of_request(request)[0]
+            return self.partitions_of_request(request)[0]
         if request.session is None:
             raise ConfigError(
                 f"{self.stream.name}: --from needs to know where",
@@ -302,221 +155,221 @@ class DamageSearch:
         homes = [
             partition
             for partition in self.ledger.known_partitions()
-            if state.find_names(self.ledger.partitions[str(partition)].state, [request.session])
+            if state.find_names(self.account(partition).state, [request.session])
         ]
         if len(homes) != 1:
             listed = ", ".join(map(str, homes)) or "none"
             raise ConfigError(
-                f"{self.stream.name}: session {request.session!r} lives in {len(homes)} partitions: {listed}",
+                f"{self.stream.name}: session {request.session!r} lives in {len(homes)} partitions:"
+                f" {listed}",
                 next="say which with --partition TOPIC/NUMBER; `seriatim state` looks at sessions",
             )
         return homes[0]
 
+    # The damage of one partition
+
     def _damages_of_partition(self, partition: Partition, *, check_digests: bool) -> list[Damage]:
-        """What is wrong with a partition's files, checks and sessions."""
-        account = self.ledger.partitions[str(partition)]
-        damaged = self.context.joiner.find_damaged_files(account.state)
-        hurts = [
-            *self._record_file_damages(
-                partition, self._suspect_paths(), check_all_files=True, check_digests=check_digests
-            )
-        ]
-        hurts += self._failed_check_damages(partition, account)
-        if self._is_log_cut(partition, account):
-            cut = account.halt.log_end if account.halt is not None else -1
-            end = min(self.bounds[partition].log_end, cut if cut >= 0 else account.frontier)
-            hurts.append(
-                _damage_of_range(
-                    partition, end, account.frontier, f"the log was cut at offset {end}"
-                )
-            )
-        if damaged:
-            path, why = next(iter(damaged.items()))
-            at = account.frontier
-            hurts.append(
-                _damage_of_range(
-                    partition, at, at, f"state file {path}: {why}", rebuilds_state=True
-                )
+        """All damage of a partition: its record files, its checks, its log, its state."""
+        account = self.account(partition)
+        damaged_state_files = self.context.joiner.find_damaged_files(account.state)
+        damages = self._damaged_record_files(
+            partition, self._suspect_paths(), check_all_files=True, check_digests=check_digests
+        )
+        damages += self._failed_checks(partition)
+        if self.is_log_cut(partition):
+            damages.append(self._cut_log_damage(partition))
+        if damaged_state_files:
+            path, defect = next(iter(damaged_state_files.items()))
+            reason = f"state file {path}: {defect}"
+            frontier = account.frontier
+            damages.append(
+                _damage_of_range(partition, frontier, frontier, reason, rebuilds_state=True)
             )
         elif account.quarantined:
-            hurts += self._quarantine_damage(partition, account)
-        return hurts
+            # Only where the state is intact: which sessions are in quarantine stands in it.
+            damages += self._quarantined_sessions(partition)
+        return damages
 
-    def _quarantine_damage(self, partition: Partition, account: Account) -> Iterable[Damage]:
-        """Sessions in quarantine: they alone are folded again."""
-        hurt = self.context.open_state().quarantined_sessions(account.state)
-        if hurt:
-            names = ", ".join(sorted(hurt)[:SESSIONS_NAMED_MAX]) + (
-                ", …" if len(hurt) > SESSIONS_NAMED_MAX else ""
-            )
-            offsets = [session.finding_offset for session in hurt.values()]
-            wanted = RefoldRequest(
-                partition=partition,
-                start=min(offsets),
-                until=account.frontier,
-                sessions=tuple(sorted(hurt)),
-                reason=f"{len(hurt)} sessions in quarantine: {names}",
-            )
-            yield Damage(request=wanted, damaged_until=max(offsets) + 1)
+    def _cut_log_damage(self, partition: Partition) -> Damage:
+        """What was folded beyond the end of a log that was cut."""
+        account = self.account(partition)
+        end = min(self.bounds[partition].log_end, account.frontier)
+        if account.halt is not None and account.halt.log_end >= 0:
+            # Producers may have written again since the halt. What counts is where the cut was.
+            end = min(self.bounds[partition].log_end, account.halt.log_end)
+        reason = f"the log was cut at offset {end}"
+        return _damage_of_range(partition, end, account.frontier, reason)
 
-    def _record_file_damages(
+    def is_log_cut(self, partition: Partition) -> bool:
+        """Whether the log ends before what was folded, or did when the partition halted."""
+        account = self.account(partition)
+        bounds = self.bounds.get(partition)
+        if bounds is None or bounds.topic_id != account.topic_id:
+            return False
+        halted_by_cut = account.halt is not None and account.halt.finding == "truncated"
+        return halted_by_cut or bounds.log_end < account.frontier
+
+    def _quarantined_sessions(self, partition: Partition) -> list[Damage]:
+        """The sessions in quarantine, as one damage: only they are folded again."""
+        account = self.account(partition)
+        sessions = self.context.open_state().quarantined_sessions(account.state)
+        if not sessions:
+            return []
+        names = sorted(sessions)
+        listed = ", ".join(names[:SESSIONS_NAMED_MAX])
+        if len(names) > SESSIONS_NAMED_MAX:
+            listed += ", …"
+        finding_offsets = [session.finding_offset for session in sessions.values()]
+        refold = RefoldRequest(
+            partition=partition,
+            start=min(finding_offsets),
+            until=account.frontier,
+            sessions=tuple(names),
+            reason=f"{len(names)} sessions in quarantine: {listed}",
+        )
+        return [Damage(request=refold, damaged_until=max(finding_offsets) + 1)]
+
+    def _failed_checks(self, partition: Partition) -> list[Damage]:
+        """The ranges whose check failed and that were not repaired yet."""
+        account = self.account(partition)
+        damages: list[Damage] = []
+        for failed in self.ledger.failed_ranges:
+            if failed.partition != str(partition):
+                continue
+            is_repaired = failed.replaced_by_sequence >= 0
+            if is_repaired or failed.start >= account.frontier:
+                continue
+            reason = f"its check failed, told by the verdict up to entry {failed.judged_until}"
+            damages.append(_damage_of_range(partition, failed.start, failed.until, reason))
+        return damages
+
+    def _damaged_record_files(
         self,
         partition: Partition,
         suspects: Iterable[str],
         *,
         check_all_files: bool = False,
         check_digests: bool = False,
-    ) -> Iterable[Damage]:
-        """Record files in the table that are not as committed: the ranges that they were made of.
+    ) -> list[Damage]:
+        """The ranges of record files that are in a table and not as committed.
 
-        Suspects are proved by their digest; so is everything else if that is asked for, or by its
-        size.
+        Suspect files are always checked by their digest. All other files are checked only with
+        `check_all_files`: by their digest with `check_digests`, else by their size.
         """
-        past, account, joiner = (
-            self.histories[partition],
-            self.ledger.partitions[str(partition)],
-            self.context.joiner,
-        )
-        made = [
-            *(
-                past.record_files[path]
-                for path in self._active_paths()
-                if path in past.record_files
-            ),
-            *past.other_record_files.values(),
-        ]
-        mine = {one.file.path: one for one in made if one.topic_id == account.topic_id}
-        damaged = joiner.find_damaged_files([mine[path].file for path in suspects if path in mine])
+        joiner = self.context.joiner
+        origins = self._record_files_of_current_topic(partition)
+        suspect_files = [origins[path].file for path in suspects if path in origins]
+        damaged = joiner.find_damaged_files(suspect_files)
         if check_all_files:
-            damaged |= joiner.find_damaged_files(
-                [one.file for one in mine.values()], check_digests=check_digests
-            )
-        for path, why in sorted(damaged.items()):
-            yield _damage_of_range(
-                partition, mine[path].start, mine[path].until, f"record file {path}: {why}"
-            )
+            all_files = [origin.file for origin in origins.values()]
+            damaged |= joiner.find_damaged_files(all_files, check_digests=check_digests)
+        damages: list[Damage] = []
+        for path, defect in sorted(damaged.items()):
+            origin = origins[path]
+            reason = f"record file {path}: {defect}"
+            damages.append(_damage_of_range(partition, origin.start, origin.until, reason))
+        return damages
+
+    def _record_files_of_current_topic(self, partition: Partition) -> dict[str, FileOrigin]:
+        """The partition's record files in all tables, without those of a topic that was deleted."""
+        history = self.histories[partition]
+        topic_id = self.account(partition).topic_id
+        origins = self._active_record_files(history)
+        origins += history.other_record_files.values()
+        return {origin.file.path: origin for origin in origins if origin.topic_id == topic_id}
+
+    def _active_record_files(self, history: PartitionHistory) -> list[FileOrigin]:
+        """The record files of a partition that are in the table of records now."""
+        return [
+            history.record_files[path]
+            for path in self._active_paths()
+            if path in history.record_files
+        ]
 
     def _active_paths(self) -> set[str]:
         return self.context.ledger.active_paths(self.head)
-
-    def unneeded_damaged_files(self) -> list[str]:
-        """Files that verify found to be damaged, that nothing needs any more, and that are still
-        there.
-        """
-        needed = self._active_paths() | {
-            file.path for account in self.ledger.partitions.values() for file in account.state
-        }
-        known = {
-            path: made.file
-            for past in self.histories.values()
-            for path, made in past.all_record_files.items()
-        }
-        known |= {
-            f.path: f
-            for past in self.histories.values()
-            for p in past.points
-            for f in p.change.state or ()
-        }
-        unneeded = [path for path in self._suspect_paths() if path in known and path not in needed]
-        # A file that is gone also counts as damaged, but there is nothing left of it to delete.
-        there = (
-            {path for partition in self.histories for path in self.context.records.paths(partition)}
-            if unneeded
-            else set()
-        )
-        return sorted(
-            self.context.joiner.find_damaged_files(
-                [known[path] for path in unneeded if path in there]
-            )
-        )
 
     def _suspect_paths(self) -> set[str]:
         """Files that verify found to differ, or that a refold could not read."""
         return {*self.context.ledger.differing_files(), *self.suspects}
 
-    def _failed_check_damages(self, partition: Partition, account: Account) -> Iterable[Damage]:
-        """Stretches whose check found them bad, and that were not repaired yet."""
-        for one in self.ledger.failed_ranges:
-            if (
-                one.partition == str(partition)
-                and one.replaced_by_sequence < 0
-                and one.start < account.frontier
-            ):
-                why = f"its check failed, told by the verdict up to entry {one.judged_until}"
-                yield _damage_of_range(partition, one.start, one.until, why)
+    # Files that no refold can replace, and files that nothing needs
 
-    def _is_log_cut(self, partition: Partition, account: Account) -> bool:
-        """Whether the log ends before what was folded, or did when the partition halted."""
-        seen, halt = self.bounds.get(partition), account.halt
-        if halt is not None and halt.finding == "truncated" and seen is not None:
-            return seen.topic_id == account.topic_id
-        return (
-            seen is not None
-            and seen.topic_id == account.topic_id
-            and seen.log_end < account.frontier
-        )
+    def unrecoverable_file_notes(self) -> list[str]:
+        """What to do about damaged files that Kafka cannot give back.
 
-    def _action_for_halt(
-        self, partition: Partition, halt: Halt, request: RepairRequest, *, is_refolded: bool
-    ) -> RepairAction | None:
-        """What becomes of a partition that waits."""
-        account, seen = self.ledger.partitions[str(partition)], self.bounds.get(partition)
-        if halt.finding == "truncated" and is_refolded:
-            return None  # its refold ends where the log does, and lifts the halt
-        there = self._first_readable_offset(partition, account, seen)
-        if request.forward:
-            change = plan_forward(self.stream.name, partition, account, seen, there)
-            return ForwardAction(halt, change)
-        if halt.finding in RETRYABLE_HALTS and seen is not None:
-            return LiftHaltAction(partition, halt, RETRYABLE_HALTS[halt.finding])
-        if halt.finding in ("gap", "expired") and seen is not None and there == account.frontier:
-            return LiftHaltAction(partition, halt, f"offset {there} can be read now")
-        change = plan_forward(self.stream.name, partition, account, seen, there)
-        lost = OffsetRange(change.frontier, change.until)
-        raise IntegrityError(
-            f"{self.stream.name}: {partition} waits at offset {account.frontier}: {halt.finding}",
-            cause=halt.cause,
-            lost=f"{len(lost)} offsets {lost} are gone from Kafka" if len(lost) else "",
-            next="restore them if you have them elsewhere; or go on without them, with the gap published:\n"
-            f"seriatim repair {self.stream.name} --partition {partition} --forward",
-        )
-
-    def _first_readable_offset(
-        self, partition: Partition, account: Account, bounds: Bounds | None
-    ) -> int | None:
-        """The first offset from the frontier on that can be read, or that is missing for a good
-        reason.
+        Those are files of a partition that is retired, and of a topic that was deleted and
+        created again.
         """
-        if (
-            bounds is None
-            or bounds.topic_id != account.topic_id
-            or bounds.log_end <= account.frontier
-        ):
-            return None
-        start = max(account.frontier, bounds.log_start)
-        whole = OffsetRange(start, bounds.log_end)
-        first = next(
-            (stretch.start for stretch in self.past_reader.read(partition, whole)), bounds.log_end
-        )
-        if first == start:
-            return start
-        pieces = self.context.explain(partition, OffsetRange(start, first))
-        gone = [piece.end for piece, cause in pieces if cause in LOSSES]
-        return max(gone, default=start)
+        notes: list[str] = []
+        for partition, history in self.histories.items():
+            account = self.account(partition)
+            files = [
+                origin.file
+                for origin in self._active_record_files(history)
+                if account.retired or origin.topic_id != account.topic_id
+            ]
+            cause = "it is of an earlier life of its topic"
+            if account.retired:
+                cause = "its partition is retired"
+            damaged = self.context.joiner.find_damaged_files(files, check_digests=False)
+            for path, defect in damaged.items():
+                error = IntegrityError(
+                    f"{self.stream.name}: record file {path}: {defect}",
+                    cause=cause,
+                    next="restore this file from a backup",
+                )
+                notes.append(error.render())
+        return notes
+
+    def files_written_by_others(self) -> list[File]:
+        """Files in the table that no entry of the ledger made."""
+        known_paths: set[str] = set()
+        for history in self.histories.values():
+            known_paths.update(history.record_files)
+        active_files = self.context.ledger.active_files(self.head)
+        return [file for file in active_files if file.path not in known_paths]
+
+    def unneeded_damaged_files(self) -> list[str]:
+        """Damaged files that verify found, that nothing needs any more, and that still exist."""
+        needed_paths = set(self._active_paths())
+        for account in self.ledger.partitions.values():
+            needed_paths |= {file.path for file in account.state}
+        committed_files = self._all_committed_files()
+        candidates = [
+            committed_files[path]
+            for path in self._suspect_paths()
+            if path in committed_files and path not in needed_paths
+        ]
+        if not candidates:
+            return []
+        # A file that is gone counts as damaged too, but there is nothing of it to delete.
+        existing_paths: set[str] = set()
+        for partition in self.histories:
+            existing_paths.update(self.context.records.paths(partition))
+        existing_files = [file for file in candidates if file.path in existing_paths]
+        return sorted(self.context.joiner.find_damaged_files(existing_files))
+
+    def _all_committed_files(self) -> dict[str, File]:
+        """Every record file and state file that an entry of the ledger ever made, by path."""
+        files: dict[str, File] = {}
+        for history in self.histories.values():
+            for path, origin in history.all_record_files.items():
+                files[path] = origin.file
+            for point in history.points:
+                for file in point.change.state or ():
+                    files[file.path] = file
+        return files
 
 
-def rewritten_files_error(
-    stream: str, partition: Partition, files: Sequence[File]
-) -> IntegrityError:
-    """Records that somebody else put together with those of other partitions cannot be replaced."""
-    return IntegrityError(
-        f"{stream}: {partition} cannot be folded again from there: {len(files)} record files were rewritten by somebody"
-        f" else, like {files[0].path}, and hold records of it beside those of others",
-        cause="an OPTIMIZE, say; `seriatim compact` is what joins small files here",
-        next="nothing was changed. What came after these files can be folded again: choose a later --from.\n"
-        "What is in them: put the whole output folder back from a backup of before that, and runs fold again what\n"
-        "came since; or give the stream a new output path, and it is folded anew from what Kafka has",
-    )
+def _damage_offset_of_session(session: Session) -> int | None:
+    """The offset at which a session went wrong; None if nothing is known to be wrong with it."""
+    offset = session.damaged_since_offset
+    if session.finding is not None:
+        offset = session.finding_offset
+    if offset < 0:
+        return None
+    return offset
 
 
 def _damage_of_range(

@@ -23,7 +23,9 @@ from seriatim.ports import Joiner
 REGION_ROWS_MAX = 1_000_000
 
 
-class DamagedInputError(Exception):  # an answer: whoever asked folds again what these files were made of
+class DamagedInputError(
+    Exception
+):  # an answer: whoever asked folds again what these files were made of
     """Record files that stay in part, and are not as committed: by path, and why."""
 
     def __init__(self, damaged_files: Mapping[str, str]) -> None:

@@ -1,9 +1,9 @@
-"""Repair: what was asked for, and what is to be done about it. Values: the rules are elsewhere.
+"""What a repair was asked to do, and what it would do about it. These are values only.
 
-A plan is one list of parts. Showing it and applying it walk the same list.
+A plan is one list of actions. Showing the plan and applying it go through the same list.
 
-Next room: refold.py and repair_forward.py have the rules; operations/repair/repair.py finds what is
-hurt and makes the plan.
+Next: operations/repair/planner.py makes the actions of a plan; operations/repair/repair.py makes
+the plan and applies it.
 """
 
 from __future__ import annotations
@@ -21,51 +21,58 @@ from seriatim.operations.repair.refold_rules import RefoldRequest, Rewind
 
 
 class RepairRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a person asked for. It is kept with the hold, so that the repair can be resumed by its
-    id.
+    """What a person asked for. It is stored with the hold, so that the repair can be resumed by
+    its id.
     """
 
     partition: str = ""
-    """Only this one."""
+    """Only this partition; empty: all."""
     session: str | None = None
+    """Only this session; None: all."""
     start: int | None = None
     """From this offset on."""
     forward: bool = False
-    """Go on without what is gone."""
+    """Go on without what is lost."""
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Backfill: what is folded again, by partition."""
+    """Backfill: the offsets that are folded again, by partition."""
     unchanged: bool = False
-    """Backfill: the code is the one that made it; what it makes otherwise is refused."""
+    """Backfill: the machine must make the same records as before; other records are refused."""
 
     def to_json(self) -> str:
-        """As the hold keeps it."""
+        """The request as it is stored with the hold."""
         return msgspec.json.encode(self, order="deterministic").decode()
 
     @classmethod
     def from_json(cls, text: str) -> RepairRequest:
-        """As it was asked."""
-        return msgspec.json.decode(text, type=cls) if text else cls()
+        """The request that was stored with a hold. An empty text is a request for everything."""
+        if not text:
+            return cls()
+        return msgspec.json.decode(text, type=cls)
 
     @property
     def is_unrestricted(self) -> bool:
-        """Whether it names nothing: repair is to find what is hurt, everywhere or in one partition."""
+        """Whether nothing is named except a partition: the repair itself looks for damage."""
         return self == RepairRequest(partition=self.partition)
 
     def to_command(self, stream: str) -> str:
-        """What a person would type for it."""
+        """What a person would type for this request."""
         if self.ranges:
-            places = ", ".join(
-                f"{place} [{start}, {until})"
-                for place, (start, until) in sorted(self.ranges.items())
+            machine_option = " --machine unchanged" if self.unchanged else ""
+            ranges = ", ".join(
+                f"{partition} [{start}, {until})"
+                for partition, (start, until) in sorted(self.ranges.items())
             )
-            return (
-                f"seriatim backfill {stream}{' --machine unchanged' * self.unchanged}, of {places}"
-            )
-        words = [f"seriatim repair {stream}"]
-        words += [f"--partition {self.partition}"] if self.partition else []
-        words += [f"--session {shell_quote(self.session)}"] if self.session is not None else []
-        words += [f"--from {self.start}"] if self.start is not None else []
-        return " ".join([*words, *(["--forward"] if self.forward else [])])
+            return f"seriatim backfill {stream}{machine_option}, of {ranges}"
+        command = f"seriatim repair {stream}"
+        if self.partition:
+            command += f" --partition {self.partition}"
+        if self.session is not None:
+            command += f" --session {shell_quote(self.session)}"
+        if self.start is not None:
+            command += f" --from {self.start}"
+        if self.forward:
+            command += " --forward"
+        return command
 
 
 class Hold(Struct, frozen=True):
@@ -76,7 +83,7 @@ class Hold(Struct, frozen=True):
     request: RepairRequest
 
     def describe(self, stream: str) -> dict[str, str]:
-        """For people: what it was asked, and what to do about it if it died."""
+        """For people: what the repair was asked to do, and what to do about it if it died."""
         return {
             "held": ", ".join(map(str, self.partitions)),
             "asked": self.request.to_command(stream),
@@ -86,34 +93,36 @@ class Hold(Struct, frozen=True):
 
 
 class Damage(Struct, frozen=True, kw_only=True):
-    """One thing that is wrong in a partition, and what would be folded again for it alone."""
+    """One thing that is wrong in a partition, and the refold that would repair it alone."""
 
     request: RefoldRequest
     damaged_until: int = -1
-    """Where the hurt itself ends, if that is before the end of what is wanted: sessions alone are
-    folded on cheaply.
+    """Where the damage itself ends, if that is before `request.until`: the refold of a few sessions
+    goes on to the frontier, and this is cheap.
     """
     rebuilds_state: bool = False
-    """State is made anew."""
+    """Whether all state is made again."""
 
 
 def merge_damages(damages: Sequence[Damage]) -> Damage:
-    """Things that are wrong in one partition as one: from the first to the last of them."""
+    """All damages of one partition as one, from the first to the last of them."""
     if len(damages) == 1:
         return damages[0]
-    wanted = [one.request for one in damages]
-    return Damage(
-        request=RefoldRequest(
-            partition=wanted[0].partition,
-            start=min(one.start for one in wanted),
-            until=max(
-                one.damaged_until if one.damaged_until >= 0 else one.request.until
-                for one in damages
-            ),
-            reason="; ".join(dict.fromkeys(one.reason for one in wanted)),
-        ),
-        rebuilds_state=any(one.rebuilds_state for one in damages),
+    ends: list[int] = []
+    for damage in damages:
+        if damage.damaged_until >= 0:
+            ends.append(damage.damaged_until)
+        else:
+            ends.append(damage.request.until)
+    distinct_reasons = dict.fromkeys(damage.request.reason for damage in damages)
+    merged_request = RefoldRequest(
+        partition=damages[0].request.partition,
+        start=min(damage.request.start for damage in damages),
+        until=max(ends),
+        reason="; ".join(distinct_reasons),
     )
+    rebuilds_state = any(damage.rebuilds_state for damage in damages)
+    return Damage(request=merged_request, rebuilds_state=rebuilds_state)
 
 
 class RefoldAction(Struct, frozen=True):
@@ -123,12 +132,12 @@ class RefoldAction(Struct, frozen=True):
 
     @property
     def partition(self) -> Partition:
-        """Where it is."""
+        """The partition that is folded again."""
         return self.rewind.partition
 
 
 class LiftHaltAction(Struct, frozen=True):
-    """A partition that waits goes on: what it waited for is there now, or is to be tried again."""
+    """A halted partition goes on: what it waited for is there now, or is tried again."""
 
     partition: Partition
     halt: Halt
@@ -136,25 +145,25 @@ class LiftHaltAction(Struct, frozen=True):
 
 
 class ForwardAction(Struct, frozen=True):
-    """A partition goes on after messages that are gone. The gap is published."""
+    """A halted partition goes on after messages that are lost. The gap is published."""
 
     halt: Halt
     change: Change
 
     @property
     def partition(self) -> Partition:
-        """Where it is."""
+        """The partition that goes on."""
         return self.change.partition
 
     @property
     def passed_range(self) -> OffsetRange:
-        """What is gone."""
+        """The offsets that are lost."""
         return OffsetRange(self.change.frontier, self.change.until)
 
 
 class RebuildStateAction(Struct, frozen=True):
-    """A partition goes on though state files are damaged and Kafka has not what made them: with
-    what else is known.
+    """A partition goes on with state that is rebuilt from its records, because state files are
+    damaged and Kafka no longer has the messages that made them.
     """
 
     partition: Partition
@@ -171,45 +180,47 @@ class RepairPlan(Struct, frozen=True, kw_only=True):
     stream: str
     request: RepairRequest
     sequence: int
-    """The entry as of which it was made."""
+    """The ledger entry as of which the plan was made."""
     approval: str
-    """Changes when an epoch or a halt of its partitions does: an approval of then is void."""
+    """Changes whenever an epoch or a halt of the partitions does: an older approval is void."""
     actions: tuple[RepairAction, ...] = ()
     notes: tuple[str, ...] = ()
-    """What is hurt and cannot be mended like this, and what to do instead."""
+    """What is damaged and cannot be repaired by this plan, and what to do instead."""
     deleted_files: tuple[str, ...] = ()
-    """Damaged files that nothing needs any more but a look back: they are deleted."""
+    """Damaged files that are deleted: nothing needs them but a look back."""
     resumed_hold: str | None = None
-    """The hold of an earlier try that it goes on from."""
+    """The hold of an earlier attempt that this plan goes on from."""
 
     held_partitions: tuple[Partition, ...] = ()
-    """What that try holds."""
+    """The partitions that the earlier attempt holds."""
 
     holds: tuple[Hold, ...] = ()
-    """All holds on what was asked for, that one among them."""
+    """All holds on what was asked for, also that of the earlier attempt."""
 
     @property
     def partitions(self) -> list[Partition]:
-        """Those that it changes, and those that an earlier try holds."""
-        return sorted({*(part.partition for part in self.actions), *self.held_partitions})
+        """The partitions that the plan changes, and those that an earlier attempt holds."""
+        changed_partitions = {action.partition for action in self.actions}
+        return sorted(changed_partitions.union(self.held_partitions))
 
     @property
     def blocking_holds(self) -> list[Hold]:
-        """Holds of other repairs on what it would change: it replaces none of them."""
-        mine = set(self.partitions)
+        """Holds of other repairs on the plan's partitions: it replaces none of them."""
+        partitions = set(self.partitions)
         return [
             hold
             for hold in self.holds
-            if hold.id != self.resumed_hold and mine.intersection(hold.partitions)
+            if hold.id != self.resumed_hold and partitions.intersection(hold.partitions)
         ]
 
 
 def compute_approval(ledger: Ledger, request: RepairRequest, partitions: list[Partition]) -> str:
-    """What an approval is tied to: the request, and the epochs and halts of the partitions it
+    """What an approval is tied to: the request, and the epochs and halts of the partitions that it
     changes.
     """
-    accounts = {str(partition): ledger.partitions[str(partition)] for partition in partitions}
-    seen = [(place, account.epoch, account.halt) for place, account in sorted(accounts.items())]
-    return sha256(
-        msgspec.json.encode((request.to_json(), seen), order="deterministic")
-    ).hexdigest()[:16]
+    conditions: list[tuple[str, int, Halt | None]] = []
+    for partition_name in sorted({str(partition) for partition in partitions}):
+        account = ledger.partitions[partition_name]
+        conditions.append((partition_name, account.epoch, account.halt))
+    content = msgspec.json.encode((request.to_json(), conditions), order="deterministic")
+    return sha256(content).hexdigest()[:16]

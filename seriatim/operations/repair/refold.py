@@ -1,17 +1,20 @@
-"""Refold: ranges rewound and folded again into one commit. What repair and backfill have in common.
+"""Refold: ranges are rewound and folded again into one commit. Repair and backfill share this.
 
-1. read the ledger and its history; choose for each partition where to begin            nothing
-2. hold: the partitions are reserved, so that slices of others go on and theirs wait    a hold
-3. stage by stage, in tasks: fold what the scope says, compare with what is committed   orphans
-4. put record files together: what was made, and what stays of files that leave         orphans
-5. commit: records, state and frontier replaced at once, epochs raised, hold released   done
-6. sweep; the tables gaps and quarantine                                                they catch up next time
+The steps, and what a crash after each step leaves:
 
-The last column is what a crash after the step leaves. Whoever goes on writes a hold of their own in
-place of the dead one's and begins with 3: nothing that was not committed counts.
+1. Read the ledger and its history; choose where to begin in each partition.   Nothing.
+2. Hold: the partitions are reserved. Slices of other partitions go on.        A hold.
+3. Fold stage by stage, in tasks; compare with the committed state.            Orphans.
+4. Join record files: what was made, and what stays of replaced files.         Orphans.
+5. Commit: records, state and frontiers are replaced at once, epochs are
+   raised, the hold is released.                                               All is done.
+6. Sweep; update the tables gaps and quarantine.                               They catch up later.
 
-Next room: operations/repair/refold_rules.py has the rules; operations/repair/repair.py and
-operations/repair/backfill.py say what is wanted.
+The next attempt replaces the hold of the dead one by its own and begins with step 3: what was not
+committed does not count.
+
+Next: operations/repair/refold_rules.py has the rules; operations/repair/repair.py and
+operations/repair/backfill.py say what is to be folded again.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from seriatim.ledger.commit import commit
 from seriatim.ledger.gaps import Gap
 from seriatim.ledger.history import PartitionHistory
 from seriatim.ledger.machine_version import refuse_incompatible_machine
-from seriatim.ledger.model import Account, Change, Entry, File
+from seriatim.ledger.model import Account, Change, Entry, File, Ledger
 from seriatim.operations.changes import result_of_hole
 from seriatim.operations.derived_tables import catch_up_after_run, read_gaps
 from seriatim.operations.moved_sessions import MovedSessions, find_moved_sessions
@@ -61,20 +64,22 @@ class RefoldResult(Struct, kw_only=True):
     """What a refold did."""
 
     sequence: int = -1
+    """The ledger entry of its commit; -1: not committed."""
     hold: str = ""
     messages: int = 0
-    """Read and folded again."""
+    """Messages that were read and folded again."""
     records: int = 0
-    """Made again."""
+    """Records that were made again."""
     removed_files: int = 0
     """Record files that left the table."""
     ranges: dict[Partition, OffsetRange] = field(default_factory=dict)
-    """What was made again, widened to where the last session was as committed."""
+    """What was made again, up to where the last session was as committed."""
     new_findings: list[Finding] = field(default_factory=list)
-    """New: what the first fold did not find."""
+    """Findings that the first fold did not have."""
     repeated_findings: list[Finding] = field(default_factory=list)
-    """What the first fold found as well."""
+    """Findings that the first fold had as well."""
     derived_error: str = ""
+    """Why the derived tables could not be updated; empty: they were."""
 
 
 class PartitionRefold(Struct, kw_only=True):
@@ -90,17 +95,24 @@ class PartitionRefold(Struct, kw_only=True):
     quarantine_files: list[File] = field(default_factory=list)
     marks: list[GapMark] = field(default_factory=list)
     messages_counted: int = 0
-    """Messages since the last border."""
+    """Messages that were read from `counted_from` on."""
     counted_from: int = 0
+    """The last offset up to which the number of messages was checked."""
 
     def advance_stage(self) -> bool:
-        """Go on to the next stage. Whether there is one."""
-        self.stage = None if self.progress.is_over else next(self.stages, None)
+        """Go on to the next stage. Returns whether there is one."""
+        self.stage = None
+        if not self.progress.is_over:
+            self.stage = next(self.stages, None)
         return self.stage is not None
+
+    def current_stage(self) -> RefoldStage:
+        """The stage that is folded now."""
+        return self.stage or raise_broken_promise("a partition that is folded has a stage")
 
 
 class RefoldRun:
-    """One refold, of one stream."""
+    """One refold of one stream."""
 
     def __init__(
         self,
@@ -111,11 +123,14 @@ class RefoldRun:
         run_id: str = "",
         progress: ProgressCallback | None = None,
     ) -> None:
-        self.stream, self.runner, self.context, self.run_id = stream, runner, context, run_id
-        self.on_progress = progress or (lambda _done, _total: None)
+        self.stream = stream
+        self.runner = runner
+        self.context = context
+        self.run_id = run_id
+        self.on_progress = progress or (lambda _messages, _total: None)
         self.result = RefoldResult()
         self.must_be_unchanged = False
-        """Whether what is made again must be what is there."""
+        """Whether it is refused to make other records and state than those that are committed."""
 
     def place_hold(
         self,
@@ -138,10 +153,7 @@ class RefoldRun:
             hold=hold,
             resumed_hold=resumes,
             request=request,
-            changes=tuple(
-                _unmoved_change(partition, head.ledger.partitions[str(partition)])
-                for partition in partitions
-            ),
+            changes=_unmoved_changes(head.ledger, partitions),
         )
         self.result.hold = hold
         head = commit(self.context.ledger, self.context.clock, head, entry)[0]
@@ -149,10 +161,10 @@ class RefoldRun:
         return head
 
     def release_hold(self) -> None:
-        """Give the hold back, where it is still ours: nothing was changed."""
-        head = self.context.ledger.head(self.stream.name) or raise_broken_promise(
-            "the ledger vanished"
-        )
+        """Release the hold if it is still ours. Nothing else is changed."""
+        head = self.context.ledger.head(self.stream.name)
+        if head is None:
+            raise_broken_promise("the ledger vanished")
         release_hold(self.context, head, self.result.hold, run_id=self.run_id)
 
     def refold_partitions(
@@ -162,36 +174,55 @@ class RefoldRun:
         histories: dict[Partition, PartitionHistory],
         messages_max: int,
     ) -> Iterator[tuple[Change, list[str]]]:
-        """Steps 3 and 4: changes, and the record files that leave the table."""
-        makings = {
-            rewind.partition: PartitionRefold(
+        """Steps 3 and 4: a change for each partition, and the paths that leave its tables."""
+        refolds = self._begin_refolds(rewinds, histories, messages_max)
+        # 3. Fold stage by stage: all partitions that are not over, in one reading.
+        messages_total = sum(len(rewind.read_range) for rewind in rewinds)
+        stage_number = 0
+        while True:
+            active_refolds = {
+                partition: refold for partition, refold in refolds.items() if refold.advance_stage()
+            }
+            if not active_refolds:
+                break
+            self._fold_stage(head, active_refolds, stage_number)
+            stage_number += 1
+            messages = self.result.messages
+            self.on_progress(messages, max(messages_total, messages))
+            crash_point("stage-folded")
+        # 4. Join the record files.
+        gaps = read_gaps(self.context.ledger, self.context.derived, head.ledger)
+        active_files = self.context.ledger.active_files(head)
+        for refold in refolds.values():
+            yield self._build_change(refold, gaps, active_files)
+        crash_point("refolded")
+
+    def _begin_refolds(
+        self,
+        rewinds: Sequence[Rewind],
+        histories: dict[Partition, PartitionHistory],
+        messages_max: int,
+    ) -> dict[Partition, PartitionRefold]:
+        messages_per_partition = max(1, messages_max // len(rewinds))
+        refolds: dict[Partition, PartitionRefold] = {}
+        for rewind in rewinds:
+            refold = PartitionRefold(
                 progress=RefoldProgress.begin(rewind),
-                stages=plan_stages(rewind, max(1, messages_max // len(rewinds))),
+                stages=plan_stages(rewind, messages_per_partition),
                 past=histories[rewind.partition],
                 message_time_ms=rewind.base.message_time_ms,
                 counted_from=rewind.base.frontier,
             )
-            for rewind in rewinds
-        }
-        for making in makings.values():
-            self._repeat_releases(making.progress)
-        total, number = sum(len(rewind.read_range) for rewind in rewinds), 0
-        while active := {p: making for p, making in makings.items() if making.advance_stage()}:
-            self._fold_stage(head, active, number)
-            number += 1
-            self.on_progress(self.result.messages, max(total, self.result.messages))
-            crash_point("stage-folded")
-        gaps = read_gaps(self.context.ledger, self.context.derived, head.ledger)
-        files = self.context.ledger.active_files(head)
-        for making in makings.values():
-            yield self._build_change(making, gaps, files)
-        crash_point("refolded")
+            self._repeat_releases(refold.progress)
+            refolds[rewind.partition] = refold
+        return refolds
 
     def commit(
         self, head: LedgerHead, changes: Sequence[Change], removed: Sequence[str], reason: str
     ) -> RefoldResult:
-        """Steps 5 and 6."""
+        """Steps 5 and 6: commit the changes, sweep, and update the derived tables."""
         runner = self.runner
+        # 5. The commit.
         entry = Entry(
             kind="repair",
             attempt=self.result.hold,
@@ -206,8 +237,9 @@ class RefoldRun:
             findings=tuple(self.result.new_findings),
             reason=reason,
         )
-        head, done = commit(self.context.ledger, self.context.clock, head, entry)
-        self.result.sequence = done.sequence
+        head, committed_entry = commit(self.context.ledger, self.context.clock, head, entry)
+        self.result.sequence = committed_entry.sequence
+        # 6. What follows from it.
         sweep_dead(self.context.ledger, self.context.records, head)
         crash_point("swept")
         self.result.derived_error = catch_up_after_run(
@@ -218,79 +250,91 @@ class RefoldRun:
     def _fold_stage(
         self, head: LedgerHead, refolds: dict[Partition, PartitionRefold], number: int
     ) -> None:
-        """One stage of each partition that is not over, in one reading."""
-        works = {
-            partition: self._partition_work(making, number) for partition, making in refolds.items()
-        }
-        ranges = {partition: OffsetRange(work.start, work.end) for partition, work in works.items()}
-        source = self.context.reader.read_ranges(ranges, ReadOptions(with_headers=True))
+        """Fold one stage of each partition that is not over, in one reading."""
+        context = self.context
+        works: dict[Partition, PartitionWork] = {}
+        ranges: dict[Partition, OffsetRange] = {}
+        for partition, refold in refolds.items():
+            works[partition] = self._partition_work(refold, number)
+            ranges[partition] = refold.current_stage().offset_range
+        source = context.reader.read_ranges(ranges, ReadOptions(with_headers=True))
 
-        def siblings(works: WorkByPartition, results: ResultByPartition) -> MovedSessions:
-            state, has_snapshots = self.context.open_state(), self.runner.has_snapshots
-            told = {
-                p: self._only_sessions_moved_then(refolds[p].past, result)
-                for p, result in results.items()
-            }
-            return find_moved_sessions(head.ledger, works, told, state, has_snapshots=has_snapshots)
+        def find_moved(works: WorkByPartition, results: ResultByPartition) -> MovedSessions:
+            moved_at_first_fold: dict[Partition, TaskResult] = {}
+            for partition, result in results.items():
+                past = refolds[partition].past
+                moved_at_first_fold[partition] = self._only_sessions_moved_then(past, result)
+            return find_moved_sessions(
+                head.ledger,
+                works,
+                moved_at_first_fold,
+                context.open_state(),
+                has_snapshots=self.runner.has_snapshots,
+            )
 
-        world = self.context
         try:
             results = fold_until_stable(
-                self.stream.name, works, source, world.reader, world.make_task, siblings
+                self.stream.name, works, source, context.reader, context.make_task, find_moved
             )
         except SourceFailedError as failure:
             raise PlatformError(
                 f"{self.stream.name}: reading from Kafka broke",
                 cause=str(failure)[:600],
-                next="check the broker and Spark, then give the same command again; nothing was changed",
+                next="check the broker and Spark, then give the same command again; nothing was"
+                " changed",
             ) from failure
-        for partition, making in refolds.items():
-            rewind, whole = making.progress.rewind, ranges[partition]
-            result = results.get(partition) or result_of_hole(
-                partition, rewind.account, whole, world.explain, self.stream.tier
-            )
-            self._take_result(making, result)
+        for partition, refold in refolds.items():
+            result = results.get(partition)
+            if result is None:
+                # No message was read in this range: all of it is a hole.
+                account = refold.progress.rewind.account
+                result = result_of_hole(
+                    partition, account, ranges[partition], context.explain, self.stream.tier
+                )
+            self._take_result(refold, result)
 
     def _only_sessions_moved_then(self, past: PartitionHistory, result: TaskResult) -> TaskResult:
-        """Who lives elsewhere by now may have been at home then: only whom the first fold found
-        counts as moved.
+        """A result in which only those sessions can be moved that the first fold found to be moved.
+
+        A session that lives in another partition now may have lived in this one then.
         """
-        known = {
-            session for finding, _, session in past.reported_findings if finding == "moved session"
+        moved_then: set[str | None] = set()
+        for finding, _offset, session in past.reported_findings:
+            if finding == "moved session":
+                moved_then.add(session)
+        sessions_without_state = {
+            name: offset
+            for name, offset in result.sessions_without_state.items()
+            if name in moved_then
         }
-        return replace(
-            result,
-            sessions_without_state={
-                name: at for name, at in result.sessions_without_state.items() if name in known
-            },
-        )
+        return replace(result, sessions_without_state=sessions_without_state)
 
     def _partition_work(self, refold: PartitionRefold, number: int) -> PartitionWork:
-        progress, stage = (
-            refold.progress,
-            refold.stage or raise_broken_promise("a work has a stage"),
-        )
-        account = progress.rewind.account
+        progress = refold.progress
+        rewind = progress.rewind
+        stage_range = refold.current_stage().offset_range
         return PartitionWork(
-            partition=progress.rewind.partition,
-            start=stage.offset_range.start,
-            end=stage.offset_range.end,
-            epoch=account.epoch,
-            topic_id=account.topic_id,
+            partition=rewind.partition,
+            start=stage_range.start,
+            end=stage_range.end,
+            epoch=rewind.account.epoch,
+            topic_id=rewind.account.topic_id,
             state=progress.state,
             attempt=f"{self.result.hold}s{number}",
             message_time_ms=refold.message_time_ms,
-            headless_since=progress.rewind.headless_since(stage.offset_range.start),
+            headless_since=rewind.headless_since(stage_range.start),
             scope=progress.scope(),
-            file_name_offset=account.frontier,
+            file_name_offset=rewind.account.frontier,
         )
 
     def _take_result(self, refold: PartitionRefold, result: TaskResult) -> None:
-        """A stage's result: files, who ended, and at a border who is as committed."""
-        progress, stage = (
-            refold.progress,
-            refold.stage or raise_broken_promise("a result has a stage"),
-        )
+        """Take the result of a stage: its files, findings and counts.
+
+        At a committed offset the sessions are compared with the committed ones. A partition that
+        halts, or that has lost messages, ends the refold with an error.
+        """
+        progress = refold.progress
+        stage = refold.current_stage()
         certificate = result.certificate or raise_broken_promise("a result without a certificate")
         if result.halt is not None:
             raise _halted_error(self.stream.name, result.halt)
@@ -302,7 +346,8 @@ class RefoldRun:
         refold.message_time_ms = max(refold.message_time_ms, certificate.message_time_ms)
         refold.messages_counted += certificate.counts.messages
         self._refuse_lost_messages(refold, stage.offset_range.end)
-        progress.state = progress.state if result.state is None else result.state
+        if result.state is not None:
+            progress.state = result.state
         progress.finish_stage(stage, result.met_sessions)
         refold.records += result.records
         for table, files in result.other_record_files.items():
@@ -314,167 +359,208 @@ class RefoldRun:
         self.result.messages += certificate.counts.messages
         self._repeat_releases(progress)
         if stage.ends_at_commit:
-            self._settle_unchanged_sessions(refold)
+            self._close_unchanged_sessions(refold)
 
     def _sort_findings(self, past: PartitionHistory, findings: Iterable[Finding]) -> None:
-        """Findings are told once: those of the first fold that come again are only said to be still
-        so.
-        """
+        """Tell new findings from those that the first fold reported already."""
         for finding in findings:
-            known = (finding.finding, finding.offset, finding.session) in past.reported_findings
-            (self.result.repeated_findings if known else self.result.new_findings).append(finding)
+            key = (finding.finding, finding.offset, finding.session)
+            if key in past.reported_findings:
+                self.result.repeated_findings.append(finding)
+            else:
+                self.result.new_findings.append(finding)
 
-    def _settle_unchanged_sessions(self, refold: PartitionRefold) -> None:
-        """Who is as committed at this border is left alone from here on."""
+    def _close_unchanged_sessions(self, refold: PartitionRefold) -> None:
+        """End the refold of all sessions that are as committed at this offset."""
         progress = refold.progress
-        committed = next(
-            (
-                point.account
-                for point in refold.past.commit_points(progress.offset, progress.offset)
-            ),
-            None,
-        )
-        if committed is None or self.context.joiner.find_damaged_files(committed.state):
+        points = refold.past.commit_points(progress.offset, progress.offset)
+        if not points:
             return
-        names, state = progress.undecided_sessions(), self.context.open_state()
-        was, now = state.load(committed.state, names), state.load(progress.state, names)
-        alike = [name for name in names if same_session(was.get(name), now.get(name), self.runner)]
-        if self.must_be_unchanged and len(alike) < len(names):
-            other = sorted(set(names) - set(alike))
-            what = f"another state of {len(other)} sessions by offset {progress.offset}: {', '.join(other[:5])}"
-            raise machine_changed_error(self.stream.name, progress.rewind.partition, what)
-        progress.close_sessions(alike)
+        committed_files = points[0].account.state
+        if self.context.joiner.find_damaged_files(committed_files):
+            return
+        names = progress.undecided_sessions()
+        state = self.context.open_state()
+        committed_sessions = state.load(committed_files, names)
+        new_sessions = state.load(progress.state, names)
+        unchanged: list[str] = []
+        changed: list[str] = []
+        for name in names:
+            committed_session = committed_sessions.get(name)
+            if same_session(committed_session, new_sessions.get(name), self.runner):
+                unchanged.append(name)
+            else:
+                changed.append(name)
+        if self.must_be_unchanged and changed:
+            difference = (
+                f"another state of {len(changed)} sessions by offset {progress.offset}:"
+                f" {', '.join(changed[:5])}"
+            )
+            raise machine_changed_error(self.stream.name, progress.rewind.partition, difference)
+        progress.close_sessions(unchanged)
 
     def _repeat_releases(self, progress: RefoldProgress) -> None:
-        """Whom a person released where the refold is now. At its very beginning that is in the
-        saved state.
+        """Release again the sessions that a person released at the offset of the refold.
+
+        At the start of the refold there is nothing to do: the saved state has those releases.
         """
-        for at in progress.rewind.stage_end_offsets(progress.offset):
-            if at > progress.rewind.start and (names := progress.rewind.releases_by_hand.get(at)):
-                self._release_sessions(progress, names, at)
+        rewind = progress.rewind
+        for offset in rewind.stage_end_offsets(progress.offset):
+            names = rewind.releases_by_hand.get(offset)
+            if names and offset > rewind.start:
+                self._release_sessions(progress, names, offset)
 
     def _release_sessions(
         self, progress: RefoldProgress, names: Iterable[str], offset: int
     ) -> None:
-        """A person released these here: what they said holds for the refold, too."""
-        rewind, state = progress.rewind, self.context.open_state()
+        """Release those of the sessions that can be released, and save them."""
+        rewind = progress.rewind
+        state = self.context.open_state()
         account = replace(rewind.account, headless_since=rewind.headless_since(offset))
-        found = {
-            name: one
-            for name, one in state.load(progress.state, names).items()
-            if can_be_released(one, account)
-        }
-        if found:
-            freed = {
-                name: clear_finding(one, account, self.stream.tier) for name, one in found.items()
-            }
-            stem = f"{stem_prefix(rewind.account.epoch, rewind.account.frontier)}{self.result.hold}f{offset}"
-            progress.state = (*progress.state, state.save(rewind.partition, stem, freed, ()))
+        released: dict[str, Session] = {}
+        for name, session in state.load(progress.state, names).items():
+            if can_be_released(session, account):
+                released[name] = clear_finding(session, account, self.stream.tier)
+        if released:
+            stem = f"{self._file_stem(rewind)}f{offset}"
+            state_file = state.save(rewind.partition, stem, released, ())
+            progress.state = (*progress.state, state_file)
+
+    def _file_stem(self, rewind: Rewind) -> str:
+        """How the names of this refold's files begin."""
+        prefix = stem_prefix(rewind.account.epoch, rewind.account.frontier)
+        return f"{prefix}{self.result.hold}"
 
     def _refuse_lost_messages(self, refold: PartitionRefold, offset: int) -> None:
-        """Kafka must still have what it had: a range that lost messages since would be folded to
-        something else.
+        """Refuse to go on if Kafka lost messages since the first fold.
+
+        Without them the range would be folded to something else. The number of messages is known
+        only where slices began and ended, so it is checked there.
         """
         expected = refold.past.count_messages(refold.counted_from, offset)
         if expected is None:
             return
-        if refold.messages_counted < expected:
-            rewind = refold.progress.rewind
+        missing = expected - refold.messages_counted
+        if missing > 0:
             raise lost_messages_error(
                 self.stream.name,
-                rewind.partition,
-                f"{expected - refold.messages_counted} of the {expected} messages of [{refold.counted_from}, {offset}) are gone"
-                " (compacted away, or deleted)",
+                refold.progress.rewind.partition,
+                f"{missing} of the {expected} messages of [{refold.counted_from}, {offset})"
+                " are gone (compacted away, or deleted)",
             )
-        refold.messages_counted, refold.counted_from = 0, offset
+        refold.messages_counted = 0
+        refold.counted_from = offset
 
     def _build_change(
-        self, refold: PartitionRefold, gaps: Iterable[Gap], active: Iterable[File]
+        self, refold: PartitionRefold, gaps: Iterable[Gap], active_files: Iterable[File]
     ) -> tuple[Change, list[str]]:
-        progress, rewind = refold.progress, refold.progress.rewind
-        account, partition = rewind.account, rewind.partition
-        files = [
-            refold.past.record_files[file.path].file
-            for file in active
-            if file.path in refold.past.record_files
-            and refold.past.record_files[file.path].topic_id == account.topic_id
-        ]
-        joining = RecordFileJoin(
+        """The change of one partition, and the paths of the files that leave its tables."""
+        progress = refold.progress
+        rewind = progress.rewind
+        account = rewind.account
+        record_join = RecordFileJoin(
             self.context.joiner,
             progress,
             self.result.hold,
             self.stream.name if self.must_be_unchanged else "",
         )
-        joined, olds = joining.join_table(files, refold.records)
-        others, removed = joining.join_other_tables(
+        old_files = self._record_files_of_topic(refold, active_files)
+        joined_files, replaced_files = record_join.join_table(old_files, refold.records)
+        other_tables, other_removed_paths = record_join.join_other_tables(
             refold.past.other_record_files.values(), refold.other_record_files
         )
-        state = self._final_state_files(progress)
-        final = account.state if state is None else state
-        closed, opened, again = repaired_marks(
-            gaps, partition, account.topic_id, progress, refold.marks
+        new_state = self._final_state_files(progress)
+        final_state = account.state if new_state is None else new_state
+        closing_marks, new_marks, is_quarantined_already = repaired_marks(
+            gaps, rewind.partition, account.topic_id, progress, refold.marks
         )
-        self.result.ranges[partition] = progress.refolded_range()
-        self.result.removed_files += len(olds)
-        return (
-            replace(
-                _unmoved_change(partition, account),
-                until=rewind.frontier,
-                state=state,
-                records=tuple(joined),
-                other_records=others,
-                quarantine_files=() if again else tuple(refold.quarantine_files),
-                halt=None if rewind.frontier < account.frontier else account.halt,
-                marks=(*closed, *opened),
-                replaced_from=rewind.start,
-                replaced_until=progress.refolded_range().end + bool(progress.open_sessions != ()),
-                message_time_ms=refold.message_time_ms,
-                removed_rows=sum(old.rows for old in olds),
-                quarantined=len(self.context.open_state().quarantined_sessions(final)),
-            ),
-            [old.path for old in olds] + removed,
+        quarantine_files = () if is_quarantined_already else tuple(refold.quarantine_files)
+        refolded = progress.refolded_range()
+        self.result.ranges[rewind.partition] = refolded
+        self.result.removed_files += len(replaced_files)
+        replaced_until = refolded.end
+        if progress.open_sessions != ():
+            replaced_until += 1  # The state at the end itself differs from the committed one too.
+        change = replace(
+            unmoved_change(rewind.partition, account),
+            until=rewind.frontier,
+            state=new_state,
+            records=tuple(joined_files),
+            other_records=other_tables,
+            quarantine_files=quarantine_files,
+            halt=None if rewind.frontier < account.frontier else account.halt,
+            marks=(*closing_marks, *new_marks),
+            replaced_from=rewind.start,
+            replaced_until=replaced_until,
+            message_time_ms=refold.message_time_ms,
+            removed_rows=sum(file.rows for file in replaced_files),
+            quarantined=len(self.context.open_state().quarantined_sessions(final_state)),
         )
+        removed_paths = [file.path for file in replaced_files]
+        return change, removed_paths + other_removed_paths
+
+    def _record_files_of_topic(
+        self, refold: PartitionRefold, active_files: Iterable[File]
+    ) -> list[File]:
+        """The partition's files in the table of records, of the topic as it exists now."""
+        topic_id = refold.progress.rewind.account.topic_id
+        files: list[File] = []
+        for active_file in active_files:
+            origin = refold.past.record_files.get(active_file.path)
+            if origin is not None and origin.topic_id == topic_id:
+                files.append(origin.file)
+        return files
 
     def _final_state_files(self, progress: RefoldProgress) -> tuple[File, ...] | None:
-        """The state files afterwards: those of the refold, or those of now under the sessions that
-        differ.
+        """The state files after the refold; None if they stay as they are.
+
+        They are those of the refold, if all sessions were folded to the frontier. Otherwise they
+        are the present ones with the sessions that differ on top.
         """
         rewind = progress.rewind
-        if progress.open_sessions is None:
+        open_sessions = progress.open_sessions
+        if open_sessions is None:
             return progress.state
-        if not progress.open_sessions:
+        if not open_sessions:
             return None
-        state, files = self.context.open_state(), rewind.account.state
-        made = state.load(progress.state, progress.open_sessions)
-        sessions = {name: made.get(name) or Session() for name in progress.open_sessions}
-        merged = merge_count([file.rows for file in files], len(sessions))
-        stem = f"{stem_prefix(rewind.account.epoch, rewind.account.frontier)}{self.result.hold}"
-        kept, merge = files[: len(files) - merged], files[len(files) - merged :]
-        return (*kept, state.save(rewind.partition, stem, sessions, merge))
+        state = self.context.open_state()
+        loaded_sessions = state.load(progress.state, open_sessions)
+        sessions = {name: loaded_sessions.get(name) or Session() for name in open_sessions}
+        present_files = rewind.account.state
+        merged_count = merge_count([file.rows for file in present_files], len(sessions))
+        first_merged = len(present_files) - merged_count
+        merged_files = present_files[first_merged:]
+        new_file = state.save(rewind.partition, self._file_stem(rewind), sessions, merged_files)
+        return (*present_files[:first_merged], new_file)
+
+
+def held_partitions(ledger: Ledger, hold: str) -> list[Partition]:
+    """The partitions that a repair holds."""
+    return [
+        partition
+        for partition in ledger.known_partitions()
+        if ledger.partitions[str(partition)].hold == hold
+    ]
 
 
 def release_hold(
     context: FoldContext, head: LedgerHead, hold: str, *, run_id: str = "", reason: str = ""
 ) -> None:
-    """Give a hold back. Partitions that it does not hold any more are left alone.
+    """Release a hold. Partitions that it does not hold any more are left alone.
 
-    `reason`: why the repair is not needed any more; none where it failed, and may be tried again.
+    `reason` says why the repair is not needed any more. It is empty where the repair failed and may
+    be tried again.
     """
-    held = [
-        p for p in head.ledger.known_partitions() if head.ledger.partitions[str(p)].hold == hold
-    ]
-    if not held:
+    partitions = held_partitions(head.ledger, hold)
+    if not partitions:
         return
-    changes = tuple(
-        _unmoved_change(partition, head.ledger.partitions[str(partition)]) for partition in held
-    )
     entry = Entry(
         kind="release",
         attempt=context.new_attempt(),
         hold=hold,
         run=run_id,
         product_version=__version__,
-        changes=changes,
+        changes=_unmoved_changes(head.ledger, partitions),
         reason=reason,
     )
     commit(context.ledger, context.clock, head, entry)
@@ -483,29 +569,30 @@ def release_hold(
 def lost_messages_error(
     stream: str, partition: Partition, loss: str, *, is_halted: bool = False
 ) -> IntegrityError:
-    """Kafka no longer has what a refold needs."""
-    forward = (
-        f"\nTo go on without them: seriatim repair {stream} --partition {partition} --forward"
-        if is_halted
-        else ""
+    """Kafka no longer has the messages that a refold needs."""
+    advice = (
+        "nothing was changed. Restore the messages to Kafka if you have them, or what is damaged"
+        " from a backup; or choose a later --from."
     )
-    return IntegrityError(
-        f"{stream}: {partition} cannot be folded again: {loss}",
-        next="nothing was changed. Restore the messages to Kafka if you have them, or what is damaged from a backup;"
-        " or choose a later --from." + forward,
-    )
+    if is_halted:
+        advice += (
+            f"\nTo go on without them: seriatim repair {stream} --partition {partition} --forward"
+        )
+    return IntegrityError(f"{stream}: {partition} cannot be folded again: {loss}", next=advice)
 
 
 def _halted_error(stream: str, halt: Finding) -> IntegrityError:
     return IntegrityError(
-        f"{stream}: folding {halt.partition_name} again stops at offset {halt.offset}: {halt.finding}",
+        f"{stream}: folding {halt.partition_name} again stops at offset {halt.offset}:"
+        f" {halt.finding}",
         cause=halt.cause,
         next="nothing was changed. Fix what the cause names, or go on without these messages:\n"
         f"seriatim repair {stream} --partition {halt.partition_name} --forward",
     )
 
 
-def _unmoved_change(partition: Partition, account: Account) -> Change:
+def unmoved_change(partition: Partition, account: Account) -> Change:
+    """A change that leaves a partition where it is."""
     return Change(
         partition=partition,
         epoch=account.epoch,
@@ -514,3 +601,11 @@ def _unmoved_change(partition: Partition, account: Account) -> Change:
         topic_id=account.topic_id,
         initial_frontier=account.initial_frontier,
     )
+
+
+def _unmoved_changes(ledger: Ledger, partitions: Iterable[Partition]) -> tuple[Change, ...]:
+    changes = []
+    for partition in partitions:
+        account = ledger.partitions[str(partition)]
+        changes.append(unmoved_change(partition, account))
+    return tuple(changes)

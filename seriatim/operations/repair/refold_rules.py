@@ -1,12 +1,13 @@
-"""The refold: a range rewound and folded again, each session up to the first point where it is as
-committed.
+"""The rules of a refold: a range is rewound and folded again, each session up to the first point
+where it is as committed.
 
-One mechanism for repair and backfill. A partition's refold begins at a saved state (`base`), makes
-all output again from there to the first border at or after `until`, and goes on with those sessions
-alone whose state then differs from the committed one, to a border where they agree, or to the
-frontier. Pure.
+Repair and backfill share this. The refold of a partition begins at a saved state (`base`). It makes
+all output again from there to the first committed offset at or after `until`. From there on it goes
+on only with the sessions whose state differs from the committed one, up to an offset where they
+agree, or to the frontier. This module is pure: it reads and writes nothing.
 
-Next room: history.py has the borders; operations/repair/refold.py reads, folds and commits.
+Next: ledger/history.py has the committed offsets; operations/repair/refold.py reads, folds and
+commits.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct, field
-from msgspec.structs import asdict
 
 from seriatim.engine.findings import GapMark
 from seriatim.engine.machine import Runner
@@ -24,70 +24,72 @@ from seriatim.engine.session_filter import RefoldScope, ReplacedRecords
 from seriatim.errors import ensure
 from seriatim.ledger.gaps import Gap
 from seriatim.ledger.model import Account, File
-from seriatim.operations.repair.forward import CLOSED_BY_FORWARD as FORWARD
+from seriatim.operations.repair.forward import CLOSED_BY_FORWARD
 
 COMPARED_FIELDS = (
-    *(
-        "sequence",
-        "snapshot_sequence",
-        "snapshot_fingerprint",
-        "missing_sequences",
-        "waiting_messages",
-        "damaged_since_offset",
-        "finding",
-        "finding_offset",
-    ),
-    *(
-        "messages_since_snapshot",
-        "snapshot_timestamp",
-        "snapshot_distance_ms",
-        "last_offset",
-        "snapshot_offset",
-        "timestamp",
-    ),
+    "sequence",
+    "snapshot_sequence",
+    "snapshot_fingerprint",
+    "missing_sequences",
+    "waiting_messages",
+    "damaged_since_offset",
+    "finding",
+    "finding_offset",
+    "messages_since_snapshot",
+    "snapshot_timestamp",
+    "snapshot_distance_ms",
+    "last_offset",
+    "snapshot_offset",
+    "timestamp",
 )
-"""What must be the same of a session, besides its state, for all that comes later to be the same."""
+"""The fields of a session, besides its state, on which everything that comes later depends."""
+
+END_OFFSET = 1 << 62
+"""An offset after every offset of a log."""
 
 
 class RefoldRequest(Struct, frozen=True, kw_only=True):
-    """What somebody wants to be folded again in one partition."""
+    """What is to be folded again in one partition."""
 
     partition: Partition
     start: int
     until: int
     """Output is made again at least from `start` up to here."""
     sessions: tuple[str, ...] | None = None
-    """None: all."""
+    """Only these sessions; None: all."""
     reason: str = ""
 
 
 class Rewind(Struct, frozen=True, kw_only=True):
-    """One partition's refold, as planned."""
+    """The refold of one partition, as planned."""
 
     request: RefoldRequest
     account: Account
+    """The partition as it is now."""
     base: Account
-    """As the partition was where the refold begins: its state, and its frontier."""
+    """The partition as it was where the refold begins: its state and its frontier."""
     sequence: int
-    """The entry that left it so."""
+    """The ledger entry that left it so."""
     frontier: int
-    """Where the partition goes on afterwards: the frontier of now, or the log end where the log was
+    """Where the partition goes on afterwards: its present frontier, or the log end if the log was
     cut.
     """
     commit_offsets: tuple[int, ...] = ()
-    """Offsets at and after `until` where committed state can be met; the frontier is the last."""
+    """Offsets at and after `until` for which there is committed state to compare with, in order.
+    The last one is the frontier.
+    """
     releases_by_hand: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Sessions that a person released, and at which frontier: they are released there again."""
+    """Sessions that a person released, by frontier: they are released there again."""
     rebuilds_state: bool = False
-    """The committed state of now is not to be relied on: all of it is made again."""
+    """The present state is not reliable: all of it is made again."""
     passed_ranges: tuple[OffsetRange, ...] = ()
-    """What forwards passed over since the base: it is passed over again, and sessions are in doubt
-    behind it.
+    """Lost ranges that forwards passed over since the base. They are passed over again, and
+    sessions are in doubt after them.
     """
 
     @property
     def partition(self) -> Partition:
-        """Where it is."""
+        """The partition that is folded again."""
         return self.request.partition
 
     @property
@@ -97,96 +99,113 @@ class Rewind(Struct, frozen=True, kw_only=True):
 
     @property
     def start(self) -> int:
-        """Where output begins to be made again: records and state of before it agree, whatever code
-        made them.
+        """Where output begins to be made again.
+
+        This is the offset of the base, not `request.start`: records and state before it agree with
+        each other, also if another version of the machine made them.
         """
         return self.base.frontier
 
     def headless_since(self, offset: int) -> int:
-        """Where the partition went on behind the last loss before an offset; -1: nothing was lost."""
-        return max(
-            [
-                self.base.headless_since,
-                *(whole.end for whole in self.passed_ranges if whole.end <= offset),
-            ]
-        )
+        """Where the partition went on after the last loss before an offset; -1: nothing was lost."""
+        latest = self.base.headless_since
+        for passed in self.passed_ranges:
+            if passed.end <= offset:
+                latest = max(latest, passed.end)
+        return latest
 
     def stage_end_offsets(self, offset: int) -> Iterator[int]:
-        """The offset where a stage ends, and those right behind losses that begin there: nothing is
-        folded between.
+        """The offset where a stage ends, and the ends of the losses that begin there.
+
+        Nothing is folded between these offsets, so the state is the same at all of them.
         """
         yield offset
-        for lost in self.passed_ranges:
-            if lost.start == offset < lost.end:
-                offset = lost.end
+        for passed in self.passed_ranges:
+            if passed.start == offset < passed.end:
+                offset = passed.end
                 yield offset
 
     def piece_end(self, start: int, end: int) -> int:
-        """The end of a piece that begins at `at`: no release by hand is inside."""
-        return min([end, *(offset for offset in self.releases_by_hand if start < offset < end)])
+        """The end of a piece that begins at `start`: no release by hand lies inside of it."""
+        release_offsets = [offset for offset in self.releases_by_hand if start < offset < end]
+        return min([end, *release_offsets])
 
     @property
     def first_commit_offset(self) -> int:
-        """The first place at which sessions may be as committed."""
-        return (
-            self.frontier
-            if self.rebuilds_state or not self.commit_offsets
-            else self.commit_offsets[0]
-        )
+        """The first offset at which sessions may be as committed."""
+        if self.rebuilds_state or not self.commit_offsets:
+            return self.frontier
+        return self.commit_offsets[0]
 
 
 class RefoldStage(Struct, frozen=True):
-    """A bounded piece of a partition's refold."""
+    """A bounded piece of the refold of a partition."""
 
     offset_range: OffsetRange
     ends_at_commit: bool
-    """Whether committed state can be met at its end."""
+    """Whether there is committed state to compare with at its end."""
 
 
 def plan_stages(rewind: Rewind, messages_max: int) -> Iterator[RefoldStage]:
-    """The pieces of a refold, in order, without what was passed over. State is the same on both
-    sides of that.
+    """The stages of a refold, in order, without the losses that were passed over.
+
+    The state is the same before and after a loss. So a stage that is cut off by a loss may be
+    compared with the committed state behind the loss.
     """
     for stage in _stages_over_losses(rewind, messages_max):
-        at, end = stage.offset_range.start, stage.offset_range.end
-        for lost in rewind.passed_ranges:
-            if at < lost.end and lost.start < end:
-                if at < lost.start:
-                    yield RefoldStage(
-                        OffsetRange(at, lost.start),
-                        ends_at_commit=stage.ends_at_commit and lost.end >= end,
-                    )
-                at = lost.end
-        if at < end:
-            yield RefoldStage(OffsetRange(at, end), ends_at_commit=stage.ends_at_commit)
+        start = stage.offset_range.start
+        end = stage.offset_range.end
+        for passed in rewind.passed_ranges:
+            if passed.end <= start or end <= passed.start:
+                continue
+            if start < passed.start:
+                ends_at_commit = stage.ends_at_commit and passed.end >= end
+                yield RefoldStage(OffsetRange(start, passed.start), ends_at_commit)
+            start = passed.end
+        if start < end:
+            yield RefoldStage(OffsetRange(start, end), stage.ends_at_commit)
 
 
 def _stages_over_losses(rewind: Rewind, messages_max: int) -> Iterator[RefoldStage]:
-    """What was wanted, then on and on, ever larger, to the frontier."""
+    """The stages of a refold as if nothing was lost.
+
+    First come the stages up to the first committed offset. Then come larger and larger stages up
+    to the frontier: only the sessions that still differ are folded in them.
+    """
     ensure(messages_max > 0, "a stage holds at least one message", messages_max=messages_max)
-    at, first = rewind.start, rewind.first_commit_offset
-    while at < first:
-        end = rewind.piece_end(at, min(first, at + messages_max))
-        yield RefoldStage(
-            OffsetRange(at, end), ends_at_commit=end == first and not rewind.rebuilds_state
-        )
-        at = end
-    size = max(1, first - rewind.start)
-    while at < rewind.frontier:
-        reach = at + min(messages_max, size)
-        near = [border for border in rewind.commit_offsets if at < border <= reach]
-        far = [border for border in rewind.commit_offsets if border > at]
-        end = rewind.piece_end(at, near[-1] if near else min([reach, *far[:1]]))
-        yield RefoldStage(OffsetRange(at, end), ends_at_commit=end in rewind.commit_offsets)
-        at, size = end, size * 2
+    start = rewind.start
+    first_commit_offset = rewind.first_commit_offset
+    while start < first_commit_offset:
+        end = rewind.piece_end(start, min(first_commit_offset, start + messages_max))
+        ends_at_commit = end == first_commit_offset and not rewind.rebuilds_state
+        yield RefoldStage(OffsetRange(start, end), ends_at_commit)
+        start = end
+    size = max(1, first_commit_offset - rewind.start)
+    while start < rewind.frontier:
+        target = _next_stage_target(rewind, start, start + min(messages_max, size))
+        end = rewind.piece_end(start, target)
+        yield RefoldStage(OffsetRange(start, end), end in rewind.commit_offsets)
+        start = end
+        # Most sessions agree soon, so the first comparisons are close to each other. Those that
+        # do not agree are compared less and less often.
+        size *= 2
+
+
+def _next_stage_target(rewind: Rewind, start: int, reach: int) -> int:
+    """The last committed offset up to `reach`; if there is none, `reach` itself."""
+    later_offsets = [offset for offset in rewind.commit_offsets if offset > start]
+    offsets_in_reach = [offset for offset in later_offsets if offset <= reach]
+    if offsets_in_reach:
+        return offsets_in_reach[-1]
+    return reach
 
 
 class RefoldProgress(Struct, kw_only=True):
-    """How far a partition's refold is, and what it has made."""
+    """How far the refold of a partition is, and what it has made."""
 
     rewind: Rewind
     open_sessions: tuple[str, ...] | None
-    """Sessions that are folded on; None: all."""
+    """Sessions that are still folded; None: all."""
     state: tuple[File, ...]
     offset: int
     met_sessions: set[str] = field(default_factory=set)
@@ -196,133 +215,140 @@ class RefoldProgress(Struct, kw_only=True):
 
     @classmethod
     def begin(cls, rewind: Rewind) -> RefoldProgress:
-        """Before the first stage."""
-        base, only = rewind.base, rewind.request.sessions
-        return cls(rewind=rewind, open_sessions=only, state=base.state, offset=base.frontier)
+        """The progress before the first stage."""
+        return cls(
+            rewind=rewind,
+            open_sessions=rewind.request.sessions,
+            state=rewind.base.state,
+            offset=rewind.base.frontier,
+        )
 
     def scope(self) -> RefoldScope:
-        """Who is folded in the next stage."""
+        """The sessions that are folded in the next stage."""
         return RefoldScope(sessions=self.open_sessions, finished_sessions=tuple(self.session_ends))
 
     def finish_stage(self, stage: RefoldStage, session_names: Iterable[str]) -> None:
-        """After a stage: who was met in it."""
+        """Move to the end of a stage, and remember the sessions that had a message in it."""
         self.offset = stage.offset_range.end
         self.met_sessions.update(session_names)
 
     def undecided_sessions(self) -> list[str]:
-        """Sessions that may or may not be as committed, at a border."""
-        return sorted(
-            (
-                self.met_sessions
-                if self.open_sessions is None
-                else self.met_sessions & set(self.open_sessions)
-            )
-            - set(self.session_ends)
-        )
+        """Sessions that may differ from the committed ones, and have to be compared."""
+        names = self.met_sessions
+        if self.open_sessions is not None:
+            names = names.intersection(self.open_sessions)
+        return sorted(names.difference(self.session_ends))
 
     def close_sessions(self, committed_sessions: Iterable[str]) -> None:
-        """At a border: those of the doubtful that are as committed. The others are folded on, and
-        nobody else.
+        """End the refold of sessions that are as committed at this offset.
+
+        From here on only the other undecided sessions are folded.
         """
-        ended = set(committed_sessions)
-        self.open_sessions = tuple(name for name in self.undecided_sessions() if name not in ended)
-        self.session_ends |= dict.fromkeys(ended, self.offset)
+        closed = set(committed_sessions)
+        undecided = self.undecided_sessions()
+        self.open_sessions = tuple(name for name in undecided if name not in closed)
+        self.session_ends |= dict.fromkeys(closed, self.offset)
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody is left to be folded on."""
+        """Whether there is no session left to fold."""
         return self.offset >= self.rewind.frontier or self.open_sessions == ()
 
     def refolded_range(self) -> OffsetRange:
-        """What was made again: from where it was wanted to where the last session was as committed."""
-        start, end = self.rewind.start, self.rewind.first_commit_offset
+        """The range that was made again, up to where the last session was as committed."""
+        start = self.rewind.start
+        end = self.rewind.first_commit_offset
         if self.open_sessions != ():
             end = self.rewind.frontier
         return OffsetRange(start, max([start, end, *self.session_ends.values()]))
 
     def replaced_records(self) -> ReplacedRecords:
-        """Which committed records are replaced by what was made."""
-        rewind, only = self.rewind, self.rewind.request.sessions
+        """Which committed records are replaced by those that were made."""
+        frontier = self.rewind.account.frontier
+        end = self.rewind.first_commit_offset
+        session_ends = dict(self.session_ends)
+        if self.open_sessions is None:
+            end = frontier
+        else:
+            session_ends |= dict.fromkeys(self.open_sessions, frontier)
+        sessions = None
+        if self.rewind.request.sessions is not None:
+            sessions = frozenset(self.rewind.request.sessions)
         return ReplacedRecords(
-            start=rewind.start,
-            end=rewind.account.frontier
-            if self.open_sessions is None
-            else rewind.first_commit_offset,
-            sessions=None if only is None else frozenset(only),
-            session_ends=self.session_ends
-            | dict.fromkeys(self.open_sessions or (), rewind.account.frontier),
+            start=self.rewind.start, end=end, sessions=sessions, session_ends=session_ends
         )
 
 
 def same_session(left: Session | None, right: Session | None, runner: Runner) -> bool:
-    """Whether two sessions are alike in all that counts for what comes later, after upgrade."""
-    if is_empty_session(left) or is_empty_session(right):
+    """Whether two sessions agree in everything on which later output depends, after upgrade."""
+    if left is None or right is None or is_empty_session(left) or is_empty_session(right):
         return is_empty_session(left) and is_empty_session(right)
-    assert left is not None
-    assert right is not None
-    mine, yours = asdict(left), asdict(right)
-    return all(mine[name] == yours[name] for name in COMPARED_FIELDS) and _current_state_bytes(
-        left, runner
-    ) == _current_state_bytes(right, runner)
+    for name in COMPARED_FIELDS:
+        if getattr(left, name) != getattr(right, name):
+            return False
+    return _current_state_bytes(left, runner) == _current_state_bytes(right, runner)
 
 
 def is_empty_session(session: Session | None) -> bool:
     """Whether nothing is known of a session."""
-    return session is None or (
-        session.state_bytes is None and session.finding is None and not session.waiting_messages
-    )
+    if session is None:
+        return True
+    has_state = session.state_bytes is not None
+    has_finding = session.finding is not None
+    return not has_state and not has_finding and not session.waiting_messages
 
 
 def _current_state_bytes(session: Session, runner: Runner) -> bytes | None:
-    """The state as this machine would save it."""
+    """The state as this machine would save it; None if there is none, or if it cannot be upgraded."""
     if session.state_bytes is None or session.state_version == runner.state_version:
         return session.state_bytes
     try:
         return runner.dump(runner.load(session.state_bytes, session.state_version))
-    except Exception:  # noqa: BLE001  # the user's own upgrade: whoever cannot be upgraded is like nobody
+    except Exception:  # noqa: BLE001  # The upgrade is the user's code: it may raise anything.
         return None
 
 
 class RewriteRegion(Struct, frozen=True):
-    """A stretch of offsets whose records are put together anew as one file."""
+    """A range of offsets whose records are written anew as one file."""
 
     offset_range: OffsetRange
     replaced_files: tuple[File, ...]
     """Committed files that leave the table."""
 
 
-END_OFFSET = 1 << 62
-"""After every offset."""
-
-
 def plan_regions(
     active_files: Iterable[File], is_affected: Callable[[File], bool], rows_max: int
 ) -> list[RewriteRegion]:
-    """Where record files are made anew: around those that are hurt, never across one that is not.
+    """Where record files are written anew: around the affected files, never across another file.
 
-    So a file that stays has its offsets for itself, and nothing is read that need not be. Regions
-    end after `rows_max` rows.
+    So a file that stays has its offsets for itself, and no file is read without need. A region
+    ends after `rows_max` rows.
     """
-    made: list[RewriteRegion] = []
-    olds: list[File] = []
-    edge = 0
+    regions: list[RewriteRegion] = []
+    region_files: list[File] = []
+    region_start = 0
 
-    def close(end: int, then: int) -> None:
-        nonlocal edge
-        if edge < end:
-            made.append(RewriteRegion(OffsetRange(edge, end), tuple(olds)))
-        olds.clear()
-        edge = then
+    def close_region(end: int) -> None:
+        if region_start < end:
+            regions.append(RewriteRegion(OffsetRange(region_start, end), tuple(region_files)))
+        region_files.clear()
 
     for file in sorted(active_files, key=lambda file: file.first_offset):
+        file_end = file.last_offset + 1
         if not is_affected(file):
-            close(file.first_offset, file.last_offset + 1)
+            close_region(file.first_offset)
+            region_start = file_end
             continue
-        olds.append(file)
-        if sum(old.rows for old in olds) >= rows_max:
-            close(file.last_offset + 1, file.last_offset + 1)
-    close(END_OFFSET, END_OFFSET)
-    return made
+        region_files.append(file)
+        if sum(region_file.rows for region_file in region_files) >= rows_max:
+            close_region(file_end)
+            region_start = file_end
+    close_region(END_OFFSET)
+    return regions
+
+
+GapKey = tuple[str | None, int, str]
+"""What identifies a gap in its partition: the session, the offset and the finding."""
 
 
 def repaired_marks(
@@ -332,41 +358,60 @@ def repaired_marks(
     progress: RefoldProgress,
     marks: Iterable[GapMark],
 ) -> tuple[list[GapMark], list[GapMark], bool]:
-    """Marks that take back gaps whose output was made again, and the refold's own, but those of
-    gaps that are so still.
+    """What a refold does to the gaps of its partition. Three things come back.
 
-    And whether every message that it set aside was set aside before: then it is kept already.
+    1. Marks that close the gaps whose output was made again.
+    2. The marks of the refold itself, without those of gaps that are open still.
+    3. Whether every message that the refold set aside was set aside before. Then it is in a file
+       of quarantined messages already.
     """
+    marks = list(marks)
+    partition_gaps = [
+        gap for gap in gaps if gap.topic_partition == partition and gap.topic_id == topic_id
+    ]
+    opening_keys = {_key_of_mark(mark) for mark in marks if not mark.closed_by}
+    unrepaired_keys = {_key_of_gap(gap) for gap in partition_gaps if gap.mended is None}
+    repeated_keys = opening_keys & unrepaired_keys
+    # 1. Gaps that are closed.
     replaced = progress.replaced_records()
-    mine = [gap for gap in gaps if gap.topic_partition == partition and gap.topic_id == topic_id]
-    known = {(gap.session, gap.start, gap.finding) for gap in mine if gap.mended is None}
-    found = [mark for mark in marks if not mark.closed_by]
-    again = {(mark.session, mark.offset, mark.finding) for mark in found} & known
-
-    def is_mended(gap: Gap) -> bool:
-        if progress.rewind.frontier <= gap.start < progress.rewind.account.frontier:
-            return (
-                gap.mended is None
-            )  # the log was cut: its messages never were, and others take their offsets
-        if (
-            (gap.session, gap.start, gap.finding) in again
-            or gap.closed_how == FORWARD
-            or gap.mended is not None
-        ):
-            return False
-        if gap.session is None:
-            return replaced.sessions is None and replaced.start <= gap.start < replaced.end
-        closed = gap.start if gap.until is None else gap.until - 1
-        return replaced.includes(gap.session, gap.start) and replaced.includes(gap.session, closed)
-
-    closed = [
-        GapMark(finding=gap.finding, offset=gap.start, session=gap.session, closed_by="repair")
-        for gap in mine
-        if is_mended(gap)
+    closing_marks: list[GapMark] = []
+    for gap in partition_gaps:
+        if not _is_repaired(gap, progress, replaced, repeated_keys):
+            continue
+        closing_marks.append(
+            GapMark(finding=gap.finding, offset=gap.start, session=gap.session, closed_by="repair")
+        )
+    # 2. Marks of the refold.
+    new_marks = [
+        mark for mark in marks if mark.closed_by or _key_of_mark(mark) not in repeated_keys
     ]
-    opened = [
-        mark
-        for mark in marks
-        if mark.closed_by or (mark.session, mark.offset, mark.finding) not in again
-    ]
-    return closed, opened, not any(mark.quarantined for mark in opened)
+    # 3. Messages that were set aside.
+    is_quarantined_already = not any(mark.quarantined for mark in new_marks)
+    return closing_marks, new_marks, is_quarantined_already
+
+
+def _key_of_gap(gap: Gap) -> GapKey:
+    return gap.session, gap.start, gap.finding
+
+
+def _key_of_mark(mark: GapMark) -> GapKey:
+    return mark.session, mark.offset, mark.finding
+
+
+def _is_repaired(
+    gap: Gap, progress: RefoldProgress, replaced: ReplacedRecords, repeated_keys: set[GapKey]
+) -> bool:
+    """Whether a refold takes a gap back."""
+    if gap.mended is not None:
+        return False
+    if progress.rewind.frontier <= gap.start < progress.rewind.account.frontier:
+        # The log was cut before this gap. Its messages do not exist, and its offsets will be
+        # used again by other messages.
+        return True
+    if _key_of_gap(gap) in repeated_keys or gap.closed_how == CLOSED_BY_FORWARD:
+        return False
+    if gap.session is None:
+        return replaced.sessions is None and replaced.start <= gap.start < replaced.end
+    last_offset = gap.start if gap.until is None else gap.until - 1
+    is_start_replaced = replaced.includes(gap.session, gap.start)
+    return is_start_replaced and replaced.includes(gap.session, last_offset)

@@ -1,11 +1,10 @@
-"""Repair: find what is hurt, say what would be done, and do it by one commit.
+"""Repair: find the damage, say what would be done about it, and do it by one commit.
 
-Hurt is: files that are not as committed, sessions in quarantine, partitions that wait, partitions
-whose check failed; or what a person names. `plan` changes nothing; `RepairRun.apply` plans again
-under a hold, so that a plan approved ten slices ago is still right.
+`plan_repair` changes nothing. `RepairRun.apply` reserves the partitions with a hold and plans again
+under it, so that a plan that was approved ten slices ago is still right.
 
-Next room: operations/repair/damage.py looks for what is hurt; operations/repair/refold.py rewinds,
-folds and commits.
+Next: operations/repair/damage.py finds the damage; operations/repair/planner.py chooses the
+actions; operations/repair/refold.py rewinds, folds and commits.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from seriatim.errors import (
     raise_broken_promise,
 )
 from seriatim.ledger.machine_version import refuse_changed_machine
-from seriatim.ledger.model import Account, Change, Ledger
+from seriatim.ledger.model import Account, Change, File, Ledger
 from seriatim.operations.accept import require_head
 from seriatim.operations.derived_tables import read_gaps
 from seriatim.operations.repair.damage import DamageSearch
@@ -41,12 +40,15 @@ from seriatim.operations.repair.plan import (
     RepairRequest,
     compute_approval,
 )
+from seriatim.operations.repair.planner import RepairPlanner
 from seriatim.operations.repair.rebuild_state import StateRebuild
 from seriatim.operations.repair.refold import (
     ProgressCallback,
     RefoldResult,
     RefoldRun,
+    held_partitions,
     release_hold,
+    unmoved_change,
 )
 from seriatim.operations.repair.rewind import RewindChooser, histories_as_of
 from seriatim.operations.run import FoldContext
@@ -55,7 +57,7 @@ from seriatim.stream import Stream
 
 
 class RepairContext(Struct, frozen=True, kw_only=True):
-    """What a repair is made with."""
+    """What a repair of one stream works with."""
 
     stream: Stream
     runner: Runner
@@ -69,352 +71,421 @@ def plan_repair(
     head: LedgerHead | None = None,
     suspects: frozenset[str] = frozenset(),
 ) -> RepairPlan:
-    """What a repair would do, as of now. Changes nothing.
+    """What a repair would do, as of now. It changes nothing.
 
-    A repair that died is not forgotten: a plain request is first of all for what that one was
-    asked. `head`: the plan is made under a hold. `suspects`: files that a try at it found to be
-    damaged.
+    1. Look for holds. If a repair died, a request that names nothing takes over its request.
+    2. Find the damage and choose the actions.
+    3. Put the plan together.
+
+    With `head`, the plan is made under a hold, and step 1 is left out. `suspects` are files that an
+    earlier attempt at this repair found to be damaged.
     """
-    stream, world = context.stream.name, context.fold_context
-    under_hold = head is not None
-    head = head or require_head(world.ledger, stream)
-    holds = [] if under_hold else _holds_of_request(world.ledger, head.ledger, request)
-    dead = next(
-        (hold for hold in holds if request.is_unrestricted and hold.request != request), None
-    )
-    request = request if dead is None else dead.request
+    stream_name = context.stream.name
+    store = context.fold_context.ledger
+    # 1. The holds.
+    holds: list[Hold] = []
+    if head is None:
+        head = require_head(store, stream_name)
+        holds = _holds_of_request(store, head.ledger, request)
+    unfinished_hold = None
+    if request.is_unrestricted:
+        unfinished_hold = next((hold for hold in holds if hold.request != request), None)
+    if unfinished_hold is not None:
+        request = unfinished_hold.request
     if request.unchanged:
         refuse_changed_machine(head.ledger, context.runner.state_version)
-    bounds = world.log.bounds(context.stream.topics)
-    past = histories_as_of(world.ledger, head, head.ledger.known_partitions())
-    search = DamageSearch(context.stream, head, bounds, past, world, context.past_reader, suspects)
-    chooser = RewindChooser(head, bounds, past, world.joiner)
+    # 2. The damage, and what to do about it.
+    search = _damage_search(context, head, suspects)
+    chooser = RewindChooser(head, search.bounds, search.histories, context.fold_context.joiner)
+    planner = RepairPlanner(search, chooser, context.past_reader)
     try:
-        parts, notes = search.plan_actions(request, chooser)
+        actions, notes = planner.plan_actions(request)
     except SeriatimError as error:
-        if dead is not None:
-            error.next += f"\nor give up repair {dead.id}, which asked for this: {dead.describe(stream)['give up']}"
+        if unfinished_hold is not None:
+            give_up = unfinished_hold.describe(stream_name)["give up"]
+            error.next += (
+                f"\nor give up repair {unfinished_hold.id}, which asked for this: {give_up}"
+            )
         raise
-    partitions = sorted({part.partition for part in parts})
-    mine = next((hold for hold in holds if hold.request == request), None)
-    return RepairPlan(
-        stream=stream,
+    # 3. The plan.
+    deleted_files: list[str] = []
+    if request == RepairRequest():
+        deleted_files = search.unneeded_damaged_files()
+    plan = RepairPlan(
+        stream=stream_name,
         request=request,
         sequence=head.ledger.sequence,
-        approval=compute_approval(head.ledger, request, partitions),
-        actions=tuple(parts),
+        approval=compute_approval(
+            head.ledger, request, sorted({action.partition for action in actions})
+        ),
+        actions=tuple(actions),
         notes=tuple(notes),
-        deleted_files=() if request != RepairRequest() else tuple(search.unneeded_damaged_files()),
-        resumed_hold=mine.id if mine else None,
-        held_partitions=mine.partitions if mine else (),
+        deleted_files=tuple(deleted_files),
         holds=tuple(holds),
     )
+    for hold in holds:
+        if hold.request == request:
+            return replace(plan, resumed_hold=hold.id, held_partitions=hold.partitions)
+    return plan
+
+
+def _damage_search(
+    context: RepairContext, head: LedgerHead, suspects: frozenset[str]
+) -> DamageSearch:
+    fold_context = context.fold_context
+    bounds = fold_context.log.bounds(context.stream.topics)
+    partitions = head.ledger.known_partitions()
+    histories = histories_as_of(fold_context.ledger, head, partitions)
+    return DamageSearch(context.stream, head, bounds, histories, fold_context, suspects)
 
 
 def _holds_of_request(store: LedgerStore, ledger: Ledger, request: RepairRequest) -> list[Hold]:
-    """The holds on what a request may change, oldest first."""
-    held: dict[str, list[Partition]] = {}
+    """The holds on partitions that a request may change, oldest first."""
+    partitions_by_hold: dict[str, list[Partition]] = {}
     for partition in ledger.known_partitions():
-        if (hold := ledger.partitions[str(partition)].hold) is not None:
-            held.setdefault(hold, []).append(partition)
-    if not held:
+        hold_id = ledger.partitions[str(partition)].hold
+        if hold_id is not None:
+            partitions_by_hold.setdefault(hold_id, []).append(partition)
+    if not partitions_by_hold:
         return []
-    entries = [one.entry for one in store.entries(ledger.stream, -1) if one.entry.kind == "hold"]
-    asked = {entry.hold: RepairRequest.from_json(entry.request) for entry in entries}
-    holds = [
-        Hold(hold, tuple(held[hold]), asked[hold])
-        for hold in asked
-        if hold is not None and hold in held
-    ]
-    one = request.partition
-    return [
-        hold
-        for hold in holds
-        if not one or one in map(str, hold.partitions) or hold.request == request
-    ]
+    # The entry that placed a hold tells what its repair was asked to do.
+    requests_by_hold: dict[str, RepairRequest] = {}
+    for manifest in store.entries(ledger.stream, -1):
+        entry = manifest.entry
+        if entry.kind == "hold" and entry.hold in partitions_by_hold:
+            requests_by_hold[entry.hold] = RepairRequest.from_json(entry.request)
+    holds: list[Hold] = []
+    for hold_id, hold_request in requests_by_hold.items():
+        partitions = partitions_by_hold[hold_id]
+        concerns_partition = not request.partition or request.partition in map(str, partitions)
+        if concerns_partition or hold_request == request:
+            holds.append(Hold(hold_id, tuple(partitions), hold_request))
+    return holds
 
 
 def request_of_hold(context: RepairContext, hold: str) -> RepairRequest:
-    """What the repair of this id was asked to do."""
-    stream, store = context.stream.name, context.fold_context.ledger
-    head = require_head(store, stream)
-    if not any(account.hold == hold for account in head.ledger.partitions.values()):
-        held = sorted({account.hold for account in head.ledger.partitions.values() if account.hold})
+    """What the repair of this id was asked to do. An id that holds nothing is refused."""
+    stream_name = context.stream.name
+    store = context.fold_context.ledger
+    head = require_head(store, stream_name)
+    hold_ids = {account.hold for account in head.ledger.partitions.values() if account.hold}
+    if hold not in hold_ids:
         raise ConfigError(
-            f"{stream}: no partition is held by {hold!r}: it is done, given up, or was taken over",
-            held=", ".join(held) or "nobody holds anything",
-            next=f"`seriatim status {stream}` shows holds",
+            f"{stream_name}: no partition is held by {hold!r}: it is done, given up, or was taken"
+            " over",
+            held=", ".join(sorted(hold_ids)) or "nobody holds anything",
+            next=f"`seriatim status {stream_name}` shows holds",
         )
-    found = (
-        one.request
-        for one in _holds_of_request(store, head.ledger, RepairRequest())
-        if one.id == hold
-    )
-    return next(found, None) or raise_broken_promise("a hold has an entry")
+    for candidate in _holds_of_request(store, head.ledger, RepairRequest()):
+        if candidate.id == hold:
+            return candidate.request
+    return raise_broken_promise("a hold has an entry")
 
 
 def abandon_repair(context: RepairContext, hold: str) -> list[Partition]:
     """Give up the repair of this id: its partitions are read again as they are."""
     request_of_hold(context, hold)
     head = require_head(context.fold_context.ledger, context.stream.name)
-    partitions = [
-        p for p in head.ledger.known_partitions() if head.ledger.partitions[str(p)].hold == hold
-    ]
+    partitions = held_partitions(head.ledger, hold)
     release_hold(context.fold_context, head, hold, reason="given up")
     return partitions
 
 
 class RepairRun:
-    """One repair, applied."""
+    """One repair that is applied."""
 
     def __init__(
         self, context: RepairContext, *, run_id: str = "", progress: ProgressCallback | None = None
     ) -> None:
-        self.context, self.run_id, self.progress = context, run_id, progress
+        self.context = context
+        self.run_id = run_id
+        self.progress = progress
         self.refold_run = self._new_refold_run()
         self.suspects: frozenset[str] = frozenset()
+        """Files that an attempt of this repair found to be damaged."""
 
     def _new_refold_run(self, *, unchanged: bool = False) -> RefoldRun:
-        mending = self.context
-        made = RefoldRun(
-            mending.stream,
-            mending.runner,
-            mending.fold_context,
+        refold_run = RefoldRun(
+            self.context.stream,
+            self.context.runner,
+            self.context.fold_context,
             run_id=self.run_id,
             progress=self.progress,
         )
-        made.must_be_unchanged = unchanged
-        return made
+        refold_run.must_be_unchanged = unchanged
+        return refold_run
+
+    def _require_head(self) -> LedgerHead:
+        return require_head(self.context.fold_context.ledger, self.context.stream.name)
 
     def apply(self, repair_plan: RepairPlan, messages_max: int, approval: str = "") -> RefoldResult:
-        """Hold, plan again, and do it. What fails gives the hold back and changes nothing."""
+        """Apply a plan.
+
+        1. Refuse a plan that is stale, or that another repair stands in the way of.
+        2. Delete damaged files that nothing needs.
+        3. Hold the partitions.
+        4. Plan again, fold, and commit.
+
+        If step 4 fails, the hold is released and nothing is changed.
+        """
+        # 1. Refusals.
         self._refuse_stale(repair_plan, approval)
         _refuse_other_holds(repair_plan)
-        self.refold_run.must_be_unchanged = repair_plan.request.unchanged
+        # 2. Files that nothing needs.
         self.context.fold_context.records.delete(repair_plan.deleted_files)
         if not repair_plan.actions:
-            if repair_plan.resumed_hold is not None:  # what was hurt is well: nobody needs to wait
-                head = require_head(self.context.fold_context.ledger, repair_plan.stream)
-                release_hold(
-                    self.context.fold_context,
-                    head,
-                    repair_plan.resumed_hold,
-                    reason="nothing is hurt any more",
-                )
+            self._release_unneeded_hold(repair_plan)
             return self.refold_run.result
-        store, stream = self.context.fold_context.ledger, self.context.stream.name
-        head = require_head(store, stream)
-        holds = {account.hold for account in head.ledger.partitions.values()}
-        if repair_plan.resumed_hold is not None and repair_plan.resumed_hold not in holds:
-            raise _overtaken_error(stream, f"hold {repair_plan.resumed_hold} is gone")
-        try:
-            head = self.refold_run.place_hold(
-                head,
-                repair_plan.partitions,
-                repair_plan.request.to_json(),
-                repair_plan.resumed_hold,
-            )
-        except FencedError as fenced:
-            raise _overtaken_error(stream, fenced.message) from None
+        # 3. The hold.
+        self.refold_run.must_be_unchanged = repair_plan.request.unchanged
+        head = self._place_hold(repair_plan)
+        # 4. The work.
         try:
             return self._refold_until_undamaged(head, repair_plan, messages_max)
-        except (Exception, KeyboardInterrupt) as trouble:
-            if (
-                self.refold_run.result.sequence >= 0
-            ):  # it is done: what came after it catches up with the next run
-                raise
-            if self._is_overtaken(
-                repair_plan.partitions
-            ):  # whoever took over has swept our files: that is all it was
+        except (Exception, KeyboardInterrupt) as error:
+            is_committed = self.refold_run.result.sequence >= 0
+            if is_committed:
+                raise  # What failed came after the commit, and the next run catches up with it.
+            if self._is_overtaken(repair_plan.partitions):
+                # The other repair has swept our files: the error says no more than that.
                 raise FencedError(
-                    f"{stream}: another repair took over",
-                    found=str(trouble)[:400],
-                    next=f"nothing was changed by this one; `seriatim status {stream}` shows how it is",
-                ) from trouble
+                    f"{repair_plan.stream}: another repair took over",
+                    found=str(error)[:400],
+                    next="nothing was changed by this one;"
+                    f" `seriatim status {repair_plan.stream}` shows how it is",
+                ) from error
             self.refold_run.release_hold()
             raise
+
+    def _release_unneeded_hold(self, repair_plan: RepairPlan) -> None:
+        """Release the hold of an earlier attempt, because nothing is damaged any more."""
+        hold = repair_plan.resumed_hold
+        if hold is None:
+            return
+        head = self._require_head()
+        reason = "nothing is damaged any more"
+        release_hold(self.context.fold_context, head, hold, reason=reason)
+
+    def _place_hold(self, repair_plan: RepairPlan) -> LedgerHead:
+        """Hold the partitions of a plan. Raises `FencedError` if another repair was faster."""
+        head = self._require_head()
+        hold_ids = {account.hold for account in head.ledger.partitions.values()}
+        resumed_hold = repair_plan.resumed_hold
+        if resumed_hold is not None and resumed_hold not in hold_ids:
+            raise _overtaken_error(repair_plan.stream, f"hold {resumed_hold} is gone")
+        request = repair_plan.request.to_json()
+        try:
+            return self.refold_run.place_hold(head, repair_plan.partitions, request, resumed_hold)
+        except FencedError as fenced:
+            raise _overtaken_error(repair_plan.stream, fenced.message) from None
 
     def _refold_until_undamaged(
         self, head: LedgerHead, repair_plan: RepairPlan, messages_max: int
     ) -> RefoldResult:
-        """Fold again until all that is read is as committed: a damaged file widens the range, under
-        a new hold.
+        """Fold again until all files that are read are as committed.
+
+        A damaged file becomes a suspect, which widens the range of the next attempt. Each attempt
+        has a hold of its own. A file that is still damaged as a suspect is an `IntegrityError`.
         """
         while True:
             try:
                 return self._apply_under_hold(head, repair_plan, messages_max)
-            except DamagedInputError as unsound:
-                if self.suspects.issuperset(unsound.damaged_files):
-                    raise unsound.error(repair_plan.stream) from None
-                self.suspects |= frozenset(unsound.damaged_files)
-            fresh = self._new_refold_run(unchanged=repair_plan.request.unchanged)
-            head = require_head(self.context.fold_context.ledger, repair_plan.stream)
-            head = fresh.place_hold(
-                head,
+            except DamagedInputError as damaged_input:
+                if self.suspects.issuperset(damaged_input.damaged_files):
+                    raise damaged_input.error(repair_plan.stream) from None
+                self.suspects |= frozenset(damaged_input.damaged_files)
+            refold_run = self._new_refold_run(unchanged=repair_plan.request.unchanged)
+            head = refold_run.place_hold(
+                self._require_head(),
                 repair_plan.partitions,
                 repair_plan.request.to_json(),
                 self.refold_run.result.hold,
             )
-            self.refold_run = fresh  # not before it holds: who fails above still has the hold of before to release
+            # Only now, when the new run has its hold: if placing it fails, `apply` must still
+            # find the previous run here, to release the previous hold.
+            self.refold_run = refold_run
 
     def _nothing_left_error(self, repair_plan: RepairPlan) -> SeriatimError:
-        """Under the hold it shows that nothing can be done: somebody did it, or what it needs is
-        gone by now.
+        """Why the plan that was made under the hold has no actions.
+
+        Either another repair did the work, or what the refold needs is gone by now.
         """
         if not repair_plan.notes:
-            return _overtaken_error(repair_plan.stream, "nothing is hurt any more")
+            return _overtaken_error(repair_plan.stream, "nothing is damaged any more")
         return IntegrityError(
             f"{repair_plan.stream}: what was planned cannot be done any more",
             cause="\n".join(repair_plan.notes)[:1500],
-            next=f"nothing was changed; look at the plan again: seriatim repair {repair_plan.stream}",
+            next="nothing was changed; look at the plan again:"
+            f" seriatim repair {repair_plan.stream}",
         )
 
     def _is_overtaken(self, partitions: Sequence[Partition]) -> bool:
-        """Whether the hold is not ours any more."""
-        ledger = require_head(self.context.fold_context.ledger, self.context.stream.name).ledger
-        return any(
-            ledger.partitions[str(p)].hold != self.refold_run.result.hold for p in partitions
-        )
+        """Whether another repair has taken over the hold."""
+        accounts = self._require_head().ledger.partitions
+        hold = self.refold_run.result.hold
+        return any(accounts[str(partition)].hold != hold for partition in partitions)
 
     def _refuse_stale(self, repair_plan: RepairPlan, approval: str) -> None:
         if approval and approval != repair_plan.approval:
             raise IntegrityError(
                 f"{repair_plan.stream}: the plan that was approved is not the one of now",
-                cause="an epoch or a halt of its partitions changed since: another repair, a new finding, a decision",
-                next=f"look at the plan again and approve that one: seriatim repair {repair_plan.stream}",
+                cause="an epoch or a halt of its partitions changed since: another repair, a new"
+                " finding, a decision",
+                next="look at the plan again and approve that one:"
+                f" seriatim repair {repair_plan.stream}",
             )
 
     def _apply_under_hold(
         self, head: LedgerHead, repair_plan: RepairPlan, messages_max: int
     ) -> RefoldResult:
-        """The partitions do not move any more: the plan is made again, of what they are now."""
-        again = replace(
-            plan_repair(self.context, repair_plan.request, head, self.suspects), resumed_hold=None
-        )
-        parts = [part for part in again.actions if part.partition in set(repair_plan.partitions)]
-        if not parts:
-            raise self._nothing_left_error(again)
-        refolds = [part.rewind for part in parts if isinstance(part, RefoldAction)]
-        changes: dict[Partition, Change] = {}
-        removed: list[str] = []
-        if refolds:
-            past = histories_as_of(
-                self.context.fold_context.ledger, head, [rewind.partition for rewind in refolds]
+        """Plan again and do it, now that no other run can move the partitions.
+
+        1. Make the plan again.
+        2. Fold what is to be folded again.
+        3. Apply the other actions on top of that.
+        4. Commit.
+        5. Delete the damaged files that were replaced.
+        """
+        # 1. The plan of now, of the partitions that are held.
+        new_plan = plan_repair(self.context, repair_plan.request, head, self.suspects)
+        partitions = repair_plan.partitions
+        actions = [action for action in new_plan.actions if action.partition in partitions]
+        if not actions:
+            raise self._nothing_left_error(new_plan)
+        # 2. The refolds.
+        changes, removed_paths = self._refold_changes(head, actions, messages_max)
+        # 3. The other actions.
+        for action in actions:
+            changes[action.partition] = self._change_by_action(
+                action, head, changes.get(action.partition)
             )
-            for change, gone in self.refold_run.refold_partitions(
-                head, refolds, past, messages_max
-            ):
-                changes[change.partition] = change
-                removed += gone
-        for part in parts:
-            account = head.ledger.partitions[str(part.partition)]
-            before = changes.get(part.partition) or _unmoved_change(part.partition, account)
-            if isinstance(part, RebuildStateAction):
-                changes[part.partition] = self._rebuilt_state_change(
-                    part, head, replace(before, halt=account.halt)
-                )
-            else:
-                changes[part.partition] = self._change_by_action(part, before)
-        for partition in set(repair_plan.partitions) - set(
-            changes
-        ):  # what was hurt is well: its hold goes back with the rest
-            account = head.ledger.partitions[str(partition)]
-            changes[partition] = replace(_unmoved_change(partition, account), halt=account.halt)
-        why = "; ".join(_describe_action(part) for part in parts)
-        done = self.refold_run.commit(head, [changes[p] for p in sorted(changes)], removed, why)
-        self._delete_damaged_files(head, again, changes, set(removed))
-        return done
+        for partition in partitions:
+            if partition not in changes:
+                # Nothing is wrong here any more. The commit releases the hold of this one too.
+                account = head.ledger.partitions[str(partition)]
+                unmoved = _unmoved_change_with_quarantine(partition, account)
+                changes[partition] = replace(unmoved, halt=account.halt)
+        # 4. The commit.
+        reason = "; ".join(_describe_action(action) for action in actions)
+        sorted_changes = [changes[partition] for partition in sorted(changes)]
+        result = self.refold_run.commit(head, sorted_changes, removed_paths, reason)
+        # 5. The damaged files.
+        self._delete_damaged_files(head, new_plan.partitions, changes, set(removed_paths))
+        return result
+
+    def _refold_changes(
+        self, head: LedgerHead, actions: Sequence[RepairAction], messages_max: int
+    ) -> tuple[dict[Partition, Change], list[str]]:
+        """Fold again what the actions say: the changes, and the paths that leave the table."""
+        changes: dict[Partition, Change] = {}
+        removed_paths: list[str] = []
+        rewinds = [action.rewind for action in actions if isinstance(action, RefoldAction)]
+        if not rewinds:
+            return changes, removed_paths
+        partitions = [rewind.partition for rewind in rewinds]
+        histories = histories_as_of(self.context.fold_context.ledger, head, partitions)
+        refolds = self.refold_run.refold_partitions(head, rewinds, histories, messages_max)
+        for change, paths in refolds:
+            changes[change.partition] = change
+            removed_paths += paths
+        return changes, removed_paths
+
+    def _change_by_action(
+        self, action: RepairAction, head: LedgerHead, refold_change: Change | None
+    ) -> Change:
+        """What an action does to its partition, on top of its refold where there is one."""
+        account = head.ledger.partitions[str(action.partition)]
+        change = refold_change or _unmoved_change_with_quarantine(action.partition, account)
+        if isinstance(action, RebuildStateAction):
+            return self._rebuilt_state_change(action, head, replace(change, halt=account.halt))
+        if isinstance(action, LiftHaltAction):
+            return replace(change, halt=None)
+        if isinstance(action, ForwardAction):
+            forward = action.change
+            return replace(
+                change,
+                halt=None,
+                marks=(*change.marks, *forward.marks),
+                until=forward.until,
+                headless_since=forward.headless_since,
+                log_end=forward.log_end,
+            )
+        return change
+
+    def _rebuilt_state_change(
+        self, action: RebuildStateAction, head: LedgerHead, change: Change
+    ) -> Change:
+        """A change with state that is rebuilt from records, where Kafka cannot give it back."""
+        fold_context = self.context.fold_context
+        partition = action.partition
+        account = head.ledger.partitions[str(partition)]
+        history = histories_as_of(fold_context.ledger, head, [partition])[partition]
+        record_files: list[File] = []
+        for path in fold_context.ledger.active_paths(head):
+            origin = history.record_files.get(path)
+            if origin is not None and origin.topic_id == account.topic_id:
+                record_files.append(origin.file)
+        gaps = read_gaps(fold_context.ledger, fold_context.derived, head.ledger)
+        rebuild = StateRebuild(
+            self.context.stream, self.context.runner, fold_context, partition, account
+        )
+        hold = self.refold_run.result.hold
+        return rebuild.build_change(change, record_files, gaps, hold, action.reason)
 
     def _delete_damaged_files(
         self,
         head: LedgerHead,
-        repair_plan: RepairPlan,
+        partitions: Sequence[Partition],
         changes: dict[Partition, Change],
-        removed: set[str],
+        removed_paths: set[str],
     ) -> None:
-        """Files that were replaced because they are damaged tell nobody anything any more."""
-        world, past = (
-            self.context.fold_context,
-            histories_as_of(self.context.fold_context.ledger, head, repair_plan.partitions),
-        )
-        gone = [
-            one.file
-            for each in past.values()
-            for path, one in each.all_record_files.items()
-            if path in removed
-        ]
+        """Delete the files that were replaced because they are damaged.
+
+        Other files that were replaced stay for a while, for looking back. Damaged ones are of no
+        use for that.
+        """
+        fold_context = self.context.fold_context
+        replaced_files: list[File] = []
+        for history in histories_as_of(fold_context.ledger, head, partitions).values():
+            for path, origin in history.all_record_files.items():
+                if path in removed_paths:
+                    replaced_files.append(origin.file)
         for partition, change in changes.items():
-            stays = {file.path for file in change.state or ()}
-            old = head.ledger.partitions[str(partition)].state if change.state is not None else ()
-            gone += [file for file in old if file.path not in stays]
-        world.records.delete(world.joiner.find_damaged_files(gone))
-
-    def _rebuilt_state_change(
-        self, action: RebuildStateAction, head: LedgerHead, before: Change
-    ) -> Change:
-        """State made of what there is, where Kafka cannot give it back."""
-        mending, partition = self.context, action.partition
-        world, account = mending.fold_context, head.ledger.partitions[str(partition)]
-        past = histories_as_of(world.ledger, head, [partition])[partition]
-        made = [
-            past.record_files[path]
-            for path in world.ledger.active_paths(head)
-            if path in past.record_files
-        ]
-        records = [one.file for one in made if one.topic_id == account.topic_id]
-        gaps = read_gaps(world.ledger, world.derived, head.ledger)
-        renewing = StateRebuild(mending.stream, mending.runner, world, partition, account)
-        return renewing.build_change(
-            before, records, gaps, self.refold_run.result.hold, action.reason
-        )
-
-    def _change_by_action(
-        self, action: RefoldAction | LiftHaltAction | ForwardAction, before: Change
-    ) -> Change:
-        """What a part does to its partition, on top of its refold where there is one."""
-        if isinstance(action, ForwardAction):
-            forward = action.change
-            marks = (*before.marks, *forward.marks)
-            moved = {
-                "until": forward.until,
-                "headless_since": forward.headless_since,
-                "log_end": forward.log_end,
-            }
-            return replace(before, halt=None, marks=marks, **moved)
-        if isinstance(action, LiftHaltAction):
-            return replace(before, halt=None)
-        return before
+            if change.state is None:
+                continue
+            new_paths = {file.path for file in change.state}
+            old_files = head.ledger.partitions[str(partition)].state
+            replaced_files += [file for file in old_files if file.path not in new_paths]
+        damaged_files = fold_context.joiner.find_damaged_files(replaced_files)
+        fold_context.records.delete(damaged_files)
 
 
 def _refuse_other_holds(repair_plan: RepairPlan) -> None:
-    """Another repair's work is not replaced by this one's without a person's word."""
-    for hold in repair_plan.blocking_holds[:1]:
-        held, asked, on, up = hold.describe(repair_plan.stream).values()
-        raise ConfigError(
-            f"{repair_plan.stream}: {held} is held by repair {hold.id}, which was asked for something else",
-            asked=asked,
-            next=f"go on with it first: {on}\nor give it up: {up}",
-        )
+    """Refuse a plan for partitions that another repair holds: a person must decide first."""
+    if not repair_plan.blocking_holds:
+        return
+    hold = repair_plan.blocking_holds[0]
+    facts = hold.describe(repair_plan.stream)
+    raise ConfigError(
+        f"{repair_plan.stream}: {facts['held']} is held by repair {hold.id}, which was asked for"
+        " something else",
+        asked=facts["asked"],
+        next=f"go on with it first: {facts['go on']}\nor give it up: {facts['give up']}",
+    )
 
 
-def _overtaken_error(stream: str, found: str) -> FencedError:
+def _overtaken_error(stream: str, observation: str) -> FencedError:
     return FencedError(
         f"{stream}: another repair was faster",
-        found=found,
-        next=f"`seriatim status {stream}` shows who holds what; then repair again if something is left",
+        found=observation,
+        next=f"`seriatim status {stream}` shows who holds what; then repair again if something is"
+        " left",
     )
 
 
-def _unmoved_change(partition: Partition, account: Account) -> Change:
-    return Change(
-        partition=partition,
-        epoch=account.epoch,
-        frontier=account.frontier,
-        until=account.frontier,
-        topic_id=account.topic_id,
-        initial_frontier=account.initial_frontier,
-        quarantined=account.quarantined,
-    )
+def _unmoved_change_with_quarantine(partition: Partition, account: Account) -> Change:
+    """A change that leaves a partition where it is, with as many sessions in quarantine."""
+    return replace(unmoved_change(partition, account), quarantined=account.quarantined)
 
 
 def _describe_action(action: RepairAction) -> str:

@@ -42,7 +42,7 @@ class RewindChooser:
         self,
         head: LedgerHead,
         bounds: Mapping[Partition, Bounds],
-        histories: dict[Partition, PartitionHistory],
+        histories: Mapping[Partition, PartitionHistory],
         joiner: Joiner,
     ):
         self.ledger, self.bounds, self.histories, self.joiner = (
