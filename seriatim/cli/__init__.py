@@ -1,8 +1,10 @@
-"""The command line: thin commands that join steps to adapters. One file per family of commands.
+"""The command line: thin commands that connect operations to the real adapters.
 
-Nothing heavy is imported here at the top: `seriatim --help` answers at once. A command imports
-what it needs when it runs. Errors end as one screen on stderr and an exit code, never a stack trace
-(`--debug` shows it).
+There is one module for each family of commands. Nothing heavy is imported at the top of these
+modules, so `seriatim --help` answers at once: a command imports what it needs when it runs. An
+error ends as one screen on stderr and an exit code. A stack trace is shown with `--debug` only.
+
+Next: cli/run.py has the main command; cli/output.py prints for people and scripts.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from seriatim.failure import CommandOutcome, Failure
 
 app = typer.Typer(
     name="seriatim",
-    help="Ordered, stateful streams from Kafka into Delta tables, with proof.",
+    help="Fold Kafka messages in order, with state, into Delta tables, and prove the result.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -31,13 +33,14 @@ app = typer.Typer(
 
 
 class Options:
-    """What is said before the command and holds for all of it."""
+    """Options that hold for the whole process, whichever command runs."""
 
     debug = False
+    """Whether stack traces are shown."""
     json = False
-    """Every line on stderr is a JSON object. Set by the command that promises it."""
+    """Whether every line on stderr is a JSON object. A command with `--json` sets it."""
     is_own_process = False
-    """Whether the process is the command's own, and nobody else is in it."""
+    """Whether the process runs this command only. It is False inside tests and Airflow tasks."""
 
 
 def _print_version(value: bool) -> None:
@@ -48,58 +51,66 @@ def _print_version(value: bool) -> None:
 
 @app.callback()
 def root(
-    debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
-    version: Annotated[  # noqa: ARG001  # its callback does it
+    debug: Annotated[bool, typer.Option("--debug", help="Show stack traces of errors.")] = False,
+    version: Annotated[  # noqa: ARG001  # its callback does the work
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Ordered, stateful streams from Kafka into Delta tables, with proof."""
-    Options.debug, Options.json = debug, False
+    """Fold Kafka messages in order, with state, into Delta tables, and prove the result."""
+    Options.debug = debug
+    Options.json = False
 
 
 def print_notice(text: str, **fields: Any) -> None:
-    """Progress and asides, on stderr, so that stdout stays what was asked for. `fields` are for
-    scripts.
+    """Print progress or a remark on stderr, so that stdout has the command's result only.
+
+    With `--json` it becomes one JSON object: `fields`, and the text as `message`.
     """
-    typer.echo(_encode_json({**fields, "message": text}) if Options.json else text, err=True)
+    line = text
+    if Options.json:
+        line = _encode_json({**fields, "message": text})
+    typer.echo(line, err=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; turn our errors into one screen, an exit code, and an outcome for whoever
-    asked for one.
+    """Run a command and end the process with its exit code.
+
+    An error becomes one screen on stderr. If the environment names an outcome file, the way the
+    command ended is written there too, as a value that another process can read.
     """
     Options.is_own_process = arguments is None
     outcome_path = config.take_outcome_path()
     try:
         app(arguments)
-    except SystemExit as ended:  # how Typer ends every command that raised no error of ours
-        leave_outcome(outcome_path, CommandOutcome(exit_code=_code(ended)))
+    except SystemExit as system_exit:  # Typer ends every command this way if it raised no error
+        leave_outcome(outcome_path, CommandOutcome(exit_code=_exit_code(system_exit)))
         raise
     except Exception as error:
-        known = error if isinstance(error, SeriatimError) else unexpected_error(error)
+        seriatim_error = as_seriatim_error(error)
         if Options.debug:
-            leave_outcome(
-                outcome_path, CommandOutcome(exit_code=known.exit_code, failure=Failure.of(known))
-            )
+            leave_outcome(outcome_path, _failed_outcome(seriatim_error))
             raise
-        fail(known, outcome_path)
+        fail(seriatim_error, outcome_path)
 
 
 def fail(error: SeriatimError, outcome_path: Path | None) -> NoReturn:
-    """End the command with an error."""
+    """Print an error, write the outcome, and end the process with the error's exit code."""
     print_error(error)
-    leave_outcome(
-        outcome_path, CommandOutcome(exit_code=error.exit_code, failure=Failure.of(error))
-    )
+    leave_outcome(outcome_path, _failed_outcome(error))
     sys.exit(error.exit_code)
 
 
+def _failed_outcome(error: SeriatimError) -> CommandOutcome:
+    return CommandOutcome(exit_code=error.exit_code, failure=Failure.of(error))
+
+
 def leave_outcome(path: Path | None, outcome: CommandOutcome) -> None:
-    """Leave how the command ended, whole or not at all. If the disk refuses, the exit code still
-    says the most.
+    """Write how the command ended to `path`, completely or not at all; None writes nothing.
+
+    A disk that refuses the file is reported only: the exit code still says the most important.
     """
     if path is None:
         return
@@ -108,19 +119,25 @@ def leave_outcome(path: Path | None, outcome: CommandOutcome) -> None:
         draft.write_bytes(msgspec.json.encode(outcome))
         draft.replace(path)
     except OSError as error:
-        typer.echo(f"the outcome cannot be left in {path}: {error.strerror}", err=True)
+        typer.echo(f"the outcome cannot be written to {path}: {error.strerror}", err=True)
 
 
-def _code(ended: SystemExit) -> int:
+def _exit_code(system_exit: SystemExit) -> int:
     """The exit code that the process will have."""
-    if ended.code is None:
+    code = system_exit.code
+    if code is None:
         return 0
-    return ended.code if isinstance(ended.code, int) else 1
+    if isinstance(code, int):
+        return code
+    return 1  # Python prints any other value and exits with 1
 
 
 def print_error(error: SeriatimError) -> None:
-    """An error on stderr: a screen, or one line of JSON for scripts."""
-    typer.echo(_encode_json(_error_values(error)) if Options.json else error.render(), err=True)
+    """Print an error on stderr: as a screen, or as one line of JSON for scripts."""
+    text = error.render()
+    if Options.json:
+        text = _encode_json(_error_values(error))
+    typer.echo(text, err=True)
 
 
 def _error_values(error: SeriatimError) -> dict[str, Any]:
@@ -131,21 +148,30 @@ def _encode_json(value: dict[str, Any]) -> str:
     return msgspec.json.encode(value, enc_hook=str).decode()
 
 
+def as_seriatim_error(error: Exception) -> SeriatimError:
+    """The error itself if it is ours, else `unexpected_error` of it."""
+    if isinstance(error, SeriatimError):
+        return error
+    return unexpected_error(error)
+
+
 def unexpected_error(error: Exception) -> SeriatimError:
-    """What no step foresaw: trouble with the disk or network, or our own bug."""
-    what = f"{type(error).__name__}: {error}"
+    """An error that no operation expected: trouble with the disk or the network, or our own bug."""
+    description = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError):
         return PlatformError(
-            what, next="look at the disk (room, rights) and the network, then run again"
+            description,
+            next="look at the disk (free space, permissions) and the network, then run again",
         )
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{last.filename}:{last.lineno} in {last.name}"
+    raising_frame = traceback.extract_tb(error.__traceback__)[-1]
     return BrokenPromiseError(
-        what, where=where, next="report this as a bug, with the output of --debug"
+        description,
+        where=f"{raising_frame.filename}:{raising_frame.lineno} in {raising_frame.name}",
+        next="report this as a bug, with the output of --debug",
     )
 
 
-# Each module adds its commands to `app`, so they come after it.
+# Each module adds its commands to `app`, so these imports must come after it.
 from seriatim.cli import (  # noqa: E402, F401
     accept,
     bisect,

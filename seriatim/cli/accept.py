@@ -1,7 +1,6 @@
-"""`seriatim accept` and `seriatim retire`: a person's decisions, each with its reason in the
-ledger.
+"""`seriatim accept` and `seriatim retire`: decisions of a person. The ledger keeps the reasons.
 
-Next room: operations/accept.py, operations/restore.py and operations/retire.py do it.
+Next: operations/accept.py, operations/restore.py and operations/retire.py do the work.
 """
 
 from __future__ import annotations
@@ -18,14 +17,20 @@ from seriatim.errors import ConfigError
 
 if TYPE_CHECKING:
     from seriatim.operations.accept import TopicDecision
+    from seriatim.operations.prove.check import AcceptedFailures
     from seriatim.operations.restore import RestoreDecision
     from seriatim.operations.retire import RetireDecision
     from seriatim.stream_files import StreamFile
 
 Because = Annotated[
-    str, typer.Option("--because", metavar="TEXT", help="Why. It is kept in the ledger; required.")
+    str,
+    typer.Option(
+        "--because", metavar="TEXT", help="The reason. It is required, and the ledger keeps it."
+    ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; change nothing.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would happen, and change nothing.")
+]
 
 
 @app.command()
@@ -34,37 +39,46 @@ def accept(
     topic: Annotated[
         str,
         typer.Argument(
-            metavar="[TOPIC]", help="A topic that was made again, or one that is retired."
+            metavar="[TOPIC]", help="A topic that was created again, or one that is retired."
         ),
     ] = "",
     because: Because = "",
     restored: Annotated[
         bool,
         typer.Option(
-            "--restored", help="The ledger was put back on purpose: its witness follows it."
+            "--restored",
+            help="The output folder was restored on purpose: its witness follows the ledger.",
         ),
     ] = False,
     sequence: Annotated[
         int | None,
-        typer.Option(min=0, help="What a check called bad, up to this entry, is right as it is."),
+        typer.Option(
+            min=0, help="Accept the output that a check called bad, up to this ledger entry."
+        ),
     ] = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Accept a topic as it is in Kafka now: one made again begins its new life, a retired one goes
-    on.
+    """Accept a topic as it is in Kafka now, a restored ledger, or output that a check called bad.
 
-    The sessions of the old life end: records that take their rows back are part of the decision.
-    The next run reads the new life from its first offset. After a deliberate restore of the output
-    folder use --restored. After a bad check, --sequence N accepts what was judged up to that entry,
-    and closes the circuit.
+    A topic that was created again starts a new life: the sessions of its old life end, and records
+    that take their rows back are part of the decision. The next run reads the new topic from its
+    first offset. A retired topic is read again from where it stopped.
 
-    Example: seriatim accept demo demo-a --because "moved to the new cluster" --dry-run Example:
-    seriatim accept demo --sequence 41 --because "prices below 0 are rebates"
+    Use --restored after the output folder was restored on purpose. Use --sequence N after a bad
+    check: it accepts everything that was judged up to that entry, and closes the circuit.
+
+    Example: seriatim accept demo demo-a --because "moved to the new cluster" --dry-run
+
+    Example: seriatim accept demo --sequence 41 --because "prices below 0 are rebates"
     """
-    if bool(topic) + restored + (sequence is not None) != 1:
-        way = f"seriatim accept {stream} TOPIC, seriatim accept {stream} --restored, or --sequence N after a bad check"
-        raise ConfigError("accept what?", next=way)
+    subject_count = bool(topic) + restored + (sequence is not None)
+    if subject_count != 1:
+        raise ConfigError(
+            "accept what?",
+            next=f"seriatim accept {stream} TOPIC, seriatim accept {stream} --restored,"
+            " or --sequence N after a bad check",
+        )
     file = _load_stream(stream, because, dry_run=dry_run, json=json)
     if sequence is not None:
         _accept_check(file, sequence, because, dry_run=dry_run, json=json)
@@ -84,21 +98,20 @@ def retire(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Retire a topic that is over: it is read no more and found no more; its state is kept.
+    """Retire a topic that is over: no run reads or discovers it any more. Its state is kept.
 
-    It stays retired, also if it is made again, until `seriatim accept` takes it back.
+    The topic stays retired, even if it is created again, until `seriatim accept` takes it back.
 
     Example: seriatim retire demo demo-a --because "replaced by demo-b"
     """
     from seriatim import context
     from seriatim.clock import WallClock
-    from seriatim.operations.retire import retire_topic as decide
+    from seriatim.operations.retire import retire_topic
 
     file = _load_stream(stream, because, dry_run=dry_run, json=json)
-    store, log = context.ledger(file, with_schema=True), context.log(file, config.load_settings())
-    decision = decide(
-        store,
-        log,
+    decision = retire_topic(
+        context.ledger(file, with_schema=True),
+        context.log(file, config.load_settings()),
         WallClock(),
         file.stream.name,
         file.stream.topics,
@@ -111,26 +124,32 @@ def retire(
 
 
 def _load_stream(stream: str, because: str, *, dry_run: bool, json: bool) -> StreamFile:
+    """Prepare a decision: read the settings and the stream file, and refuse a missing reason."""
     from seriatim import stream_files
 
     Options.json = json
     settings = config.load_settings()
     config.arm_crash_point(settings.crash_point)
-    if not because.strip() and not dry_run:
-        raise ConfigError(
-            "a decision needs its reason: --because is missing",
-            next='add --because "…"; --dry-run needs none',
-        )
+    require_reason(because, dry_run=dry_run)
     return stream_files.load_stream(stream, settings.streams)
+
+
+def require_reason(because: str, *, dry_run: bool) -> None:
+    """Refuse a decision without a reason. A dry run decides nothing, so it needs none."""
+    if dry_run or because.strip():
+        return
+    raise ConfigError(
+        "a decision needs its reason: --because is missing",
+        next='add --because "…"; --dry-run needs none',
+    )
 
 
 def _accept_topic(file: StreamFile, topic: str, because: str, *, dry_run: bool, json: bool) -> None:
     from seriatim import context
-    from seriatim.operations.accept import accept_topic as decide
+    from seriatim.operations.accept import accept_topic
 
-    decision = decide(
-        context.decision_context(file, config.load_settings()), topic, because, dry_run=dry_run
-    )
+    decision_context = context.decision_context(file, config.load_settings())
+    decision = accept_topic(decision_context, topic, because, dry_run=dry_run)
     _print_accepted(file.stream.name, decision, json=json)
 
 
@@ -139,46 +158,69 @@ def _accept_check(
 ) -> None:
     from seriatim import context
     from seriatim.clock import WallClock
-    from seriatim.ledger.verdicts import describe_failed_range
     from seriatim.operations.prove.check import accept_failed_check
 
-    name, store = file.stream.name, context.ledger(file, with_schema=True)
-    decided = accept_failed_check(
-        store, WallClock(), name, context.new_attempt(), sequence, because, dry_run=dry_run
+    decision = accept_failed_check(
+        context.ledger(file, with_schema=True),
+        WallClock(),
+        file.stream.name,
+        context.new_attempt(),
+        sequence,
+        because,
+        dry_run=dry_run,
     )
-    after = decided.ledger
-    values = {
-        "stream": name,
-        "accepted": [
-            {"partition": one.partition, "from": one.start, "until": one.until}
-            for one in decided.failures
-        ],
-        "because": because or None,
-        "sequence": None if dry_run else after.sequence,
-        "circuit": after.circuit,
-        "checked": after.checked,
-    }
     if json:
-        return _print_json(values)
-    for one in decided.failures:
-        typer.echo(
-            f"{name}: {_describe_entry(-1 if dry_run else after.sequence)}: right as it is: {describe_failed_range(one)}"
-        )
-    if dry_run:
-        typer.echo(f'next: seriatim accept {name} --sequence {sequence} --because "…"')
+        _print_json(_accepted_check_values(file.stream.name, decision, because, dry_run=dry_run))
     else:
-        typer.echo(f"{name}: the circuit is {after.circuit}, checked up to entry {after.checked}")
-    return None
+        _print_accepted_check(file.stream.name, decision, sequence, dry_run=dry_run)
+
+
+def _accepted_check_values(
+    stream: str, decision: AcceptedFailures, because: str, *, dry_run: bool
+) -> dict[str, Any]:
+    accepted_ranges = [
+        {"partition": failed.partition, "from": failed.start, "until": failed.until}
+        for failed in decision.failures
+    ]
+    return {
+        "stream": stream,
+        "accepted": accepted_ranges,
+        "because": because or None,
+        "sequence": None if dry_run else decision.ledger.sequence,
+        "circuit": decision.ledger.circuit,
+        "checked": decision.ledger.checked,
+    }
+
+
+def _print_accepted_check(
+    stream: str, decision: AcceptedFailures, sequence: int, *, dry_run: bool
+) -> None:
+    from seriatim.ledger.verdicts import describe_failed_range
+
+    ledger = decision.ledger
+    entry = _describe_entry(-1 if dry_run else ledger.sequence)
+    for failed in decision.failures:
+        typer.echo(f"{stream}: {entry}: right as it is: {describe_failed_range(failed)}")
+    if dry_run:
+        typer.echo(f'next: seriatim accept {stream} --sequence {sequence} --because "…"')
+    else:
+        typer.echo(
+            f"{stream}: the circuit is {ledger.circuit}, checked up to entry {ledger.checked}"
+        )
 
 
 def _accept_restored(file: StreamFile, because: str, *, dry_run: bool, json: bool) -> None:
     from seriatim import context
     from seriatim.clock import WallClock
-    from seriatim.operations.restore import accept_restored_ledger as decide
+    from seriatim.operations.restore import accept_restored_ledger
 
-    store = context.ledger(file, with_schema=True)
-    decision = decide(
-        store, WallClock(), file.stream.name, context.new_attempt(), because, dry_run=dry_run
+    decision = accept_restored_ledger(
+        context.ledger(file, with_schema=True),
+        WallClock(),
+        file.stream.name,
+        context.new_attempt(),
+        because,
+        dry_run=dry_run,
     )
     _print_restored(file.stream.name, decision, json=json)
 
@@ -188,42 +230,40 @@ def _print_accepted(stream: str, decision: TopicDecision, *, json: bool) -> None
 
     rows = [
         {
-            "partition": str(one.partition),
-            "old_id": one.old_topic_id or None,
-            "new_id": one.new_topic_id,
-            "frontier": one.frontier,
-            "starts": one.resumes_at,
-            "sessions": one.ended_sessions,
-            "records": one.end_records,
-            "unread": one.unread_messages,
+            "partition": str(life.partition),
+            "old_id": life.old_topic_id or None,
+            "new_id": life.new_topic_id,
+            "frontier": life.frontier,
+            "starts": life.resumes_at,
+            "sessions": life.ended_sessions,
+            "records": life.end_records,
+            "unread": life.unread_messages,
         }
-        for one in decision.partitions
+        for life in decision.partitions
     ]
     if json:
-        return _print_json(
+        _print_json(
             {
                 "stream": stream,
                 "topic": decision.topic,
                 "new_life": decision.is_new_life,
                 "because": decision.reason or None,
-                "sequence": decision.sequence if decision.sequence >= 0 else None,
+                "sequence": _sequence_or_none(decision.sequence),
                 "partitions": rows,
             }
         )
+        return
     output.print_table(list(rows[0]), rows)
-    sessions, records = (
-        sum(one.ended_sessions for one in decision.partitions),
-        sum(one.end_records for one in decision.partitions),
-    )
-    unread = sum(one.unread_messages for one in decision.partitions)
-    what = (
-        f"a new life of {decision.topic}: {sessions} sessions end by {records} records"
-        if decision.is_new_life
-        else f"{decision.topic} goes on from where it was"
-    )
-    lost = f"; {unread} messages of the old life were never read" if unread else ""
-    typer.echo(f"{stream}: {_describe_entry(decision.sequence)}: {what}{lost}")
-    return _print_next_command(stream, decision.sequence, f"accept {stream} {decision.topic}")
+    effect = f"{decision.topic} goes on from where it was"
+    if decision.is_new_life:
+        sessions = sum(life.ended_sessions for life in decision.partitions)
+        records = sum(life.end_records for life in decision.partitions)
+        effect = f"a new life of {decision.topic}: {sessions} sessions end by {records} records"
+    unread = sum(life.unread_messages for life in decision.partitions)
+    if unread:
+        effect += f"; {unread} messages of the old life were never read"
+    typer.echo(f"{stream}: {_describe_entry(decision.sequence)}: {effect}")
+    _print_next_command(stream, decision.sequence, f"accept {stream} {decision.topic}")
 
 
 def _print_retired(stream: str, decision: RetireDecision, *, json: bool) -> None:
@@ -231,71 +271,84 @@ def _print_retired(stream: str, decision: RetireDecision, *, json: bool) -> None
 
     rows = [
         {
-            "partition": str(one.partition),
-            "topic_id": one.topic_id,
-            "frontier": one.frontier,
-            "unread": one.unread_messages,
-            "waits": one.halt_finding or None,
+            "partition": str(retired.partition),
+            "topic_id": retired.topic_id,
+            "frontier": retired.frontier,
+            "unread": retired.unread_messages,
+            "waits": retired.halt_finding or None,
         }
-        for one in decision.partitions
+        for retired in decision.partitions
     ]
     if json:
-        return _print_json(
+        _print_json(
             {
                 "stream": stream,
                 "topic": decision.topic,
                 "because": decision.reason or None,
-                "sequence": decision.sequence if decision.sequence >= 0 else None,
+                "sequence": _sequence_or_none(decision.sequence),
                 "partitions": rows,
             }
         )
+        return
     output.print_table(list(rows[0]), rows)
-    unread = sum(one.unread_messages for one in decision.partitions)
-    lost = f"; {unread} messages stay unread" if unread else ""
-    typer.echo(
-        f"{stream}: {_describe_entry(decision.sequence)}: {len(rows)} of {decision.topic} retired, state kept{lost}"
-    )
-    return None
+    effect = f"{len(rows)} of {decision.topic} retired, state kept"
+    unread = sum(retired.unread_messages for retired in decision.partitions)
+    if unread:
+        effect += f"; {unread} messages stay unread"
+    typer.echo(f"{stream}: {_describe_entry(decision.sequence)}: {effect}")
 
 
 def _print_restored(stream: str, decision: RestoreDecision, *, json: bool) -> None:
-
-    values = {
-        "stream": stream,
-        "witness": decision.witness_sequence,
-        "ledger": decision.ledger_sequence if decision.ledger_sequence >= 0 else None,
-        "because": decision.reason or None,
-        "sequence": decision.sequence if decision.sequence >= 0 else None,
-        "aside": decision.archived_witness_path or None,
-    }
     if json:
-        return _print_json(values)
+        _print_json(
+            {
+                "stream": stream,
+                "witness": decision.witness_sequence,
+                "ledger": _sequence_or_none(decision.ledger_sequence),
+                "because": decision.reason or None,
+                "sequence": _sequence_or_none(decision.sequence),
+                "aside": decision.archived_witness_path or None,
+            }
+        )
+        return
     typer.echo(decision.contradiction)
-    if decision.ledger_sequence < 0:
-        done = (
-            f"moved to {decision.archived_witness_path}"
-            if decision.archived_witness_path
-            else "would be moved aside"
-        )
-        typer.echo(
-            f"{stream}: the witness {done}: the next run begins at the first offsets that Kafka has"
-        )
+    command = f"accept {stream} --restored"
+    if decision.ledger_sequence >= 0:
+        typer.echo(f"{stream}: {_describe_restored_entry(decision)}")
+        _print_next_command(stream, decision.sequence, command)
+        return
+    # Without any ledger no entry is written: the decision consists of moving the witness away.
+    if decision.archived_witness_path:
+        witness_move = f"moved to {decision.archived_witness_path}"
+        sequence = 0
     else:
-        lost = decision.witness_sequence - decision.ledger_sequence
-        typer.echo(
-            f"{stream}: {_describe_entry(decision.sequence)}: the witness follows the ledger from entry {decision.witness_sequence} "
-            f"to {decision.ledger_sequence}"
-            + (f"; {lost} entries are given up" if lost > 0 else "")
-        )
-    return _print_next_command(
-        stream,
-        0 if decision.archived_witness_path else decision.sequence,
-        f"accept {stream} --restored",
+        witness_move = "would be moved aside"
+        sequence = decision.sequence
+    typer.echo(
+        f"{stream}: the witness {witness_move}:"
+        " the next run begins at the first offsets that Kafka has"
     )
+    _print_next_command(stream, sequence, command)
+
+
+def _describe_restored_entry(decision: RestoreDecision) -> str:
+    text = (
+        f"{_describe_entry(decision.sequence)}: the witness follows the ledger"
+        f" from entry {decision.witness_sequence} to {decision.ledger_sequence}"
+    )
+    lost_entries = decision.witness_sequence - decision.ledger_sequence
+    if lost_entries > 0:
+        text += f"; {lost_entries} entries are given up"
+    return text
 
 
 def _print_json(value: dict[str, Any]) -> None:
     typer.echo(msgspec.json.encode(value).decode())
+
+
+def _sequence_or_none(sequence: int) -> int | None:
+    """Decisions say -1 where there is no entry; JSON says null."""
+    return sequence if sequence >= 0 else None
 
 
 def _describe_entry(sequence: int) -> str:
@@ -303,7 +356,7 @@ def _describe_entry(sequence: int) -> str:
 
 
 def _print_next_command(stream: str, sequence: int, command: str) -> None:
-    done = sequence >= 0
-    typer.echo(
-        f"next: seriatim run {stream}" if done else f'next: seriatim {command} --because "…"'
-    )
+    if sequence >= 0:
+        typer.echo(f"next: seriatim run {stream}")
+    else:
+        typer.echo(f'next: seriatim {command} --because "…"')

@@ -1,7 +1,7 @@
 """`seriatim bisect`: the first message after which a session's state breaks an invariant.
 
-Next room: operations/inspect/bisect.py hunts; operations/inspect/expression.py is what an invariant
-may say.
+Next: operations/inspect/bisect.py searches; operations/inspect/expression.py says what an invariant
+may contain.
 """
 
 from __future__ import annotations
@@ -54,44 +54,46 @@ def bisect(
     until: Until = None,
     every: Annotated[
         bool,
-        typer.Option("--every", help="Look after each message: for what heals again by itself."),
+        typer.Option(
+            "--every",
+            help="Check after each message. It also finds a break that heals again by itself.",
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Find the first message of a session after which an invariant does not hold, and show what is
-    around it.
+    """Find the first message of a session after which an invariant does not hold.
 
-    Looks at saved states first, then folds by halves between two of them. Names: state, offset,
-    time, session, sequence, damaged, quarantined. A function gets the state and says True or False;
-    its module must lie beside the stream file, others are refused (exit code 2). Exit code 3 where
-    it breaks, 0 where it holds at the end.
+    The messages around it are shown as well. The search checks saved states first, and then folds
+    by halves between two of them. An invariant may use the names state, offset, time, session,
+    sequence, damaged and quarantined. A function takes the state and returns True or False; its
+    module must lie beside the stream file, others are refused (exit code 2). The exit code is 3 if
+    the invariant breaks, and 0 if it holds at the end.
 
     Example: seriatim bisect demo session-00007 --invariant 'all(row.price >= 0 for row in
     state.rows)'
     """
     from seriatim.operations.inspect.bisect import Bisection
 
-    with open_lookback(stream, json=json) as opened:
-        asked, expression = _parse_invariant(opened, invariant)
-        place, first = opened.find_session(session, topic, partition)
-        way = opened.session_replay(place, session)
-        begin = opened.begin_replay(way, start, first)
-        end = min(
-            opened.resolve_offset(way, until, way.committed_end),
-            max(way.committed_end, way.bounds.log_end),
-        )
-        of_state = expression is None or "state" in expression.names
-        done = Bisection(way, asked, uses_state=of_state).run(begin, end, check_every_message=every)
-        opened.stop_progress()
+    with open_lookback(stream, json=json) as command:
+        invariant_check, expression = _parse_invariant(command, invariant)
+        replay, begin, end = command.open_session(session, topic, partition, start, until)
+        uses_state = expression is None or "state" in expression.names
+        bisection = Bisection(replay, invariant_check, uses_state=uses_state)
+        result = bisection.run(begin, end, check_every_message=every)
+        command.stop_progress()
         if expression is not None and expression.unseen_fields:
-            print_notice(
-                f"{opened.name}: nothing ever had {', '.join(sorted(expression.unseen_fields))}: is it spelled right?"
-            )
-        _print_result(opened, way, done, invariant, json=json)
+            fields = ", ".join(sorted(expression.unseen_fields))
+            print_notice(f"{command.name}: nothing ever had {fields}: is it spelled right?")
+        steps_around = _steps_around(replay, result)
+        if json:
+            _print_result_json(command, replay, result, steps_around)
+        else:
+            _print_result(command, replay, result, steps_around)
+        _raise_for_broken_invariant(command, replay, result, invariant)
 
 
 def _parse_invariant(command: LookbackCommand, text: str) -> tuple[Invariant, Expression | None]:
-    """What a person typed, as something to be asked."""
+    """The invariant as a check; and its expression, unless it is a function of the user."""
     from seriatim.operations.inspect.bisect import INVARIANT_NAMES
     from seriatim.operations.inspect.expression import parse_expression
 
@@ -113,8 +115,9 @@ def _parse_invariant(command: LookbackCommand, text: str) -> tuple[Invariant, Ex
 
 
 def load_function(folder: str, text: str) -> Any:
-    """A function that the user wrote, by `module:name`. A module that is not beside the stream file
-    is not imported.
+    """Import a function of the user by `module:name`.
+
+    Only a module beside the stream file is imported; any other one is refused.
     """
     import importlib
     import sys
@@ -128,23 +131,24 @@ def load_function(folder: str, text: str) -> Any:
             next=f"write the function in a file of your own in {folder}; it may import what it needs",
         )
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        function = getattr(importlib.import_module(module), name, None)
     except Exception as error:  # the user's own module may raise anything
         raise ConfigError(
             f"--invariant {text}: {module} cannot be imported: {type(error).__name__}: {error}",
             next=f"put {module}.py beside the stream file",
         ) from error
-    if not callable(found):
+    if not callable(function):
         raise ConfigError(
             f"--invariant {text}: {module} has no function {name!r}",
             next=f"write def {name}(state): …",
         )
-    return found
+    return function
 
 
 def _is_beside(folder: str, module: str) -> bool:
-    """Whether Python would take a module from this folder itself. Asking imports nothing; nobody
-    has it: true.
+    """Whether Python would import a module from this folder itself. Asking imports nothing.
+
+    A module that does not exist anywhere counts as beside: importing it fails with a better text.
     """
     import importlib.util
 
@@ -156,30 +160,29 @@ def _is_beside(folder: str, module: str) -> bool:
     if spec is None:
         return True
     if spec.submodule_search_locations is not None:
-        places = list(spec.submodule_search_locations)
+        locations = list(spec.submodule_search_locations)
     elif spec.has_location:
-        places = [spec.origin or ""]
+        locations = [spec.origin or ""]
     else:  # it is built into Python, and has no file
         return False
     # Only what lies directly in the folder: a virtual environment may lie deeper in it.
-    return all(Path(place).absolute().parent == Path(folder).absolute() for place in places)
+    stream_folder = Path(folder).absolute()
+    return all(Path(location).absolute().parent == stream_folder for location in locations)
 
 
-def _print_result(
+def _print_result_json(
     command: LookbackCommand,
     replay: SessionReplay,
     result: BisectResult,
-    invariant: str,
-    *,
-    json: bool,
+    steps_around: list[TraceStep],
 ) -> None:
-    """The place and what is around it; a broken invariant ends with exit code 3."""
-    from seriatim.engine.findings import shell_quote, shorten
-
-    cost = f"{result.folds} folds over {result.messages} messages, {result.saved_states_checked} saved states looked at"
-    around = _steps_around(replay, result) if result.first_broken_offset >= 0 else []
-    if json:
-        values = {
+    around = [step_values(command.runner, step, replay.committed_end) for step in steps_around]
+    print_json(
+        {
+            "stream": command.name,
+            "session": replay.session_name,
+            "partition": str(replay.partition),
+            "broken": result.first_broken_offset if result.first_broken_offset >= 0 else None,
             "good": result.last_good_offset,
             "base": result.start_offset,
             "end": result.end_offset,
@@ -187,54 +190,74 @@ def _print_result(
             "messages": result.messages,
             "looked": result.saved_states_checked,
             "parted": result.saved_state_differs,
+            "around": around,
         }
-        steps = [step_values(command.runner, step, replay.committed_end) for step in around]
-        broken = result.first_broken_offset if result.first_broken_offset >= 0 else None
-        place = {
-            "stream": command.name,
-            "session": replay.session_name,
-            "partition": str(replay.partition),
-        }
-        print_json({**place, "broken": broken, **values, "around": steps})
-    elif result.first_broken_offset < 0 and not result.saved_state_differs:
-        typer.echo(
-            f"{command.name}: it holds after offset {result.end_offset - 1} ({cost}); --every looks after each message"
-        )
-    elif result.first_broken_offset >= 0:
-        for step in around:
-            print_step(
-                command.runner,
-                step,
-                replay.committed_end,
-                mark="→ " if step.offset == result.first_broken_offset else "  ",
-            )
+    )
+
+
+def _print_result(
+    command: LookbackCommand,
+    replay: SessionReplay,
+    result: BisectResult,
+    steps_around: list[TraceStep],
+) -> None:
+    """Print the messages around the broken place, or that the invariant holds."""
+    cost = (
+        f"{result.folds} folds over {result.messages} messages,"
+        f" {result.saved_states_checked} saved states looked at"
+    )
+    if result.first_broken_offset >= 0:
+        for step in steps_around:
+            is_broken = step.offset == result.first_broken_offset
+            mark = "→ " if is_broken else "  "
+            print_step(command.runner, step, replay.committed_end, mark=mark)
         typer.echo(cost)
+    elif not result.saved_state_differs:
+        typer.echo(
+            f"{command.name}: it holds after offset {result.end_offset - 1} ({cost});"
+            " --every looks after each message"
+        )
+
+
+def _raise_for_broken_invariant(
+    command: LookbackCommand, replay: SessionReplay, result: BisectResult, invariant: str
+) -> None:
+    """End with exit code 3 if the invariant is broken, in the replay or in the saved state."""
+    from seriatim.engine.findings import shell_quote, shorten
+
+    name = command.name
+    short_invariant = shorten(invariant, 100)
     if result.saved_state_differs:
         raise IntegrityError(
-            f"{command.name}: {replay.partition}: the state saved at offset {result.end_offset} breaks {shorten(invariant, 100)},"
-            " and what is folded there today does not: the machine, or the stream's file, changed since",
+            f"{name}: {replay.partition}: the state saved at offset {result.end_offset} breaks"
+            f" {short_invariant}, and what is folded there today does not:"
+            " the machine, or the stream's file, changed since",
             session=shorten(replay.session_name),
-            next=f"compare: seriatim replay {command.name} --to DIR, then seriatim diff {command.name} DIR;"
-            f" seriatim repair {command.name} makes it so",
+            next=f"compare: seriatim replay {name} --to DIR, then seriatim diff {name} DIR;"
+            f" seriatim repair {name} replaces it",
         )
     if result.first_broken_offset >= 0:
-        told = f"after offset {result.first_broken_offset} {shorten(invariant, 100)} does not hold any more"
+        good = ""
+        if result.last_good_offset >= 0:
+            good = f"after offset {result.last_good_offset} it did"
         raise IntegrityError(
-            f"{command.name}: {replay.partition}: {told}",
+            f"{name}: {replay.partition}: after offset {result.first_broken_offset}"
+            f" {short_invariant} does not hold any more",
             session=shorten(replay.session_name),
-            good=f"after offset {result.last_good_offset} it did"
-            if result.last_good_offset >= 0
-            else "",
-            next=f"look at what touched the row: seriatim explain {command.name} --row KEY --session {shell_quote(replay.session_name)}"
-            f" --topic {replay.partition.topic}",
+            good=good,
+            next=f"look at what touched the row: seriatim explain {name} --row KEY"
+            f" --session {shell_quote(replay.session_name)} --topic {replay.partition.topic}",
         )
 
 
 def _steps_around(replay: SessionReplay, result: BisectResult) -> list[TraceStep]:
-    """The messages before and after the place."""
+    """The messages before and after the first broken one; empty if the invariant holds."""
+    if result.first_broken_offset < 0:
+        return []
     replay.begin_at(result.start_offset)
     offsets = replay.cache_messages(min(result.end_offset, replay.bounds.log_end))
-    at = offsets.index(result.first_broken_offset)
-    near = offsets[max(0, at - STEPS_AROUND) : at + STEPS_AROUND + 1]
-    replay.fold_to(near[0])
-    return list(replay.steps(near[-1] + 1))
+    broken_index = offsets.index(result.first_broken_offset)
+    begin_index = max(0, broken_index - STEPS_AROUND)
+    shown_offsets = offsets[begin_index : broken_index + STEPS_AROUND + 1]
+    replay.fold_to(shown_offsets[0])
+    return list(replay.steps(shown_offsets[-1] + 1))

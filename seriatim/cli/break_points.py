@@ -1,18 +1,17 @@
-"""Break points: a session's messages folded up to one that is wanted, then looked into, in pdb or
-step by step.
+"""Break points of a replay: fold a session up to a message, then look into it in pdb or by steps.
 
-pdb is for a person at a terminal, and only there: whatever else asks gets the place printed. The
-stepper knows a few letters, and never takes what it is given for code.
+pdb is only used for a person at a terminal. In any other case the first stop is printed. The
+stepper accepts a few letters, and never runs its input as code.
 
-Next room: cli/replay.py has the command; operations/inspect/expression.py says what a condition may
-be.
+Next: cli/replay.py has the command; operations/inspect/expression.py says what a condition may
+contain.
 """
 
 from __future__ import annotations
 
 import bdb
 import dis
-import pdb  # noqa: T100  # it is what a break point is for
+import pdb  # noqa: T100  # a break point needs a debugger
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from inspect import unwrap
@@ -36,79 +35,104 @@ from seriatim.operations.inspect.views import state_to_plain, view_of_message
 if TYPE_CHECKING:
     from seriatim.operations.inspect.session_replay import SessionReplay
 
-HELP = "n next message · c on to the next break · s state · m message · r records and findings of the last · q quit"
+HELP = (
+    "n next message · c on to the next break · s state · m message"
+    " · r records and findings of the last · q quit"
+)
 STATE_NAMES = frozenset({"state", "damaged", "quarantined"})
+"""Names of a condition that depend on the session's state before the message."""
 
 
 class BreakPoint(Struct, kw_only=True):
-    """Where to stop."""
+    """Where a replay stops."""
 
     expression: Expression | None = None
+    """Stop at messages for which this condition is true."""
     on_finding: bool = False
+    """Stop at messages that have a finding."""
     at_every_message: bool = False
-    """At each message."""
+    """Stop at each message."""
 
     def expression_names(self) -> frozenset[str]:
-        """What the condition asks for."""
-        return frozenset() if self.expression is None else self.expression.names
+        """The names that the condition uses."""
+        if self.expression is None:
+            return frozenset()
+        return self.expression.names
+
+    def needs_folding(self) -> bool:
+        """Whether only folding a message tells if it is a stop."""
+        uses_names_after = bool(self.expression_names() & set(NAMES_AFTER_FOLD))
+        return self.on_finding or uses_names_after
+
+    def needs_state(self) -> bool:
+        """Whether the session's state must be known at each message."""
+        uses_state = bool(self.expression_names() & STATE_NAMES)
+        return self.at_every_message or self.needs_folding() or uses_state
 
 
 def find_stops(
     replay: SessionReplay, until: int, break_point: BreakPoint
 ) -> Iterator[SessionMessage]:
-    """The messages to stop at, each before it is folded: whoever asks folds it by `step`."""
-    asks, names = break_point.expression, break_point.expression_names()
-    if (
-        break_point.at_every_message
-        or break_point.on_finding
-        or names & (STATE_NAMES | set(NAMES_AFTER_FOLD))
-    ):
+    """The messages to stop at, each before it is folded. The caller folds it by `step`."""
+    condition = break_point.expression
+    if break_point.needs_state():
         yield from _find_stops_one_by_one(
-            replay,
-            until,
-            break_point,
-            after_folding=break_point.on_finding or bool(names & set(NAMES_AFTER_FOLD)),
+            replay, until, break_point, after_folding=break_point.needs_folding()
         )
-    elif asks is not None:
-        yield from replay.chosen_messages(
-            until,
-            lambda one: asks.is_true(replay.tracing_fold.expression_names_before(one.as_batch)),
-        )
+    elif condition is not None:
+
+        def is_chosen(message: SessionMessage) -> bool:
+            return condition.is_true(replay.tracing_fold.expression_names_before(message.as_batch))
+
+        # The condition needs the message alone, so all messages between two stops are folded at
+        # once, which is much faster.
+        yield from replay.chosen_messages(until, is_chosen)
 
 
 def _find_stops_one_by_one(
     replay: SessionReplay, until: int, break_point: BreakPoint, *, after_folding: bool
 ) -> Iterator[SessionMessage]:
-    """What depends on the state is asked message by message; what only folding tells, by folding
-    and going back.
+    """Go message by message, for a condition that depends on the state.
+
+    With `after_folding` each message is folded to see what it does. If it is a stop, the replay
+    goes back to before it.
     """
-    for one in replay.next_messages(until):
+    for message in replay.next_messages(until):
         if break_point.at_every_message:
-            yield one
+            yield message
         elif not after_folding:
-            if break_point.expression is not None and break_point.expression.is_true(
-                replay.tracing_fold.expression_names_before(one.as_batch)
-            ):
-                yield one
+            if _is_stop_before(replay, message, break_point):
+                yield message
             else:
-                replay.step(one)
+                replay.step(message)
         else:
-            place = replay.current_position()
-            step = replay.step(one)
-            if _is_stop(replay, step, break_point):
-                replay.go_back(place)
-                yield one
+            position = replay.current_position()
+            step = replay.step(message)
+            if _is_stop_after(replay, step, break_point):
+                replay.go_back(position)
+                yield message
 
 
-def _is_stop(replay: SessionReplay, step: TraceStep, break_point: BreakPoint) -> bool:
-    asks = break_point.expression
-    return bool(break_point.on_finding and step.findings) or (
-        asks is not None and asks.is_true(expression_names_after(replay.context.runner, step))
-    )
+def _is_stop_before(
+    replay: SessionReplay, message: SessionMessage, break_point: BreakPoint
+) -> bool:
+    condition = break_point.expression
+    if condition is None:
+        return False
+    return condition.is_true(replay.tracing_fold.expression_names_before(message.as_batch))
+
+
+def _is_stop_after(replay: SessionReplay, step: TraceStep, break_point: BreakPoint) -> bool:
+    if break_point.on_finding and step.findings:
+        return True
+    condition = break_point.expression
+    if condition is None:
+        return False
+    return condition.is_true(expression_names_after(replay.context.runner, step))
 
 
 class Stepper:
-    """A person who goes from message to message."""
+    """Stops a replay at messages, and shows them: printed once, step by step, or in pdb."""
 
     def __init__(
         self,
@@ -119,119 +143,106 @@ class Stepper:
         json: bool = False,
         stop_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        self.replay, self.until, self.break_point, self.json, self.stop_progress = (
-            replay,
-            until,
-            break_point,
-            json,
-            stop_progress,
-        )
+        self.replay = replay
+        self.until = until
+        self.break_point = break_point
+        self.json = json
+        self.stop_progress = stop_progress
         self.runner: Runner = replay.context.runner
         self.last_step: TraceStep | None = None
         self.stop_count = 0
 
     def print_first_stop(self) -> None:
-        """Nobody is there to talk to: print the first stop, and what the message does."""
-        for one in find_stops(self.replay, self.until, self.break_point):
+        """Print the first stop and what its message does. Used where no person can answer."""
+        for message in find_stops(self.replay, self.until, self.break_point):
             state = self.replay.tracing_fold.copy_of_state()
-            step = self.replay.step(one)
+            step = self.replay.step(message)
             if self.json:
                 values = step_values(self.runner, step, self.replay.committed_end)
-                print_json(
-                    {"stopped": one.offset, **values, "state": state_to_plain(self.runner, state)}
-                )
+                plain_state = state_to_plain(self.runner, state)
+                print_json({"stopped": message.offset, **values, "state": plain_state})
             else:
-                self._print_stop(one, state)
+                self._print_stop(message, state)
                 print_step(self.runner, step, self.replay.committed_end)
             self.stop_count += 1
             return
 
     def run_interactive(self, read_command: Callable[[], str]) -> None:
-        """Stop at each wanted message, and do what is typed."""
-        late = self.break_point.on_finding or bool(
-            self.break_point.expression_names() & set(NAMES_AFTER_FOLD)
+        """Stop at each message of the break point, and do what the person types."""
+        # Always one by one, since the person may change to stopping at every message at any time.
+        stops = _find_stops_one_by_one(
+            self.replay,
+            self.until,
+            self.break_point,
+            after_folding=self.break_point.needs_folding(),
         )
-        for one in _find_stops_one_by_one(
-            self.replay, self.until, self.break_point, after_folding=late
-        ):
+        for message in stops:
             self.stop_count += 1
-            self._print_stop(one, self.replay.tracing_fold.copy_of_state())
-            answer = self._read_command(one, read_command)
-            if answer == "q":
+            self._print_stop(message, self.replay.tracing_fold.copy_of_state())
+            command = self._read_command(message, read_command)
+            if command == "q":
                 return
-            self.last_step = self.replay.step(one)
+            self.last_step = self.replay.step(message)
             print_step(self.runner, self.last_step, self.replay.committed_end)
-            self.break_point.at_every_message = answer == "n"
+            self.break_point.at_every_message = command == "n"
 
     def _read_command(self, message: SessionMessage, read_command: Callable[[], str]) -> str:
+        """Answer questions about the stop until the person goes on or quits: `n`, `c` or `q`."""
         while True:
-            typed = read_command().strip()
-            if typed in ("n", "", "c", "q"):
-                return typed or "n"
-            if typed == "s":
+            command = read_command().strip()
+            if command in ("n", "", "c", "q"):
+                return command or "n"
+            if command == "s":
                 typer.echo(render_state(self.runner, self.replay.tracing_fold.copy_of_state()))
-            elif typed == "m":
-                typer.echo(
-                    render_value(
-                        view_of_message(
-                            self.runner,
-                            self.replay.tracing_fold.decode_message(message.as_batch),
-                            message.as_batch.values[0],
-                        )
-                    )
-                )
-            elif typed == "r" and self.last_step is not None:
-                typer.echo(
-                    render_value(
-                        {
-                            "records": self.last_step.records,
-                            "findings": [f.finding for f in self.last_step.findings],
-                        }
-                    )
-                )
+            elif command == "m":
+                typer.echo(self._render_message(message))
+            elif command == "r" and self.last_step is not None:
+                findings = [finding.finding for finding in self.last_step.findings]
+                typer.echo(render_value({"records": self.last_step.records, "findings": findings}))
             else:
                 typer.echo(HELP)
 
     def run_debugger(self, terminal: tuple[IO[str], IO[str]] | None = None) -> None:
-        """Stop inside the machine's own `apply`, in pdb, at each wanted message."""
-        for one in find_stops(self.replay, self.until, self.break_point):
+        """Stop in pdb, inside the machine's own `apply`, at each message of the break point."""
+        for message in find_stops(self.replay, self.until, self.break_point):
             self.stop_count += 1
-            self._print_stop(one, self.replay.tracing_fold.copy_of_state())
+            self._print_stop(message, self.replay.tracing_fold.copy_of_state())
             debugger = Debugger(self.runner, self.last_step, terminal)
-            watched: TracingMachine = self.replay.tracing_fold.tracing_machine
-            watched.apply_hook = debugger.call_apply
+            tracing_machine: TracingMachine = self.replay.tracing_fold.tracing_machine
+            tracing_machine.apply_hook = debugger.call_apply
             try:
-                self.last_step = self.replay.step(one)
+                self.last_step = self.replay.step(message)
             finally:
-                watched.apply_hook = None
+                tracing_machine.apply_hook = None
             if debugger.has_quit:
                 return
             print_step(self.runner, self.last_step, self.replay.committed_end)
 
     def _print_stop(self, message: SessionMessage, state: Any) -> None:
         self.stop_progress()
-        part = message.as_batch
-        typer.secho(
-            f"● before offset {message.offset}  {render_time(int(part.timestamps[0]))}", bold=True
-        )
-        typer.echo(
-            f"    message   {render_value(view_of_message(self.runner, self.replay.tracing_fold.decode_message(part), part.values[0]))}"
-        )
+        time_text = render_time(int(message.as_batch.timestamps[0]))
+        typer.secho(f"● before offset {message.offset}  {time_text}", bold=True)
+        typer.echo(f"    message   {self._render_message(message)}")
         typer.echo(f"    state     {render_value(state_to_plain(self.runner, state))}")
+
+    def _render_message(self, message: SessionMessage) -> str:
+        batch = message.as_batch
+        decoded = self.replay.tracing_fold.decode_message(batch)
+        return render_value(view_of_message(self.runner, decoded, batch.values[0]))
 
 
 def render_state(runner: Runner, state: Any) -> str:
-    """A whole state, laid out."""
+    """A complete state as indented JSON."""
     import msgspec
 
-    return msgspec.json.format(
-        msgspec.json.encode(state_to_plain(runner, state), enc_hook=str)
-    ).decode()
+    encoded = msgspec.json.encode(state_to_plain(runner, state), enc_hook=str)
+    return msgspec.json.format(encoded).decode()
 
 
 class Debugger(pdb.Pdb):
-    """pdb, from the first line of the machine's `apply` on, with `state`, `message` and `records`
-    at hand.
+    """pdb that stops at the first line of the machine's `apply`.
+
+    The names `state`, `message` and `records` (of the step before) can be used in it.
     """
 
     def __init__(
@@ -242,66 +253,64 @@ class Debugger(pdb.Pdb):
         if terminal is not None:
             self.use_rawinput = False
         method: Any = runner.machine.apply if isinstance(runner, UserMachine) else runner.apply
-        self.apply_code = getattr(unwrap(getattr(method, "__func__", method)), "__code__", None)
-        """Where it stops; None: `apply` is no function with a source."""
-        self.named_values: dict[str, Any] = {
-            "records": [] if last_step is None else last_step.records
-        }
+        function = unwrap(getattr(method, "__func__", method))
+        self.apply_code = getattr(function, "__code__", None)
+        """The code to stop in; None if `apply` is no function with a source."""
+        records = [] if last_step is None else last_step.records
+        self.named_values: dict[str, Any] = {"records": records}
         self.has_quit = False
 
     def call_apply(
         self, apply: Callable[[Any, Any], Sequence[tuple[Any, ...]]], state: Any, message: Any
     ) -> Sequence[tuple[Any, ...]]:
-        """One `apply` under the debugger."""
+        """Call `apply` once under the debugger, and return its records."""
         if self.apply_code is None:
             print_notice("the machine's apply is no plain function: it cannot be stopped in")
             return apply(state, message)
         self.named_values |= {"state": state, "message": message}
         self.reset()
+        # The stack that pdb shows ends here: the frames below are ours, not the machine's.
         self.botframe = sys._getframe()
-        lines = [
-            line
-            for _, line in dis.findlinestarts(self.apply_code)
-            if line > self.apply_code.co_firstlineno
-        ]
-        self.set_break(
-            self.apply_code.co_filename,
-            min(lines, default=self.apply_code.co_firstlineno),
-            temporary=True,
-        )
+        self.set_break(self.apply_code.co_filename, self._first_line(), temporary=True)
         self.set_continue()
         sys.settrace(self.trace_dispatch)
         try:
-            made: Sequence[tuple[Any, ...]] = apply(state, message)
+            records: Sequence[tuple[Any, ...]] = apply(state, message)
         except bdb.BdbQuit:
             self.has_quit = True
             raise
         finally:
             sys.settrace(None)
-        return made
+        return records
+
+    def _first_line(self) -> int:
+        """The first line of the body of `apply`: a break point on its `def` line is never hit."""
+        def_line: int = self.apply_code.co_firstlineno
+        body_lines = [line for _, line in dis.findlinestarts(self.apply_code) if line > def_line]
+        return min(body_lines, default=def_line)
 
     def setup(self, f: Any, tb: Any) -> None:
-        """Where it stopped; with names that are always there."""
+        """Prepare a stop; the names of `named_values` are added if the code has no such names."""
         super().setup(f, tb)
-        names: Any = self.curframe_locals
+        frame_names: Any = self.curframe_locals
         for name, value in self.named_values.items():
-            names.setdefault(name, value)
+            frame_names.setdefault(name, value)
 
 
 def is_terminal() -> bool:
-    """Whether a person sits there."""
+    """Whether a person can answer: stdin and stdout are both a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def read_line() -> str:
-    """What is typed; nothing more means quit."""
+    """Read one command; the end of the input means quit."""
     typer.echo("(seriatim) ", nl=False)
     line = sys.stdin.readline()
     return line or "q"
 
 
 def warn_unseen_fields(stream: str, break_point: BreakPoint) -> None:
-    """Fields that nothing ever had are probably misspelled."""
+    """Warn of fields that no message and no state ever had: they are probably misspelled."""
     if break_point.expression is not None and break_point.expression.unseen_fields:
         fields = ", ".join(sorted(break_point.expression.unseen_fields))
         print_notice(f"{stream}: no message or state had {fields}: is it spelled right?")

@@ -1,8 +1,6 @@
-"""`seriatim check`: gate 2. What was committed and not judged yet is judged by suites of
-expectations.
+"""`seriatim check`: judge committed entries that were not judged yet, by suites of expectations.
 
-Next room: operations/prove/check.py does it; seriatim/operations/prove/suite_files.py finds the
-suites.
+Next: operations/prove/check.py does it; operations/prove/suite_files.py finds the suites.
 """
 
 from __future__ import annotations
@@ -31,9 +29,10 @@ if TYPE_CHECKING:
 def check(stream: StreamName, json: Json = False) -> None:
     """Judge every ledger entry that was not judged yet, by the suites in expectations/.
 
-    The verdict is an entry of its own: good or bad per partition. A bad one (exit code 3) opens the
-    circuit: nothing newer is published until the partition is repaired and checked again, or a
-    person accepts it. A check that is itself broken (exit code 2) is no verdict at all.
+    The verdict is a ledger entry of its own: good or bad for each partition. A bad verdict (exit
+    code 3) opens the circuit: nothing newer is published until the partition is repaired and
+    checked again, or until a person accepts it. A check that is itself broken (exit code 2) gives
+    no verdict at all.
 
     Example: seriatim check demo --json
     """
@@ -46,29 +45,31 @@ def check(stream: StreamName, json: Json = False) -> None:
 
 
 def check_and_report(file: StreamFile, *, json: bool) -> CheckResult:
-    """Check a stream and tell what came of it; what is bad raises, after it was told."""
+    """Check a stream and print the result. A bad verdict is printed, and then raised."""
     from seriatim import stream_files
     from seriatim.cli import output, report
-    from seriatim.operations.prove.check import check_stream as run
+    from seriatim.operations.prove.check import check_stream
     from seriatim.operations.report_findings import mark_reported, unreported_findings
 
     stream_files.refuse_unwritable_output(file)
-    name, progress = file.stream.name, output.RunProgress(file.stream.name, "records")
-    made = check_context(file, progress)
+    name = file.stream.name
+    progress = output.RunProgress(name, "records")
+    context = check_context(file, progress)
     try:
-        done = run(made)
+        result = check_stream(context)
     finally:
         progress.close()
-    found = unreported_findings(made.ledger, name)
-    report.write_run_report(file, done.judged_after, done.sequence)
-    output.print_findings(name, found, json=json)
-    mark_reported(made.ledger, done.ledger.sequence)
-    _print_result(name, done, found, json=json)
-    return done
+    findings = unreported_findings(context.ledger, name)
+    report.write_run_report(file, result.judged_after, result.sequence)
+    output.print_findings(name, findings, json=json)
+    # Only after they were printed: a process killed in between prints them again next time.
+    mark_reported(context.ledger, result.ledger.sequence)
+    _print_result(name, result, findings, json=json)
+    return result
 
 
 def check_context(file: StreamFile, progress: Any = None) -> CheckContext:
-    """What a check is made with, for real."""
+    """Everything that a check of this stream needs, with the real adapters."""
     from seriatim import context, stream_files
     from seriatim.clock import WallClock
     from seriatim.operations.prove import suite_files
@@ -77,7 +78,8 @@ def check_context(file: StreamFile, progress: Any = None) -> CheckContext:
     from seriatim.storage.record_files import ParquetRecords
     from seriatim.storage.record_scan import RecordScan
 
-    stream, root = file.stream, Path(file.stream.output.path)
+    stream = file.stream
+    root = Path(stream.output.path)
     columns = stream_files.load_runner(file).columns
     return CheckContext(
         stream=stream.name,
@@ -92,89 +94,114 @@ def check_context(file: StreamFile, progress: Any = None) -> CheckContext:
         table_spec=check_table_spec(stream),
         clock=WallClock(),
         new_attempt=context.new_attempt,
-        peak_memory_bytes=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_memory_bytes=_peak_memory_bytes,
         progress=progress or (lambda _done, _total: None),
     )
 
 
+def _peak_memory_bytes() -> int:
+    # Linux counts in kilobytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def check_table_spec(stream: Stream) -> CheckTableSpec | None:
-    """The stock machine, whose records say how they fold; None for any other."""
+    """How records of the stock machine fold into a table; None for any other machine."""
     from seriatim.operations.prove.gather_evidence import CheckTableSpec
 
     if stream.machine != "table":
         return None
-    given = stream.table
+    table = stream.table
     return CheckTableSpec(
-        given.key, tuple(given.columns), given.before, stream.table_machine().load
+        table.key, tuple(table.columns), table.before, stream.table_machine().load
     )
 
 
 def print_open_circuit(ledger: Ledger) -> None:
-    """A banner while the circuit is open."""
+    """Print a notice if the circuit is open: what failed, and what closes it."""
     from seriatim.ledger.verdicts import circuit_advice, describe_failed_range
 
-    if ledger.circuit == "open":
-        failed = "; ".join(describe_failed_range(one) for one in ledger.failed_ranges[:5])
-        text = f"{ledger.stream}: the circuit is open, current stays at entry {ledger.checked} or before: {failed}"
-        print_notice(
-            f"{text}\n  next: {circuit_advice(ledger)}",
-            circuit="open",
-            checked=ledger.checked,
-            next=circuit_advice(ledger),
-        )
+    if ledger.circuit != "open":
+        return
+    failed_ranges = "; ".join(describe_failed_range(failed) for failed in ledger.failed_ranges[:5])
+    advice = circuit_advice(ledger)
+    print_notice(
+        f"{ledger.stream}: the circuit is open, current stays at entry {ledger.checked} or before:"
+        f" {failed_ranges}\n  next: {advice}",
+        circuit="open",
+        checked=ledger.checked,
+        next=advice,
+    )
 
 
 def _print_result(
     stream: str, check_result: CheckResult, findings: list[Finding], *, json: bool
 ) -> None:
-    from seriatim.engine.findings import FindingsError, new_findings_error
-    from seriatim.ledger.verdicts import circuit_advice
+    """Print the result, and raise if a partition is bad or a finding is an error."""
+    from seriatim.engine.findings import new_findings_error
 
     for note in check_result.notes:
         print_notice(f"{stream}: {note}", note=note)
     if json:
         typer.echo(msgspec.json.encode(_result_values(stream, check_result, findings)).decode())
-    bad = sorted(place for place, result in check_result.verdict.items() if result != "good")
-    if bad:
-        raise FindingsError(
-            f"{stream}: {len(bad)} of {len(check_result.verdict)} partitions are bad: {', '.join(bad[:10])}",
-            judged=f"entries {check_result.judged_after + 1} to {check_result.judged_until}",
-            checked=f"up to entry {check_result.ledger.checked}; nothing newer is published",
-            findings=[finding for finding in findings if finding.level == "error"],
-            next=circuit_advice(check_result.ledger),
-        )
+    errors = [finding for finding in findings if finding.level == "error"]
+    _raise_for_bad_partitions(stream, check_result, errors)
     print_open_circuit(check_result.ledger)
-    if errors := [finding for finding in findings if finding.level == "error"]:
+    if errors:
         raise new_findings_error(stream, errors)
     if not json:
         typer.echo(_describe_result(stream, check_result))
+
+
+def _raise_for_bad_partitions(
+    stream: str, check_result: CheckResult, errors: list[Finding]
+) -> None:
+    from seriatim.engine.findings import FindingsError
+    from seriatim.ledger.verdicts import circuit_advice
+
+    verdict = check_result.verdict
+    bad_partitions = sorted(name for name, outcome in verdict.items() if outcome != "good")
+    if not bad_partitions:
+        return
+    raise FindingsError(
+        f"{stream}: {len(bad_partitions)} of {len(verdict)} partitions are bad:"
+        f" {', '.join(bad_partitions[:10])}",
+        judged=f"entries {check_result.judged_after + 1} to {check_result.judged_until}",
+        checked=f"up to entry {check_result.ledger.checked}; nothing newer is published",
+        findings=errors,
+        next=circuit_advice(check_result.ledger),
+    )
 
 
 def _describe_result(stream: str, result: CheckResult) -> str:
     checked = f"checked up to entry {result.ledger.checked}"
     if result.sequence < 0:
         return f"{stream}: nothing new to judge, {checked}"
-    parts = f"{result.records} records in {len(result.verdict)} partition{'s' * (len(result.verdict) != 1)}"
-    rules = f"{len(result.evidence)} promises, {result.expectations} expectations"
-    return f"{stream}: good: entries {result.judged_after + 1} to {result.judged_until}: {parts}, {rules}; {checked}"
+    partition_count = len(result.verdict)
+    plural = "" if partition_count == 1 else "s"
+    return (
+        f"{stream}: good: entries {result.judged_after + 1} to {result.judged_until}:"
+        f" {result.records} records in {partition_count} partition{plural},"
+        f" {len(result.evidence)} promises, {result.expectations} expectations; {checked}"
+    )
 
 
 def _result_values(stream: str, result: CheckResult, findings: list[Finding]) -> dict[str, Any]:
+    promises = [
+        {
+            "partition": str(evidence.partition),
+            "promise": evidence.promise,
+            "holds": evidence.holds,
+            "broken": evidence.broken_count,
+        }
+        for evidence in result.evidence
+    ]
     return {
         "stream": stream,
         "from": result.judged_after,
         "to": result.judged_until,
         "verdict": result.verdict,
         "records": result.records,
-        "promises": [
-            {
-                "partition": str(one.partition),
-                "promise": one.promise,
-                "holds": one.holds,
-                "broken": one.broken_count,
-            }
-            for one in result.evidence
-        ],
+        "promises": promises,
         "expectations": result.expectations,
         "findings": len(findings),
         "sequence": result.sequence if result.sequence >= 0 else None,

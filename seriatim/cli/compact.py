@@ -1,6 +1,6 @@
-"""`seriatim compact`: small files become few, old ones go. No record changes.
+"""`seriatim compact`: join small files and delete outdated ones. No record changes.
 
-Next room: operations/compact.py does it.
+Next: operations/compact.py does it.
 """
 
 from __future__ import annotations
@@ -32,31 +32,32 @@ COLUMNS = [
     "entry",
     "dropped",
 ]
+DAMAGED_FILES_SHOWN = 10
 
 
 @app.command()
 def compact(
     stream: StreamName,
     partition: Annotated[
-        str, typer.Option(metavar="TOPIC/NUMBER", help="Only this partition.")
+        str, typer.Option(metavar="TOPIC/NUMBER", help="Compact this partition only.")
     ] = "",
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Join small record files to files near `file_bytes_target`, merge state files, delete what is
-    outdated.
+    """Join small record files, merge state files, and delete files that are outdated.
 
-    No record changes. Runs beside folds and repairs and stops neither: where one of them was
-    faster, this one gives way and says so; partitions under repair are left out. What an entry
-    replaced is deleted `keep_versions_days` after it: up to then older versions can be read. A
-    damaged file is refused by name (exit code 3), never copied.
+    No record changes. Record files are joined up to about `file_bytes_target`. The command may run
+    beside folds and repairs and stops neither: if one of them commits first, the compaction of that
+    partition is dropped, and the output says so. Partitions under repair are left out. A file that
+    an entry replaced is deleted `keep_versions_days` after that entry; until then older versions
+    can be read. A damaged file is named and refused (exit code 3), never copied.
 
     Example: seriatim compact demo --dry-run
     """
     from seriatim import stream_files
     from seriatim.cli.output import RunProgress
     from seriatim.engine.offsets import Partition
-    from seriatim.operations.compact import compact_stream as do
+    from seriatim.operations.compact import compact_stream
 
     Options.json = json
     settings = config.load_settings()
@@ -64,16 +65,16 @@ def compact(
     config.arm_crash_point(settings.crash_point)
     if not dry_run:
         stream_files.refuse_unwritable_output(file)
-    only, progress = (
-        Partition.parse(partition) if partition else None,
-        RunProgress(file.stream.name, "bytes"),
-    )
+    only_partition = Partition.parse(partition) if partition else None
+    progress = RunProgress(file.stream.name, "bytes")
     try:
-        done = do(_compact_context(file), only, dry_run=dry_run, progress=progress)
+        result = compact_stream(
+            _compact_context(file), only_partition, dry_run=dry_run, progress=progress
+        )
     finally:
         progress.close()
-    _print_result(file.stream.name, done, dry_run=dry_run, json=json)
-    _raise_for_damage(file.stream.name, done)
+    _print_result(file.stream.name, result, dry_run=dry_run, json=json)
+    _raise_for_damage(file.stream.name, result)
 
 
 def _compact_context(file: StreamFile) -> CompactContext:
@@ -98,14 +99,19 @@ def _compact_context(file: StreamFile) -> CompactContext:
 
 
 def _piece_row(piece: CompactionPiece, *, dry_run: bool) -> dict[str, Any]:
-    into = 0 if piece.drop_reason else (len(piece.groups) or 1) if dry_run else piece.files_after
+    if piece.drop_reason:
+        files_after = 0
+    elif dry_run:
+        files_after = len(piece.groups) or 1  # a merge of state has no groups, and gives one file
+    else:
+        files_after = piece.files_after
     return {
         "topic": piece.partition.topic,
         "partition": piece.partition.number,
         "what": "records" if piece.groups else "state",
         "files": len(piece.inputs),
         "bytes": piece.bytes_before,
-        "into": into,
+        "into": files_after,
         "bytes_after": None if dry_run else piece.bytes_after,
         "entry": None if piece.sequence < 0 else piece.sequence,
         "dropped": piece.drop_reason,
@@ -114,64 +120,64 @@ def _piece_row(piece: CompactionPiece, *, dry_run: bool) -> dict[str, Any]:
 
 
 def _print_result(stream: str, result: CompactResult, *, dry_run: bool, json: bool) -> None:
+    from seriatim.cli import output
+
     rows = [_piece_row(piece, dry_run=dry_run) for piece in result.pieces]
-    held = [str(partition) for partition in result.held_partitions]
+    held_partitions = [str(partition) for partition in result.held_partitions]
     if json:
-        told = {
+        values = {
             "stream": stream,
             "sequence": result.sequence,
             "pieces": rows,
-            "held": held,
+            "held": held_partitions,
             "dry_run": dry_run,
+            "swept": {"replaced": result.swept_replaced_files, "orphans": result.swept_orphans},
         }
-        swept = {"replaced": result.swept_replaced_files, "orphans": result.swept_orphans}
-        typer.echo(msgspec.json.encode({**told, "swept": swept}).decode())
+        typer.echo(msgspec.json.encode(values).decode())
     else:
         _print_summary(stream, result, rows, dry_run=dry_run)
-    for place in held:
-        print_notice(f"{stream} {place}: left out, a repair holds it", held=place)
+    for partition in held_partitions:
+        print_notice(f"{stream} {partition}: left out, a repair holds it", held=partition)
     if result.derived_error:
-        what = f"{stream}: the tables gaps and quarantine are behind; the next run catches up. Records are complete."
-        print_notice(
-            what if json else f"{what}\n{result.derived_error}", behind=result.derived_error
-        )
+        output.print_derived_error(stream, result.derived_error, json=json)
 
 
 def _print_summary(
     stream: str, result: CompactResult, rows: list[dict[str, Any]], *, dry_run: bool
 ) -> None:
-    from seriatim.cli import output as show
+    from seriatim.cli import output
 
     if rows:
-        show.print_table(
-            COLUMNS,
-            [{name: "" if row[name] is None else row[name] for name in COLUMNS} for row in rows],
-        )
-    files, into = (
-        sum(row[name] for row in rows if not row["dropped"]) for name in ("files", "into")
-    )
-    would, swept = ("would become", "would go") if dry_run else ("became", "went")
-    joined = f"{files} files {would} {into}" if files else "no files are worth joining"
-    gone = (
-        [f"{result.swept_replaced_files} replaced files {swept}"]
-        if result.swept_replaced_files
-        else []
-    )
-    gone += [f"{result.swept_orphans} orphans went"] if result.swept_orphans else []
-    typer.echo(f"{stream}: {', '.join([joined, *gone])}; ledger at entry {result.sequence}")
+        output.print_table(COLUMNS, rows)
+    joined_rows = [row for row in rows if not row["dropped"]]
+    files_before = sum(row["files"] for row in joined_rows)
+    files_after = sum(row["into"] for row in joined_rows)
+    facts = ["no files are worth joining"]
+    if files_before:
+        verb = "would become" if dry_run else "became"
+        facts = [f"{files_before} files {verb} {files_after}"]
+    if result.swept_replaced_files:
+        verb = "would go" if dry_run else "went"
+        facts.append(f"{result.swept_replaced_files} replaced files {verb}")
+    if result.swept_orphans:
+        facts.append(f"{result.swept_orphans} orphans went")
+    typer.echo(f"{stream}: {', '.join(facts)}; ledger at entry {result.sequence}")
 
 
 def _raise_for_damage(stream: str, result: CompactResult) -> None:
-    """Damaged files are told by name, with the way out."""
-    hurt = {
-        path: (piece.partition, why)
-        for piece in result.pieces
-        for path, why in piece.damaged_inputs.items()
-    }
-    if hurt:
-        partition = next(iter(hurt.values()))[0]
-        raise IntegrityError(
-            f"{stream}: {len(hurt)} damaged files were not touched, and neither were their neighbours",
-            files="\n".join(f"{why}" for _, why in list(hurt.values())[:10]),
-            next=f"seriatim repair {stream} --partition {partition}",
-        )
+    """Raise if files are damaged: the error names them and the command that repairs them."""
+    damaged_partitions = []
+    damages_by_path = {}
+    for piece in result.pieces:
+        if piece.damaged_inputs:
+            damaged_partitions.append(piece.partition)
+            damages_by_path.update(piece.damaged_inputs)
+    if not damages_by_path:
+        return
+    damages = list(damages_by_path.values())[:DAMAGED_FILES_SHOWN]
+    raise IntegrityError(
+        f"{stream}: {len(damages_by_path)} damaged files were not touched,"
+        " and neither were their neighbours",
+        files="\n".join(str(damage) for damage in damages),
+        next=f"seriatim repair {stream} --partition {damaged_partitions[0]}",
+    )

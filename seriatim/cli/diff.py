@@ -1,6 +1,6 @@
-"""`seriatim diff`: two outputs compared by offset: of streams, or of replays.
+"""`seriatim diff`: compare two outputs by offset, of streams or of replays.
 
-Next room: operations/inspect/diff.py compares; cli/replay_range.py writes what is compared.
+Next: operations/inspect/diff.py compares; cli/replay_range.py writes the output of a replay.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import Struct
 
 from seriatim import config
 from seriatim.cli import Options, app, print_notice
@@ -22,20 +23,28 @@ if TYPE_CHECKING:
     from seriatim.operations.inspect.diff import DiffResult, RecordDifference
     from seriatim.storage.record_query import RecordQuery
 
-RangesByPartition = dict[tuple[Partition, str], OffsetRange]
-OutputArgument = Annotated[
-    str, typer.Argument(help="A stream, or a folder that `seriatim replay … --to` wrote.")
-]
+OUTPUT_HELP = "A stream, or a folder that `seriatim replay … --to` wrote."
+LeftOutput = Annotated[str, typer.Argument(metavar="LEFT", help=OUTPUT_HELP)]
+RightOutput = Annotated[str, typer.Argument(metavar="RIGHT", help=OUTPUT_HELP)]
 DIFFERENCES_SHOWN = 5
 
 
-@app.command()
-def diff(left: OutputArgument, right: OutputArgument, json: Json = False) -> None:
-    """Compare the records of two outputs, offset by offset: print the first differences and count
-    them.
+class ComparedOutput(Struct):
+    """One of the two outputs that are compared."""
 
-    Compared is what both have folded: partitions, offsets and columns that only one of them has are
-    named. Exit code 0 if nothing differs, 3 if something does.
+    records: RecordQuery
+    folded_ranges: dict[tuple[Partition, str], OffsetRange]
+    """The offsets that were folded, by partition and topic id."""
+    stream: str
+    """The stream whose messages these are; empty if a replay's folder does not say it."""
+
+
+@app.command()
+def diff(left_output: LeftOutput, right_output: RightOutput, json: Json = False) -> None:
+    """Compare the records of two outputs by offset: count the differences, and print the first.
+
+    Only what both outputs have folded is compared. Partitions, offsets and columns that only one
+    of them has are named. The exit code is 0 if nothing differs, and 3 if something does.
 
     Example: seriatim diff demo /tmp/again
     """
@@ -43,29 +52,28 @@ def diff(left: OutputArgument, right: OutputArgument, json: Json = False) -> Non
     from seriatim.operations.inspect.diff import diff_records
 
     Options.json = json
-    (one, ones, stream), (other, others, other_stream) = _open_output(left), _open_output(right)
-    tables = sorted({*one.other_tables, *other.other_tables})
+    left = _open_output(left_output)
+    right = _open_output(right_output)
     progress = RunProgress("diff", "offsets")
     try:
-        done = diff_records(one, other, ones, others, progress)
+        result = diff_records(
+            left.records, right.records, left.folded_ranges, right.folded_ranges, progress
+        )
     finally:
         progress.close()
-    done.not_compared += [f"table {name}: only records are" for name in tables]
-    if not done.ranges:
+    other_tables = sorted({*left.records.other_tables, *right.records.other_tables})
+    result.not_compared += [f"table {name}: only records are" for name in other_tables]
+    if not result.ranges:
         raise ConfigError(
-            f"{left} and {right} have no offset in common",
-            cause="; ".join(done.not_compared[:5]),
+            f"{left_output} and {right_output} have no offset in common",
+            cause="; ".join(result.not_compared[:5]),
             next="compare outputs of the same topics",
         )
-    _print_result(left, right, stream or other_stream, done, json=json)
+    _print_result(left_output, right_output, left.stream or right.stream, result, json=json)
 
 
-def _open_output(name: str) -> tuple[RecordQuery, RangesByPartition, str]:
-    """An output, which offsets it has folded, and the stream whose messages they are; empty: it
-    does not say.
-    """
-    from seriatim import context, stream_files
-    from seriatim.ledger.commit import read_head
+def _open_output(name: str) -> ComparedOutput:
+    """Open the folder of a replay, or the output of a stream."""
     from seriatim.storage import scratch
     from seriatim.storage.record_query import RecordQuery
 
@@ -73,97 +81,122 @@ def _open_output(name: str) -> tuple[RecordQuery, RangesByPartition, str]:
     if folder.is_dir() and (folder / scratch.MANIFEST_FILE).exists():
         manifest = scratch.read_manifest(folder)
         _warn_missing_messages(name, manifest)
-        return (
-            RecordQuery(folder, None),
-            scratch.folded_ranges(folder),
-            str(manifest.get("replay") or ""),
+        return ComparedOutput(
+            records=RecordQuery(folder, None),
+            folded_ranges=scratch.folded_ranges(folder),
+            stream=str(manifest.get("replay") or ""),
         )
-    if folder.is_dir() and not name.endswith(".toml") and ("/" in name or folder.is_absolute()):
+    is_path = "/" in name or folder.is_absolute()
+    if folder.is_dir() and is_path and not name.endswith(".toml"):
+        # Surely meant as a folder: reading its missing manifest raises the error that says so.
         scratch.read_manifest(folder)
+    return _open_stream_output(name)
+
+
+def _open_stream_output(name: str) -> ComparedOutput:
+    from seriatim import context, stream_files
+    from seriatim.ledger.commit import read_head
+    from seriatim.storage.record_query import RecordQuery
+
     file = stream_files.load_stream(name, config.load_settings().streams)
-    head = read_head(context.ledger(file), file.stream.name)
+    stream = file.stream
+    head = read_head(context.ledger(file), stream.name)
     if head is None:
-        raise ConfigError(
-            f"{file.stream.name}: it was never run", next=f"seriatim run {file.stream.name}"
-        )
-    accounts = head.ledger.partitions.items()
-    folded = {
-        (Partition.parse(p), a.topic_id): OffsetRange(
-            min(a.initial_frontier, a.frontier), a.frontier
-        )
-        for p, a in accounts
-    }
-    root = Path(file.stream.output.path)
-    return RecordQuery(root, file.stream.name, version=head.token.version()), folded, name
+        raise ConfigError(f"{stream.name}: it was never run", next=f"seriatim run {stream.name}")
+    folded_ranges = {}
+    for partition_name, account in head.ledger.partitions.items():
+        life = (Partition.parse(partition_name), account.topic_id)
+        start = min(account.initial_frontier, account.frontier)
+        folded_ranges[life] = OffsetRange(start, account.frontier)
+    records = RecordQuery(Path(stream.output.path), stream.name, version=head.token.version())
+    return ComparedOutput(records, folded_ranges, name)
 
 
 def _warn_missing_messages(name: str, manifest: dict[str, Any]) -> None:
-    """A replay over messages that were gone differs by them; what is damaged is told by whoever
-    reads it whole.
+    """Warn of messages that Kafka did not have any more when a replay was made.
+
+    The outputs differ by them. A damaged manifest is not reported here: reading the records
+    reports it.
     """
-    parts = manifest.get("partitions")
-    for part in parts if isinstance(parts, list) else ():
-        if isinstance(part, dict) and part.get("missing"):
-            place = f"{part.get('topic')}/{part.get('partition')}"
+    partitions = manifest.get("partitions")
+    if not isinstance(partitions, list):
+        return
+    for values in partitions:
+        if isinstance(values, dict) and values.get("missing"):
+            partition = f"{values.get('topic')}/{values.get('partition')}"
             print_notice(
-                f"{name} was folded without {part['missing']} messages of {place}: Kafka did not have them any more"
+                f"{name} was folded without {values['missing']} messages of {partition}:"
+                " Kafka did not have them any more"
             )
 
 
-def _print_result(left: str, right: str, stream: str, result: DiffResult, *, json: bool) -> None:
+def _print_result(
+    left_name: str, right_name: str, stream: str, result: DiffResult, *, json: bool
+) -> None:
+    """Print what differs; any difference raises."""
     if json:
-        print_json(_result_values(left, right, result))
+        print_json(_result_values(left_name, right_name, result))
     else:
         for note in result.not_compared:
             print_notice(f"not compared: {note}")
-        for place, whole in result.ranges.items():
-            typer.echo(f"{place[0]} {whole} compared")
-        for parting in result.differences[:DIFFERENCES_SHOWN]:
-            _print_difference(left, right, parting)
-    if not result.count:
-        if not json:
-            typer.echo(f"{left} and {right} do not differ: {result.records} records")
-        return
-    first = result.differences[0]
-    session = shell_quote(str((first.left or first.right or {}).get("session")))
-    counted = f"{result.differing} records differ, {result.only_left} only in {left}, {result.only_right} only in {right}"
+        for (partition, _), offset_range in result.ranges.items():
+            typer.echo(f"{partition} {offset_range} compared")
+        for difference in result.differences[:DIFFERENCES_SHOWN]:
+            _print_difference(left_name, right_name, difference)
+    if result.count:
+        _raise_for_differences(left_name, right_name, stream, result)
+    if not json:
+        typer.echo(f"{left_name} and {right_name} do not differ: {result.records} records")
+
+
+def _raise_for_differences(
+    left_name: str, right_name: str, stream: str, result: DiffResult
+) -> None:
+    difference = result.differences[0]
+    record = difference.left or difference.right or {}
+    session = shell_quote(str(record.get("session")))
     raise IntegrityError(
-        f"{left} and {right} differ, first at {first.partition}, offset {first.offset}, index {first.index}",
-        count=counted,
-        next=f"seriatim trace {shell_quote(stream or left)} {session} --partition {first.partition}"
-        f" --from {max(0, first.offset - 5)} --until {first.offset + 1}",
+        f"{left_name} and {right_name} differ, first at {difference.partition},"
+        f" offset {difference.offset}, index {difference.index}",
+        count=f"{result.differing} records differ, {result.only_left} only in {left_name},"
+        f" {result.only_right} only in {right_name}",
+        next=f"seriatim trace {shell_quote(stream or left_name)} {session}"
+        f" --partition {difference.partition} --from {max(0, difference.offset - 5)}"
+        f" --until {difference.offset + 1}",
     )
 
 
-def _result_values(left: str, right: str, result: DiffResult) -> dict[str, Any]:
+def _result_values(left_name: str, right_name: str, result: DiffResult) -> dict[str, Any]:
+    compared = [
+        {
+            "topic": partition.topic,
+            "partition": partition.number,
+            "topic_id": topic_id,
+            "from": offset_range.start,
+            "until": offset_range.end,
+        }
+        for (partition, topic_id), offset_range in result.ranges.items()
+    ]
+    differences = [_difference_values(difference) for difference in result.differences]
     return {
-        "left": left,
-        "right": right,
-        "compared": [
-            {
-                "topic": p.topic,
-                "partition": p.number,
-                "topic_id": life,
-                "from": whole.start,
-                "until": whole.end,
-            }
-            for (p, life), whole in result.ranges.items()
-        ],
+        "left": left_name,
+        "right": right_name,
+        "compared": compared,
         "records": result.records,
         "count": result.count,
         "differing": result.differing,
         "only_left": result.only_left,
         "only_right": result.only_right,
-        "first": _difference_values(result.differences[0]) if result.differences else None,
-        "partings": [_difference_values(one) for one in result.differences],
+        "first": differences[0] if differences else None,
+        "partings": differences,
         "not_compared": result.not_compared,
     }
 
 
 def _difference_values(difference: RecordDifference) -> dict[str, Any]:
-    place = {"topic": difference.partition.topic, "partition": difference.partition.number}
     return {
-        **place,
+        "topic": difference.partition.topic,
+        "partition": difference.partition.number,
         "offset": difference.offset,
         "index": difference.index,
         "columns": difference.columns,
@@ -172,16 +205,18 @@ def _difference_values(difference: RecordDifference) -> dict[str, Any]:
     }
 
 
-def _print_difference(left: str, right: str, difference: RecordDifference) -> None:
-    there = difference.left or difference.right or {}
+def _print_difference(left_name: str, right_name: str, difference: RecordDifference) -> None:
+    record = difference.left or difference.right or {}
     typer.secho(
-        f"{difference.partition} offset {difference.offset} index {difference.index}  session {render_value(there.get('session'))}",
+        f"{difference.partition} offset {difference.offset} index {difference.index}"
+        f"  session {render_value(record.get('session'))}",
         bold=True,
     )
     if difference.columns and difference.left and difference.right:
-        for name in difference.columns:
-            typer.echo(
-                f"    {name:<12} {render_value(difference.left[name])} → {render_value(difference.right[name])}"
-            )
+        for column in difference.columns:
+            left_value = render_value(difference.left[column])
+            right_value = render_value(difference.right[column])
+            typer.echo(f"    {column:<12} {left_value} → {right_value}")
     else:
-        typer.echo(f"    only in {left if difference.left else right}: {render_value(there)}")
+        output_name = left_name if difference.left else right_name
+        typer.echo(f"    only in {output_name}: {render_value(record)}")

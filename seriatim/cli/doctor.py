@@ -1,6 +1,6 @@
-"""`seriatim doctor`: what this machine has and lacks, and what would help.
+"""`seriatim doctor`: what this machine has, what it lacks, and how to fix that.
 
-Next room: seriatim/embedded/doctor.py looks.
+Next: embedded/doctor.py runs the checks.
 """
 
 from __future__ import annotations
@@ -29,56 +29,75 @@ def doctor(
 ) -> None:
     """Check everything that Seriatim needs, and say how to fix what is missing.
 
-    ✓ is good, ✗ is required and missing, – is optional and not set up, or could be better. Exit 0
-    only if nothing required is missing, else 2.
+    ✓ means good. ✗ means required and missing. – means optional and not set up, or that it could be
+    better. The exit code is 0 if nothing required is missing, else 2.
 
     Example: seriatim doctor
     """
-    from seriatim.embedded import doctor as checkup
+    from seriatim.embedded.doctor import run_checks
 
-    missing, settings = False, config.load_settings()
-    for check in chain(checkup.run_checks(settings), check_retention(settings)):
-        typer.echo(msgspec.json.encode(check) if json else _render_check(check))
-        missing = missing or (check.is_required and not check.is_good)
-    if missing:
+    settings = config.load_settings()
+    is_missing = False
+    for check in chain(run_checks(settings), check_retention(settings)):
+        if json:
+            typer.echo(msgspec.json.encode(check))
+        else:
+            typer.echo(_render_check(check))
+        if check.is_required and not check.is_good:
+            is_missing = True
+    if is_missing:
         raise typer.Exit(2)
 
 
 def check_retention(settings: Settings) -> Iterator[DoctorCheck]:
-    """Whether every stream's topics keep messages for long enough. A line for each that does not."""
+    """Check whether the topics of every stream keep messages long enough.
+
+    There is one result for each topic that does not, or one good result if all do.
+    """
     from seriatim import context, stream_files
     from seriatim.clock import WallClock
     from seriatim.embedded.doctor import DoctorCheck
     from seriatim.ledger.model import Ledger
     from seriatim.operations.plan import short_retention
 
-    warned, looked = False, 0
+    has_warned = False
+    checked_streams = 0
     for name in stream_files.list_streams(settings.streams):
         try:
             file = stream_files.load_stream(name, settings.streams)
         except SeriatimError as error:
-            yield DoctorCheck(
-                "retention", False, False, f"{name}: not looked at: {error.message}", error.next
-            )
+            yield _failed_retention_check(name, error)
             continue
         try:
-            found = short_retention(
+            short_topics = short_retention(
                 file.stream, context.log(file, settings), Ledger(stream=name), WallClock()
             )
         except SeriatimError as error:
-            yield DoctorCheck(
-                "retention", False, False, f"{name}: not looked at: {error.message}", error.next
-            )
-            return  # the broker is the same for all: the next stream would wait for it as long
-        looked += 1
-        for topic in found:
-            warned = True
+            yield _failed_retention_check(name, error)
+            return  # all streams have the same broker: the next one would wait for it as long
+        checked_streams += 1
+        for topic in short_topics:
+            has_warned = True
             yield DoctorCheck("retention", False, False, f"{name}: {topic.text}", topic.next)
-    if looked and not warned:
+    if checked_streams and not has_warned:
         yield DoctorCheck("retention", True, True, "72 h or more in every topic")
 
 
+def _failed_retention_check(stream: str, error: SeriatimError) -> DoctorCheck:
+    from seriatim.embedded.doctor import DoctorCheck
+
+    description = f"{stream}: not looked at: {error.message}"
+    return DoctorCheck("retention", False, False, description, error.next)
+
+
 def _render_check(check: DoctorCheck) -> str:
-    mark = "✓" if check.is_good else "✗" if check.is_required else "–"
-    line = f"{mark} {check.name:<{NAME_WIDTH}} {check.description}"
-    return f"{line}\n  {'':<{NAME_WIDTH}} → {check.fix}" if check.fix else line
+    if check.is_good:
+        mark = "✓"
+    elif check.is_required:
+        mark = "✗"
+    else:
+        mark = "–"
+    text = f"{mark} {check.name:<{NAME_WIDTH}} {check.description}"
+    if check.fix:
+        text += f"\n  {'':<{NAME_WIDTH}} → {check.fix}"
+    return text

@@ -1,6 +1,6 @@
-"""`seriatim explain`: one row of the output, back to the messages that made it.
+"""`seriatim explain`: from one row of the output back to the messages that touched it.
 
-Next room: operations/inspect/explain.py finds them.
+Next: operations/inspect/explain.py finds them.
 """
 
 from __future__ import annotations
@@ -37,78 +37,87 @@ def explain(
     row: Annotated[
         str,
         typer.Option(
-            metavar="KEY", help="The row's key; of several columns 'a,2' or '[\"a\", 2]'."
+            metavar="KEY",
+            help="The row's key. A key of several columns is 'a,2' or '[\"a\", 2]'.",
         ),
     ],
     session: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Only this session's row.", callback=check_session_name),
+        typer.Option(
+            metavar="NAME",
+            help="Explain the row of this session only.",
+            callback=check_session_name,
+        ),
     ] = None,
     topic: Topic = None,
     json: Json = False,
 ) -> None:
-    """Show every message that touched a row, the record each gave, and what the row is now.
+    """Show every message that touched a row, the records it gave, and what the row is now.
 
-    From the committed records back to Kafka's offsets. Of the stock machine also messages that
-    named the row and left no record: set aside, dropped, headless, or contradicted by the rows.
-    Where several sessions have such a row, they are listed: choose one with --session.
+    The command goes from the committed records back to the offsets of Kafka. For the stock machine
+    it also shows messages that named the row and left no record: quarantined, dropped, headless, or
+    contradicted by the rows. If several sessions have such a row, they are listed; choose one with
+    --session.
 
     Example: seriatim explain demo --row b --session session-00007
     """
     from seriatim.operations.inspect.explain import RowExplainer, parse_row_key, records_by_session
     from seriatim.storage.record_query import RecordQuery
 
-    with open_lookback(stream, json=json) as opened:
-        key = parse_row_key(opened.runner, row)
-        root = Path(opened.file.stream.output.path)
-        lookup = RecordQuery(root, opened.name, version=opened.head.token.version())
-        found = records_by_session(lookup, key, session, topic)
-        if not found:
-            found = _sessions_without_records(opened, session, topic)
-        if len({place[3] for place in found}) > 1:
-            _print_sessions(opened, found, json=json)
+    with open_lookback(stream, json=json) as command:
+        row_key = parse_row_key(command.runner, row)
+        root = Path(command.file.stream.output.path)
+        query = RecordQuery(root, command.name, version=command.head.token.version())
+        sessions = records_by_session(query, row_key, session, topic)
+        if not sessions:
+            sessions = _session_without_records(command, session, topic)
+        session_names = {location[3] for location in sessions}
+        if len(session_names) > 1:
+            _print_sessions(command, sessions, json=json)
             return
-        explaining = RowExplainer(opened.context, opened.head, key)
-        done = [explaining.run(place, rows) for place, rows in found.items()]
-        opened.stop_progress()
-        for one in done:
+        explainer = RowExplainer(command.context, command.head, row_key)
+        explanations = [explainer.run(location, records) for location, records in sessions.items()]
+        command.stop_progress()
+        for explanation in explanations:
             if json:
-                print_json(_result_values(opened.name, row, one))
+                print_json(_result_values(command.name, row, explanation))
             else:
-                _print_result(one, row)
+                _print_result(explanation, row)
 
 
-def _sessions_without_records(
+def _session_without_records(
     command: LookbackCommand, session: str | None, topic: str | None
 ) -> dict[Any, list[Any]]:
-    """A row without a record: messages of the session that was named may have tried."""
+    """The session that was named, though no record has the row: its messages may have named it."""
     if session is None:
         raise ConfigError(
             f"{command.name}: no record has this row",
             next="check the key; with --session its messages are searched, too",
         )
-    place, _ = command.find_session(session, topic, None)
-    account = command.head.ledger.partitions[str(place)]
-    return {(place.topic, place.number, account.topic_id, session): []}
+    partition, _ = command.find_session(session, topic, None)
+    account = command.head.ledger.partitions[str(partition)]
+    return {(partition.topic, partition.number, account.topic_id, session): []}
 
 
 def _print_sessions(
     command: LookbackCommand, records_by_session: dict[Any, list[Any]], *, json: bool
 ) -> None:
+    """List the sessions that have the row, so that the person can choose one."""
     from seriatim.cli import output
 
-    rows = [
-        {
-            "session": shorten_text(place[3], 100),
-            "topic": place[0],
-            "partition": place[1],
-            "records": len(records),
-            "first": records[0]["offset"],
-            "last": records[-1]["offset"],
-            "now": "gone" if _is_deleted(command, records[-1]) else "there",
-        }
-        for place, records in records_by_session.items()
-    ]
+    rows = []
+    for (topic, number, _, session), records in records_by_session.items():
+        rows.append(
+            {
+                "session": shorten_text(session, 100),
+                "topic": topic,
+                "partition": number,
+                "records": len(records),
+                "first": records[0]["offset"],
+                "last": records[-1]["offset"],
+                "now": "gone" if _is_deleted(command, records[-1]) else "there",
+            }
+        )
     if json:
         print_json({"stream": command.name, "sessions": rows})
         return
@@ -117,8 +126,12 @@ def _print_sessions(
 
 
 def _is_deleted(command: LookbackCommand, record: dict[str, Any]) -> bool:
-    gone = {} if command.runner.row_key_spec is None else command.runner.row_key_spec.deleted_when
-    return bool(gone) and all(record[name] == value for name, value in gone.items())
+    """Whether a record deletes its row."""
+    row_key_spec = command.runner.row_key_spec
+    if row_key_spec is None or not row_key_spec.deleted_when:
+        return False
+    deleted_when = row_key_spec.deleted_when
+    return all(record[column] == value for column, value in deleted_when.items())
 
 
 def _result_values(stream: str, row: str, result: RowExplanation) -> dict[str, Any]:
@@ -130,57 +143,62 @@ def _result_values(stream: str, row: str, result: RowExplanation) -> dict[str, A
         "partition": result.partition.number,
         "topic_id": result.topic_id,
         "value": result.value,
-        "touches": [
-            {
-                "offset": touch.offset,
-                "time": None if touch.timestamp is None else render_time(touch.timestamp),
-                "sequence": touch.sequence,
-                "outcome": touch.outcome,
-                "message": touch.message,
-                "records": [_machine_values(record) for record in touch.records],
-                "findings": touch.findings,
-            }
-            for touch in result.touches
-        ],
+        "touches": [_touch_values(touch) for touch in result.touches],
         "notes": result.notes,
     }
 
 
-def _machine_values(record: dict[str, Any]) -> dict[str, Any]:
-    """A record without what its message says already."""
-    same = record.get("source_offset") == record["offset"]
+def _touch_values(touch: RowTouch) -> dict[str, Any]:
     return {
-        k: v
-        for k, v in record.items()
-        if k not in POSITION_COLUMNS and not (same and k == "source_offset")
+        "offset": touch.offset,
+        "time": None if touch.timestamp is None else render_time(touch.timestamp),
+        "sequence": touch.sequence,
+        "outcome": touch.outcome,
+        "message": touch.message,
+        "records": [_machine_values(record) for record in touch.records],
+        "findings": touch.findings,
     }
 
 
+def _machine_values(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without the columns that its message shows already."""
+    hidden_columns = set(POSITION_COLUMNS)
+    if record.get("source_offset") == record["offset"]:
+        hidden_columns.add("source_offset")
+    return {column: value for column, value in record.items() if column not in hidden_columns}
+
+
 def _print_result(result: RowExplanation, row: str) -> None:
-    place = f"{result.partition}, session {shorten_text(result.session)}"
     typer.secho(
-        f"Row {shorten_text(row)} in {place}: touched by {len(result.touches)} messages", bold=True
+        f"Row {shorten_text(row)} in {result.partition}, session {shorten_text(result.session)}:"
+        f" touched by {len(result.touches)} messages",
+        bold=True,
     )
     for touch in result.touches:
         _print_touch(touch)
-    typer.echo(f"now: {'it is not there' if result.value is None else render_value(result.value)}")
+    value = "it is not there"
+    if result.value is not None:
+        value = render_value(result.value)
+    typer.echo(f"now: {value}")
     for note in result.notes:
         print_notice(note)
 
 
 def _print_touch(touch: RowTouch) -> None:
-    when = "" if touch.timestamp is None else f"  {render_time(touch.timestamp)}"
-    counted = "" if touch.sequence is None else f"  seq {touch.sequence}"
+    time = "" if touch.timestamp is None else f"  {render_time(touch.timestamp)}"
+    sequence = "" if touch.sequence is None else f"  seq {touch.sequence}"
+    no_record = "" if touch.records else ", no record"
     color = typer.colors.RED if touch.findings or not touch.records else None
-    typer.secho(
-        f"  {touch.offset}{when}{counted}  {touch.outcome}{'' if touch.records else ', no record'}",
-        fg=color,
-    )
+    typer.secho(f"  {touch.offset}{time}{sequence}  {touch.outcome}{no_record}", fg=color)
     if touch.message is not None:
         typer.echo(f"      message  {render_value(touch.message)}")
     for record in touch.records:
-        told = {k: v for k, v in _machine_values(record).items() if not k.startswith("before_")}
-        typer.echo(f"      record   {render_value(told)}")
-    for found in touch.findings:
-        cause = f": {shorten_text(found['cause'])}" if found["cause"] else ""
-        typer.secho(f"      finding  {found['finding']} ({found['level']}){cause}", fg=color)
+        values = {
+            column: value
+            for column, value in _machine_values(record).items()
+            if not column.startswith("before_")
+        }
+        typer.echo(f"      record   {render_value(values)}")
+    for finding in touch.findings:
+        cause = f": {shorten_text(finding['cause'])}" if finding["cause"] else ""
+        typer.secho(f"      finding  {finding['finding']} ({finding['level']}){cause}", fg=color)

@@ -1,7 +1,9 @@
-"""`seriatim gaps`, `rebuild` and `quarantine release`: what not to trust, the tables that say so,
-and a person's word.
+"""`seriatim gaps`, `seriatim rebuild` and `seriatim quarantine release`.
 
-Next room: operations/derived_tables.py and operations/release.py do it.
+They list output that must not be trusted, make the derived tables again, and take a session out of
+quarantine by hand.
+
+Next: operations/derived_tables.py and operations/release.py do it.
 """
 
 from __future__ import annotations
@@ -13,23 +15,37 @@ import typer
 
 from seriatim import config
 from seriatim.cli import Options, app, print_notice
-from seriatim.cli.accept import Because, DryRun
+from seriatim.cli.accept import Because, DryRun, require_reason
 from seriatim.cli.run import Json, StreamName
 from seriatim.errors import ConfigError
 
 if TYPE_CHECKING:
     from seriatim.ledger.model import Ledger
+    from seriatim.operations.release import SessionRelease
     from seriatim.ports import LedgerStore
 
-COLUMNS = ["topic", "partition", "session", "from", "until", "finding", "cause"]
-COLUMNS += ["opened", "closed", "closed_how", "mended"]
+COLUMNS = [
+    "topic",
+    "partition",
+    "session",
+    "from",
+    "until",
+    "finding",
+    "cause",
+    "opened",
+    "closed",
+    "closed_how",
+    "mended",
+]
 Topic = Annotated[
     str | None,
-    typer.Option(help="TOPIC or TOPIC/N, where a session of this name waits in several places."),
+    typer.Option(
+        help="TOPIC or TOPIC/N, if sessions of this name are in quarantine in several partitions."
+    ),
 ]
 
 quarantine = typer.Typer(
-    name="quarantine", help="Sessions that were set aside.", no_args_is_help=True
+    name="quarantine", help="Take sessions out of quarantine by hand.", no_args_is_help=True
 )
 app.add_typer(quarantine)
 
@@ -38,14 +54,15 @@ app.add_typer(quarantine)
 def gaps(
     stream: StreamName,
     only_open: Annotated[
-        bool, typer.Option("--open", help="Only those that are not over yet.")
+        bool, typer.Option("--open", help="List only gaps that are not closed yet.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the stretches of output not to trust: offsets, session (none: all), finding, what closed
-    them.
+    """List the gaps: ranges of output that must not be trusted, and what closed them.
 
-    As of the ledger. The same is in the Delta table `gaps` below the output path, for queries.
+    Each gap has its offsets, its session (none means all sessions), its finding, and how it was
+    closed. The list is as of the ledger. The Delta table `gaps` below the output path has the same
+    rows, for queries.
 
     Example: seriatim gaps demo --open
     """
@@ -55,32 +72,32 @@ def gaps(
 
     Options.json = json
     file = stream_files.load_stream(stream, config.load_settings().streams)
-    name, store = file.stream.name, context.ledger(file)
-    ledger = _load_ledger(store, name)
-    found = [
-        gap.to_row()
-        for gap in read_gaps(store, context.derived_tables(file), ledger)
-        if not only_open or gap.closed is None
-    ]
+    name = file.stream.name
+    ledger_store = context.ledger(file)
+    ledger = _load_ledger(ledger_store, name)
+    rows = []
+    open_count = 0
+    for gap in read_gaps(ledger_store, context.derived_tables(file), ledger):
+        is_open = gap.closed is None
+        open_count += is_open
+        if is_open or not only_open:
+            rows.append(gap.to_row())
     if json:
-        return _print_json({"stream": name, "sequence": ledger.sequence, "gaps": found})
-    if found:
-        output.print_table(
-            COLUMNS, [{**row, "session": _render_session(row["session"])} for row in found]
-        )
-    still = sum(row["closed"] is None for row in found)
-    typer.echo(
-        f"{name}: {len(found)} gap{'s' * (len(found) != 1)}, {still} open, as of entry {ledger.sequence}"
-    )
-    return None
+        _print_json({"stream": name, "sequence": ledger.sequence, "gaps": rows})
+        return
+    if rows:
+        shown_rows = [{**row, "session": _render_session(row["session"])} for row in rows]
+        output.print_table(COLUMNS, shown_rows)
+    plural = "" if len(rows) == 1 else "s"
+    typer.echo(f"{name}: {len(rows)} gap{plural}, {open_count} open, as of entry {ledger.sequence}")
 
 
 @app.command()
 def rebuild(stream: StreamName, json: Json = False) -> None:
-    """Make the tables `gaps` and `quarantine` again, from the ledger's first entry on.
+    """Make the tables `gaps` and `quarantine` again, from the first entry of the ledger on.
 
-    Runs keep them up by themselves; this is for tables that were deleted or changed by hand.
-    Readers see the old table until the new one is there.
+    Runs keep these tables up to date by themselves. Use this command if a table was deleted or
+    changed by hand. Readers see the old table until the new one is complete.
 
     Example: seriatim rebuild demo
     """
@@ -89,10 +106,12 @@ def rebuild(stream: StreamName, json: Json = False) -> None:
 
     Options.json = json
     file = stream_files.load_stream(stream, config.load_settings().streams)
-    name, store = file.stream.name, context.ledger(file)
-    ledger = _load_ledger(store, name)
-    print_notice(f"{name}: reading {ledger.sequence + 1} entries", entries=ledger.sequence + 1)
-    catch_up_derived(store, context.derived_tables(file), ledger, rebuild=True)
+    name = file.stream.name
+    ledger_store = context.ledger(file)
+    ledger = _load_ledger(ledger_store, name)
+    entry_count = ledger.sequence + 1
+    print_notice(f"{name}: reading {entry_count} entries", entries=entry_count)
+    catch_up_derived(ledger_store, context.derived_tables(file), ledger, rebuild=True)
     if json:
         _print_json({"stream": name, "sequence": ledger.sequence})
     else:
@@ -108,49 +127,54 @@ def release(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Take a session out of quarantine by hand: its next messages apply again, to its last good
-    state.
+    """Take a session out of quarantine by hand: its next messages apply to its last good state.
 
-    The messages that were set aside stay in the table `quarantine`. Usually the session's next
-    snapshot does all this; by hand it is for sessions without snapshots, or whose producer was
-    mended.
+    The messages that were set aside stay in the table `quarantine`. Usually the next snapshot of
+    the session releases it. Do it by hand for sessions without snapshots, or after the producer was
+    repaired.
 
     Example: seriatim quarantine release demo session-00007 --because "the producer sends the row
     again"
     """
     from seriatim import context, stream_files
+    from seriatim.cli import output
     from seriatim.operations.derived_tables import catch_up_after_run
-    from seriatim.operations.release import release_session as decide
+    from seriatim.operations.release import release_session
 
     Options.json = json
     settings = config.load_settings()
     config.arm_crash_point(settings.crash_point)
-    if not because.strip() and not dry_run:
-        raise ConfigError(
-            "a decision needs its reason: --because is missing",
-            next='add --because "…"; --dry-run needs none',
-        )
+    require_reason(because, dry_run=dry_run)
     file = stream_files.load_stream(stream, settings.streams)
-    name, means = file.stream.name, context.decision_context(file, settings)
-    made = decide(means, session, because, topic, dry_run=dry_run)
-    if not dry_run and (
-        trouble := catch_up_after_run(
-            means.ledger, context.derived_tables(file), _load_ledger(means.ledger, name)
+    name = file.stream.name
+    decision_context = context.decision_context(file, settings)
+    decision = release_session(decision_context, session, because, topic, dry_run=dry_run)
+    if not dry_run:
+        ledger_store = decision_context.ledger
+        trouble = catch_up_after_run(
+            ledger_store, context.derived_tables(file), _load_ledger(ledger_store, name)
         )
-    ):
-        print_notice(
-            f"{name}: the tables gaps and quarantine are behind; the next run catches up\n{trouble}",
-            behind=trouble,
-        )
-    told = {**msgspec.to_builtins(made), "partition": str(made.partition), "stream": name}
+        if trouble:
+            output.print_derived_error(name, trouble, json=json)
     if json:
-        return _print_json({**told, "sequence": None if dry_run else made.sequence})
-    done = "would be released" if dry_run else f"released by entry {made.sequence}"
+        _print_json(
+            {
+                **msgspec.to_builtins(decision),
+                "partition": str(decision.partition),
+                "stream": name,
+                "sequence": None if dry_run else decision.sequence,
+            }
+        )
+    else:
+        _print_released(name, session, decision, dry_run=dry_run)
+
+
+def _print_released(stream: str, session: str, decision: SessionRelease, *, dry_run: bool) -> None:
+    effect = "would be released" if dry_run else f"released by entry {decision.sequence}"
     typer.echo(
-        f"{name}: {session} {done}: in {made.partition} since offset {made.offset} ({made.finding}); "
-        f"messages from offset {made.frontier} on apply to it again"
+        f"{stream}: {session} {effect}: in {decision.partition} since offset {decision.offset}"
+        f" ({decision.finding}); messages from offset {decision.frontier} on apply to it again"
     )
-    return None
 
 
 def _load_ledger(store: LedgerStore, stream: str) -> Ledger:
@@ -163,6 +187,7 @@ def _load_ledger(store: LedgerStore, stream: str) -> Ledger:
 
 
 def _render_session(session: str | None) -> str:
+    """A gap without a session concerns all sessions of its partition."""
     return "(all)" if session is None else session
 
 

@@ -1,7 +1,6 @@
-"""`seriatim jars`: the JARs of jars.lock, fetched and proved; and, for developers, the lock made
-anew.
+"""`seriatim jars`: fetch the JARs of jars.lock and verify them. Developers make the lock with it.
 
-Next room: seriatim/embedded/jars.py keeps them.
+Next: embedded/jars.py keeps them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,9 @@ import typer
 from seriatim import config
 from seriatim.cli import app, print_notice
 
-jars = typer.Typer(help="The JARs that Spark and the embedded broker need.", no_args_is_help=True)
+jars = typer.Typer(
+    help="Fetch the JARs that Spark and the embedded broker need.", no_args_is_help=True
+)
 app.add_typer(jars, name="jars")
 
 
@@ -23,20 +24,23 @@ def fetch(
     group: Annotated[
         list[str] | None,
         typer.Option(
-            help="spark, kafka, bench or bench-streams; may be repeated. Default: all but bench."
+            help="spark, kafka, bench or bench-streams. It may be repeated. Default: all but bench."
         ),
     ] = None,
 ) -> None:
-    """Fetch what is missing or damaged, and prove every file by its SHA-256.
+    """Fetch JARs that are missing or damaged, and verify every file by its SHA-256.
 
-    SERIATIM_IVY_SETTINGS names your own Ivy settings file, for a mirror or credentials.
+    SERIATIM_IVY_SETTINGS names your own Ivy settings file, for a mirror or for credentials.
 
     Example: seriatim jars fetch --group spark
     """
     from seriatim.embedded import jars as cache
 
     settings = config.load_settings()
-    for name in group or [name for name in cache.jar_groups() if not name.startswith("bench")]:
+    groups = group
+    if not groups:
+        groups = [name for name in cache.jar_groups() if not name.startswith("bench")]
+    for name in groups:
         files = cache.ensure_jars(name, settings, print_notice)
         typer.echo(f"{name}: {len(files)} JARs in {settings.home / 'jars'}")
 
@@ -44,10 +48,10 @@ def fetch(
 @jars.command()
 def lock(
     output: Annotated[
-        Path | None, typer.Option(help="Where to write it. Default: in the package.")
+        Path | None, typer.Option(help="The file to write. Default: the one in the package.")
     ] = None,
 ) -> None:
-    """For developers: make jars.lock anew from jars.toml.
+    """Make jars.lock again from jars.toml. This command is for developers.
 
     Example: seriatim jars lock
     """

@@ -1,7 +1,7 @@
-"""What the commands that look back have in common: how they begin, which options they take, how a
-step is shown.
+"""Shared by the commands that look back at a session: opening, common options, printing a step.
 
-Next room: cli/trace.py, cli/state.py, cli/bisect.py, cli/explain.py and cli/replay.py.
+Next: cli/trace.py is the simplest of these commands; cli/state.py, cli/bisect.py, cli/explain.py
+and cli/replay.py are the others.
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ if TYPE_CHECKING:
 
 
 def check_session_name(name: str | None) -> str | None:
-    """A session's name as typed. A key that is not UTF-8 belongs to no session, so there is none of
-    such a name.
+    """Return the session's name as it was typed; refuse one that is not UTF-8.
+
+    Messages whose key is not UTF-8 belong to no session, so no session has such a name.
     """
+    if name is None:
+        return None
     try:
-        return name if name is None else name.encode().decode()
+        return name.encode().decode()
     except UnicodeEncodeError:
         raise ConfigError(
             f"the session's name {name!r} is not UTF-8: messages with such a key belong to no session",
@@ -50,30 +53,35 @@ SessionName = Annotated[
         metavar="SESSION", help="The session's name: its Kafka key.", callback=check_session_name
     ),
 ]
-Topic = Annotated[str | None, typer.Option(help="Where a key lives in several topics.")]
+Topic = Annotated[
+    str | None, typer.Option(help="The topic, if several topics have a session of this name.")
+]
 InPartition = Annotated[
     str | None,
     typer.Option(
-        "--partition", metavar="TOPIC/NUMBER", help="Where to look, if its state does not tell."
+        "--partition",
+        metavar="TOPIC/NUMBER",
+        help="The partition to look in, if the saved state does not tell it.",
     ),
 ]
 From = Annotated[
-    str | None, typer.Option("--from", metavar="EDGE", help="An offset, or a time in UTC.")
+    str | None,
+    typer.Option("--from", metavar="EDGE", help="Begin at this offset, or at this time in UTC."),
 ]
 Until = Annotated[
     str | None,
-    typer.Option("--until", metavar="EDGE", help="Up to, and without, this offset or time."),
+    typer.Option("--until", metavar="EDGE", help="Stop before this offset, or this time in UTC."),
 ]
 EDGE_FORMAT = "an offset like 41000, or a time in UTC like 2026-11-16T08:00:00Z"
 TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,6})?)?Z")
 LINE_WIDTH_MAX = 300
 PROGRESS_DELAY_SECONDS = 2.0
 LINES_SHOWN_MAX = 5
-"""Rows and records that are shown of one message."""
+"""How many changed rows, and how many records, are shown of one message."""
 
 
 class LookbackCommand(Struct, frozen=True):
-    """A stream that is looked back at."""
+    """A stream that is opened to look back at its sessions."""
 
     file: StreamFile
     context: ReplayContext
@@ -81,16 +89,16 @@ class LookbackCommand(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The stream's."""
+        """The stream's name."""
         return self.file.stream.name
 
     @property
     def runner(self) -> Runner:
-        """The machine of now."""
+        """The stream's machine, as the code is now."""
         return self.context.runner
 
     def stop_progress(self) -> None:
-        """No more progress: what was asked for is printed now."""
+        """Show no more progress, because the result is printed from here on."""
         if isinstance(self.context.on_progress, DelayedProgress):
             self.context.on_progress.close()
         self.context.on_progress = None
@@ -98,28 +106,51 @@ class LookbackCommand(Struct, frozen=True):
     def find_session(
         self, session: str, topic: str | None, partition: str | None
     ) -> tuple[Partition, int]:
-        """Where a session lives, and the first offset that is known to be its own; -1: none is."""
+        """The session's partition, and the first offset known to be the session's own, or -1."""
         from seriatim.engine.offsets import Partition
         from seriatim.operations.inspect.find_session import find_session
 
-        wanted = None if partition is None else Partition.parse(partition)
-        found = find_session(self.context, self.head, session, topic, wanted)
-        if found.other_partitions:
-            told = ", ".join(map(str, found.other_partitions))
+        chosen_partition = None
+        if partition is not None:
+            chosen_partition = Partition.parse(partition)
+        location = find_session(self.context, self.head, session, topic, chosen_partition)
+        if location.other_partitions:
+            other_partitions = ", ".join(map(str, location.other_partitions))
             print_notice(
-                f"{self.name}: session {session!r} was in {told} as well; this is {found.partition}"
+                f"{self.name}: session {session!r} was in {other_partitions} as well;"
+                f" this is {location.partition}"
             )
-        return found.partition, found.session.first_offset
+        return location.partition, location.session.first_offset
 
     def session_replay(self, partition: Partition, session: str) -> SessionReplay:
-        """A session's way."""
+        """A replay of one session; it has not begun yet."""
         from seriatim.operations.inspect.session_replay import SessionReplay
 
         return SessionReplay(self.context, self.head, partition, session)
 
+    def open_session(
+        self,
+        session: str,
+        topic: str | None,
+        partition: str | None,
+        start: str | None,
+        until: str | None,
+    ) -> tuple[SessionReplay, int, int]:
+        """Begin the replay of a session; also the offsets where the look begins and ends.
+
+        Without `until` it ends at the frontier. It never ends beyond the last message of Kafka.
+        """
+        session_partition, first_offset = self.find_session(session, topic, partition)
+        replay = self.session_replay(session_partition, session)
+        begin = self.begin_replay(replay, start, first_offset)
+        requested_end = self.resolve_offset(replay, until, replay.committed_end)
+        readable_end = max(replay.committed_end, replay.bounds.log_end)
+        return replay, begin, min(requested_end, readable_end)
+
     def begin_replay(self, replay: SessionReplay, start: str | None, first_offset: int) -> int:
-        """Set out for where a look begins: at `--from`, or at the session's first message that can
-        be reached.
+        """Begin a replay, and return the offset where the look begins.
+
+        That is `--from`, or else the session's first message that can still be reached.
         """
         if start is not None:
             begin = self.resolve_offset(replay, start, 0)
@@ -128,63 +159,72 @@ class LookbackCommand(Struct, frozen=True):
         begin = replay.first_message_offset(first_offset)
         replay.begin_at_or_after(begin)
         if replay.next_offset > begin:
-            kafka = f"Kafka has it from offset {replay.bounds.log_start} on"
             print_notice(
-                f"{self.name}: {replay.partition} can be folded again from offset {replay.next_offset} on, not from {begin}; {kafka}"
+                f"{self.name}: {replay.partition} can be folded again from offset"
+                f" {replay.next_offset} on, not from {begin};"
+                f" Kafka has it from offset {replay.bounds.log_start} on"
             )
         return max(begin, replay.next_offset)
 
     def resolve_point(self, replay: SessionReplay, text: str) -> int:
-        """The end of what a state is of, by an offset or a time: all messages before it.
+        """The end of the messages that make the state at an offset or a time; it is exclusive.
 
-        A time of which Kafka has no message before it any more is refused: what came first after it
-        may be gone, too, and the state of a later time would be shown for it.
+        A time is refused if Kafka has no message before it any more: the first message after that
+        time may be gone as well, and then the state of a later time would be shown for it.
         """
-        if (offset := parse_offset(text)) is not None:
+        offset = parse_offset(text)
+        if offset is not None:
             return offset + 1
-        end, seen = self.resolve_offset(replay, text, 0), replay.bounds
-        if end == seen.log_start > replay.account.initial_frontier:
+        end = self.resolve_offset(replay, text, 0)
+        log_start = replay.bounds.log_start
+        if end == log_start > replay.account.initial_frontier:
             raise ConfigError(
-                f"{self.name}: {replay.partition}: which message came first at {text} or after it is not known:"
-                f" Kafka has messages from offset {seen.log_start} on, and none of before that time",
+                f"{self.name}: {replay.partition}: which message came first at {text} or after it"
+                f" is not known: Kafka has messages from offset {log_start} on, and none of before"
+                " that time",
                 next="give an offset: the column `timestamp` of the records tells which came when",
             )
         return end
 
     def resolve_offset(self, replay: SessionReplay, text: str | None, default: int) -> int:
-        """An edge as a person writes it, as an offset: of a time, the first message at or after it."""
+        """The offset of an edge as a person writes it; of a time, the first message at or after it.
+
+        A time after the last message gives the log end. None gives `default`.
+        """
         if text is None:
             return default
-        if (offset := parse_offset(text)) is not None:
+        offset = parse_offset(text)
+        if offset is not None:
             return offset
-        found = self.context.log.offsets_for_time([replay.partition], parse_time_ms(text)).get(
-            replay.partition, -1
-        )
-        return replay.bounds.log_end if found < 0 else found
+        offsets = self.context.log.offsets_for_time([replay.partition], parse_time_ms(text))
+        first_offset_at_time = offsets.get(replay.partition, -1)
+        if first_offset_at_time < 0:
+            return replay.bounds.log_end
+        return first_offset_at_time
 
 
 class DelayedProgress:
-    """Progress of what takes more than two seconds."""
+    """Progress that stays silent for the first two seconds."""
 
     def __init__(self, stream: str) -> None:
         from seriatim.cli.output import RunProgress
 
-        self.began_seconds, self.progress = time.monotonic(), RunProgress(stream, "offsets")
+        self.began_seconds = time.monotonic()
+        self.progress = RunProgress(stream, "offsets")
 
     def __call__(self, done: int, total: int) -> None:
         if time.monotonic() - self.began_seconds > PROGRESS_DELAY_SECONDS:
             self.progress(done, total)
 
     def close(self) -> None:
-        """Leave the living line."""
+        """End the progress line."""
         self.progress.close()
 
 
 @contextmanager
 def open_lookback(stream: str, *, json: bool) -> Iterator[LookbackCommand]:
-    """Open a stream to look back at it."""
-    from seriatim import context as wiring
-    from seriatim import stream_files
+    """Open a stream to look back at it. A stream that was never run is refused."""
+    from seriatim import context, stream_files
     from seriatim.kafka.consumer import KafkaPastMessageReader
     from seriatim.ledger.commit import read_head
     from seriatim.operations.inspect.session_replay import ReplayContext
@@ -193,45 +233,47 @@ def open_lookback(stream: str, *, json: bool) -> Iterator[LookbackCommand]:
     settings = config.load_settings()
     file = stream_files.load_stream(stream, settings.streams)
     runner = stream_files.load_runner(file)
+    # After the user's machine, so that one that needs pandas has imported it already.
     block_pandas_import()
-    name, store = file.stream.name, wiring.ledger(file)
-    head = read_head(store, name)
+    name = file.stream.name
+    ledger_store = context.ledger(file)
+    head = read_head(ledger_store, name)
     if head is None:
         raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
-    wiring.refuse_machine_for_ledger(file, head.ledger)
-    reread = KafkaPastMessageReader(wiring.kafka_client(settings), file.stream.isolation)
-    tools = ReplayContext(
+    context.refuse_machine_for_ledger(file, head.ledger)
+    past_reader = KafkaPastMessageReader(context.kafka_client(settings), file.stream.isolation)
+    replay_context = ReplayContext(
         stream=file.stream,
         runner=runner,
-        ledger=store,
-        state=wiring.state(file),
-        log=wiring.log(file, settings),
-        past_reader=reread,
+        ledger=ledger_store,
+        state=context.state(file),
+        log=context.log(file, settings),
+        past_reader=past_reader,
         on_progress=DelayedProgress(name),
     )
-    opened = LookbackCommand(file, tools, head)
+    command = LookbackCommand(file, replay_context, head)
     try:
-        yield opened
+        yield command
     finally:
-        opened.stop_progress()
-        reread.close()
+        command.stop_progress()
+        past_reader.close()
 
 
 class _PandasBlocker:
-    """Finds that there is no pandas."""
+    """An import finder that says pandas is not installed."""
 
     def find_spec(self, name: str, *_: Any) -> None:
-        """Only this one is looked for here."""
+        """Refuse pandas; leave every other module to the finders after this one."""
         if name == "pandas":
             raise ModuleNotFoundError(name)
 
 
 def block_pandas_import() -> None:
-    """Arrow loads pandas with its first array, to know its arrays: 0.6 s of CPU before the first
-    line, for nothing.
+    """Keep Arrow from importing pandas, which would take 0.6 s of CPU before the first line.
 
-    A machine that uses pandas has loaded it by now; then it stays. Arrow remembers that there is
-    none, so this is for a process of our own.
+    Arrow imports pandas with its first array, only to recognize pandas' arrays. If the machine
+    uses pandas, it is imported already, and stays. Arrow remembers that there is no pandas, so this
+    is only done in a process of our own.
     """
     if "pandas" in sys.modules or not Options.is_own_process:
         return
@@ -246,12 +288,14 @@ def block_pandas_import() -> None:
 
 
 def parse_offset(text: str) -> int | None:
-    """An offset as a person writes it; None: it is something else, and so is what no log can have."""
-    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+    """An offset as a person writes it; None if it is something else, or too large for any log."""
+    if re.fullmatch(r"[0-9]{1,18}", text):
+        return int(text)
+    return None
 
 
 def parse_time_ms(text: str) -> int:
-    """A time in UTC, in milliseconds since 1970."""
+    """A time in UTC as a person writes it, in milliseconds since 1970."""
     try:
         if not TIME_PATTERN.fullmatch(text):
             raise ValueError
@@ -265,40 +309,37 @@ def parse_time_ms(text: str) -> int:
 
 
 def render_time(ms: int) -> str:
-    """A message's time as people write it, and can paste."""
+    """A message's time in the form that `--from` and `--until` take."""
     try:
-        return (
-            datetime.fromtimestamp(ms / 1000, UTC)
-            .isoformat(timespec="milliseconds")
-            .replace("+00:00", "Z")
-        )
-    except (OverflowError, ValueError, OSError):
+        moment = datetime.fromtimestamp(ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):  # a producer may write any number as the time
         return f"{ms} ms"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on a line of its own, at once."""
+    """Print one JSON object on a line of its own."""
     typer.echo(msgspec.json.encode(value, enc_hook=str).decode())
 
 
 def shorten_text(text: str | None, length: int = 400) -> str:
-    """A text without what a terminal would act on, and not too long. What it takes is loaded with
-    the first.
-    """
-    from seriatim.engine.findings import shorten as cut
+    """A text of limited length, without characters that a terminal would act on."""
+    from seriatim.engine.findings import shorten
 
-    return cut(text, length)
+    return shorten(text, length)
 
 
 def render_value(value: Any) -> str:
-    """Any value on one line, short enough for people, without what a terminal would act on."""
+    """Any value as JSON on one short line, without characters that a terminal would act on."""
     return shorten_text(msgspec.json.encode(value, enc_hook=str).decode(), LINE_WIDTH_MAX)
 
 
 def step_values(runner: Runner, step: TraceStep, frontier: int) -> dict[str, Any]:
-    """A step for scripts."""
-    from seriatim.operations.inspect.views import diff_states
-
+    """A step as plain values, for scripts."""
+    findings = [
+        {"finding": finding.finding, "level": finding.level, "cause": finding.cause}
+        for finding in step.findings
+    ]
     return {
         "offset": step.offset,
         "time": render_time(step.timestamp),
@@ -306,54 +347,80 @@ def step_values(runner: Runner, step: TraceStep, frontier: int) -> dict[str, Any
         "outcome": step.outcome,
         "committed": step.offset < frontier,
         "message": message_values(runner, step),
-        "changes": [
-            {"what": one.what, "before": one.before, "after": one.after}
-            for one in diff_states(runner, step.before, step.after)
-        ],
+        "changes": change_values(runner, step.before, step.after),
         "records": step.records,
-        "findings": [
-            {"finding": one.finding, "level": one.level, "cause": one.cause}
-            for one in step.findings
-        ],
+        "findings": findings,
         "damaged": step.damaged,
         "quarantined": step.quarantined,
     }
 
 
+def change_values(runner: Runner, before: Any, after: Any) -> list[dict[str, Any]]:
+    """What differs between two states of a session, as plain values."""
+    from seriatim.operations.inspect.views import diff_states
+
+    return [
+        {"what": change.what, "before": change.before, "after": change.after}
+        for change in diff_states(runner, before, after)
+    ]
+
+
 def message_values(runner: Runner, step: TraceStep) -> Any:
-    """A message as plain values; one that cannot be decoded, as text."""
+    """A message as plain values; one that cannot be decoded, also as raw text."""
     from seriatim.engine.messages import plain_values
     from seriatim.operations.inspect.views import view_of_message
 
-    seen = plain_values(view_of_message(runner, step.message, step.raw))
-    if isinstance(seen, dict) and list(seen) == ["poison"]:
-        return {
-            **seen,
-            "raw": None if step.raw is None else step.raw[:2_000].decode(errors="backslashreplace"),
-        }
-    return seen
+    values = plain_values(view_of_message(runner, step.message, step.raw))
+    if isinstance(values, dict) and list(values) == ["poison"]:
+        raw_text = None
+        if step.raw is not None:
+            raw_text = step.raw[:2_000].decode(errors="backslashreplace")
+        return {**values, "raw": raw_text}
+    return values
 
 
 def print_step(runner: Runner, step: TraceStep, frontier: int, *, mark: str = "") -> None:
-    """A step for people."""
+    """Print a step for people: headline, message, changes, records, findings."""
     values = step_values(runner, step, frontier)
-    counted = "" if step.sequence is None else f"  seq {step.sequence}"
-    ahead = "" if values["committed"] else ", not committed yet"
-    headline = f"{mark}{step.offset}  {values['time']}{counted}  {step.outcome}{ahead}"
+    sequence = "" if step.sequence is None else f"  seq {step.sequence}"
+    not_committed = "" if values["committed"] else ", not committed yet"
     color = typer.colors.RED if step.findings else None
-    typer.secho(headline, bold=True, fg=color)
+    typer.secho(
+        f"{mark}{step.offset}  {values['time']}{sequence}  {step.outcome}{not_committed}",
+        bold=True,
+        fg=color,
+    )
     typer.echo(f"    message   {render_value(values['message'])}")
-    for one in values["changes"][:LINES_SHOWN_MAX]:
-        typer.echo(
-            f"    {shorten_text(one['what'], 40):<8}  {render_value(one['before'])} → {render_value(one['after'])}"
+    _print_changes(values["changes"])
+    _print_records(values["records"])
+    for finding in step.findings:
+        separator = ": " if finding.cause else ""
+        cause = shorten_text(finding.cause, LINE_WIDTH_MAX)
+        typer.secho(
+            f"    finding   {finding.finding} ({finding.level}){separator}{cause}", fg=color
         )
-    if (more := len(values["changes"]) - LINES_SHOWN_MAX) > 0:
-        typer.echo(f"    … and {more} more; --json has them all")
-    for record in values["records"][:LINES_SHOWN_MAX]:
-        told = {k: v for k, v in record.items() if k != "index" and not k.startswith("before_")}
-        typer.echo(f"    record {record['index']:<3}{render_value(told)}")
-    if (more := len(values["records"]) - LINES_SHOWN_MAX) > 0:
-        typer.echo(f"    … and {more} more records")
-    for found in step.findings:
-        text = f"    finding   {found.finding} ({found.level}){': ' if found.cause else ''}{shorten_text(found.cause, LINE_WIDTH_MAX)}"
-        typer.secho(text, fg=color)
+
+
+def _print_changes(changes: list[dict[str, Any]]) -> None:
+    for change in changes[:LINES_SHOWN_MAX]:
+        row = shorten_text(change["what"], 40)
+        before = render_value(change["before"])
+        after = render_value(change["after"])
+        typer.echo(f"    {row:<8}  {before} → {after}")
+    hidden_count = len(changes) - LINES_SHOWN_MAX
+    if hidden_count > 0:
+        typer.echo(f"    … and {hidden_count} more; --json has them all")
+
+
+def _print_records(records: list[dict[str, Any]]) -> None:
+    for record in records[:LINES_SHOWN_MAX]:
+        # Values before the change repeat the lines of the changes.
+        values = {
+            column: value
+            for column, value in record.items()
+            if column != "index" and not column.startswith("before_")
+        }
+        typer.echo(f"    record {record['index']:<3}{render_value(values)}")
+    hidden_count = len(records) - LINES_SHOWN_MAX
+    if hidden_count > 0:
+        typer.echo(f"    … and {hidden_count} more records")

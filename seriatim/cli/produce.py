@@ -1,57 +1,60 @@
-"""`seriatim produce demo`: sample data on a real broker, at a rate, with faults on request.
+"""`seriatim produce demo`: send sample data to a real broker, at a rate, with faults on request.
 
-Next room: seriatim/demo/generator.py makes the messages.
+Next: demo/generator.py makes the messages; demo/producer.py sends them.
 """
 
 from __future__ import annotations
 
 from itertools import islice
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from seriatim import config
 from seriatim.cli import app, print_notice
 
-produce = typer.Typer(help="Sample data.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from seriatim.demo.producer import SnapshotRequestListener
+
+produce = typer.Typer(help="Send sample data to Kafka.", no_args_is_help=True)
 app.add_typer(produce, name="produce")
 
 
 @produce.command()
 def demo(
     messages: Annotated[
-        int, typer.Option(min=0, help="How many to send; 0: until stopped.")
+        int, typer.Option(min=0, help="How many messages to send. 0: until you stop it.")
     ] = 100_000,
     rate: Annotated[
-        float, typer.Option(min=0, help="Messages per second; 0: as fast as it goes.")
+        float, typer.Option(min=0, help="Messages per second. 0: as fast as possible.")
     ] = 0,
-    prefix: Annotated[str, typer.Option(help="Topics are PREFIX-a, PREFIX-b, …")] = "demo",
+    prefix: Annotated[str, typer.Option(help="The topics are PREFIX-a, PREFIX-b, …")] = "demo",
     topics: Annotated[int, typer.Option(min=1, max=26, help="How many topics.")] = 3,
     partitions: Annotated[
-        int, typer.Option(min=1, help="Partitions per topic, where it must be made.")
+        int, typer.Option(min=1, help="Partitions of each topic that must be created.")
     ] = 4,
-    sessions: Annotated[int, typer.Option(min=1, help="How many tables are captured.")] = 200,
+    sessions: Annotated[int, typer.Option(min=1, help="How many sessions send.")] = 200,
     seed: Annotated[int, typer.Option(help="The same seed sends the same messages.")] = 1,
     fault: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KIND[:MESSAGE]",
-            help="drop, swap, repeat, poison or contradict; may be repeated.",
+            help="drop, swap, repeat, poison or contradict. It may be repeated.",
         ),
     ] = None,
     answer: Annotated[
         str,
         typer.Option(
             metavar="TOPIC",
-            help="Send the snapshots that are asked for on this topic, as they are.",
+            help="Send the snapshots that Seriatim requests on this topic.",
         ),
     ] = "",
 ) -> None:
-    """Send tables as snapshot, then updates: the messages that streams/demo.toml folds.
+    """Send a snapshot and then updates of each session: the messages that streams/demo.toml folds.
 
-    Topics are made if they are not there. Faults happen at the given message of this run. With
-    --answer and snapshot_requests in the stream file, a session that was set aside is right again
-    by itself.
+    Topics that do not exist are created. A fault happens at the given message of this run. With
+    --answer, and with snapshot_requests in the stream file, a session in quarantine gets the
+    snapshot that releases it without a person.
 
     Example: seriatim produce demo --messages 50000 --fault drop:1000 --fault poison:2000
     """
@@ -59,19 +62,28 @@ def demo(
     from seriatim.demo.generator import CollectionPoints, DemoFault, inject_faults
     from seriatim.demo.producer import SnapshotRequestListener, create_topics, send_messages
 
-    names = [f"{prefix}-{chr(ord('a') + i)}" for i in range(topics)]
+    topic_names = [f"{prefix}-{chr(ord('a') + i)}" for i in range(topics)]
     faults = [DemoFault.parse(text) for text in fault or []]
-    client, asked = context.kafka_client(config.load_settings()), None
+    client = context.kafka_client(config.load_settings())
+    listener: SnapshotRequestListener | None = None
     if answer:
         create_topics(client, {answer: 1})
-        asked = SnapshotRequestListener(client, answer)
-    stream = inject_faults(CollectionPoints(names, sessions, seed).messages(asked or tuple), faults)
-    wanted = islice(stream, messages) if messages else stream
+        listener = SnapshotRequestListener(client, answer)
+    generator = CollectionPoints(topic_names, sessions, seed)
+    # `tuple` is a listener that never has a request: called without arguments, it is empty.
+    generated = inject_faults(generator.messages(listener or tuple), faults)
+    if messages:
+        generated = islice(generated, messages)
     try:
-        sent = send_messages(
-            client, dict.fromkeys(names, partitions), wanted, rate, messages or None, print_notice
+        sent_count = send_messages(
+            client,
+            dict.fromkeys(topic_names, partitions),
+            generated,
+            rate,
+            messages or None,
+            print_notice,
         )
     finally:
-        if asked is not None:
-            asked.close()
-    typer.echo(f"{sent} messages sent to {', '.join(names)}")
+        if listener is not None:
+            listener.close()
+    typer.echo(f"{sent_count} messages sent to {', '.join(topic_names)}")

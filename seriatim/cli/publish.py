@@ -1,6 +1,6 @@
-"""`seriatim publish`: the table `current`, brought to an entry of the ledger.
+"""`seriatim publish`: bring the table `current` to an entry of the ledger.
 
-Next room: operations/publish.py does it.
+Next: operations/publish.py does it.
 """
 
 from __future__ import annotations
@@ -29,33 +29,39 @@ COLUMNS = ["topic", "partition", "from", "until", "epoch", "records", "anew"]
 def publish(
     stream: StreamName,
     sequence: Annotated[
-        int | None, typer.Option(min=0, help="A ledger entry. Default: the last checked one.")
+        int | None,
+        typer.Option(min=0, help="Publish this ledger entry. Default: the last checked one."),
     ] = None,
     unchecked: Annotated[
         bool,
-        typer.Option("--unchecked", help="The last ledger entry, whether it was checked or not."),
+        typer.Option(
+            "--unchecked", help="Publish the last ledger entry, whether it was checked or not."
+        ),
     ] = False,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Make the table again, from all records.")
+        bool, typer.Option("--rebuild", help="Make the table again from all records.")
     ] = False,
     if_keyed: Annotated[
         bool,
-        typer.Option("--if-keyed", help="Nothing to do, not an error, where records name no key."),
+        typer.Option(
+            "--if-keyed", help="Do nothing, without an error, if the records have no row key."
+        ),
     ] = False,
     since: Annotated[
         int | None,
-        typer.Option(min=0, help="Tell what is new since this entry, whoever published it."),
+        typer.Option(
+            min=0, help="Report what is new since this entry, also if another run published it."
+        ),
     ] = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Bring the table `current` (each session's rows as they are now) to the last checked entry, in
-    one commit.
+    """Bring the table `current` to the last checked entry, in one commit.
 
-    So who reads it never sees what no check has judged; --unchecked and --sequence go further.
-    Reads only the records since the entry that is published; partitions that were repaired are made
-    anew. The table never goes back by itself: `--rebuild --sequence N` makes it as of an earlier
-    entry.
+    `current` has the rows of each session as they are now. Its readers never see records that no
+    check has judged; --unchecked and --sequence go further. The command reads only records since
+    the published entry. Partitions that were repaired are made again. The table never goes back by
+    itself: `--rebuild --sequence N` makes it as of an earlier entry.
 
     Example: seriatim publish demo
     """
@@ -69,12 +75,20 @@ def publish(
     file = stream_files.load_stream(stream, settings.streams)
     if if_keyed and stream_files.load_runner(file).row_key_spec is None:
         print_notice(
-            f"{file.stream.name}: its records name no key, so there is no table `current` to bring up",
+            f"{file.stream.name}: its records name no key,"
+            " so there is no table `current` to bring up",
             changed=False,
         )
         return
-    asked = {"unchecked": unchecked, "rebuild": rebuild, "dry_run": dry_run, "json": json}
-    publish_stream(file, sequence=sequence, since=since, **asked)
+    publish_stream(
+        file,
+        sequence=sequence,
+        since=since,
+        unchecked=unchecked,
+        rebuild=rebuild,
+        dry_run=dry_run,
+        json=json,
+    )
 
 
 def publish_stream(
@@ -87,74 +101,81 @@ def publish_stream(
     dry_run: bool = False,
     json: bool,
 ) -> None:
-    """Publish a stream, and tell what was done."""
+    """Publish a stream and print what was done. Going back to an earlier entry is refused."""
     from seriatim import context, stream_files
     from seriatim.cli import output
-    from seriatim.operations.publish import changes_since
-    from seriatim.operations.publish import publish_current as publishing
+    from seriatim.operations.publish import changes_since, publish_current
 
-    name, store = file.stream.name, context.ledger(file, with_schema=True)
+    name = file.stream.name
+    ledger_store = context.ledger(file, with_schema=True)
     if not dry_run:
         stream_files.refuse_unwritable_output(file)
-        _catch_up_output_tables(file, store)
-    current, progress = context.current_table(file), output.RunProgress(name, "records")
-    wanted = sequence if unchecked or sequence is not None else _last_checked_sequence(store, name)
+        _catch_up_output_tables(file, ledger_store)
+    target_sequence = sequence
+    if sequence is None and not unchecked:
+        target_sequence = _last_checked_sequence(ledger_store, name)
+    progress = output.RunProgress(name, "records")
     try:
-        done = publishing(
+        result = publish_current(
             name,
-            store,
-            current,
-            sequence=wanted,
+            ledger_store,
+            context.current_table(file),
+            sequence=target_sequence,
             rebuild=rebuild,
             dry_run=dry_run,
             progress=progress,
         )
     finally:
         progress.close()
-    if sequence is not None and done.sequence > sequence:
+    if sequence is not None and result.sequence > sequence:
         raise ConfigError(
-            f"{name}: current is as of entry {done.sequence} already, past {sequence}",
-            next=f"`seriatim publish {name} --rebuild --sequence {sequence}` makes it as of an earlier entry",
+            f"{name}: current is as of entry {result.sequence} already, past {sequence}",
+            next=f"`seriatim publish {name} --rebuild --sequence {sequence}`"
+            " makes it as of an earlier entry",
         )
     if since is not None:
-        done = changes_since(name, store, since, done)
+        result = changes_since(name, ledger_store, since, result)
     if json:
-        typer.echo(msgspec.json.encode(_result_values(name, done, dry_run=dry_run)).decode())
+        typer.echo(msgspec.json.encode(_result_values(name, result, dry_run=dry_run)).decode())
     else:
-        _print_result(name, done, dry_run=dry_run)
+        _print_result(name, result, dry_run=dry_run)
 
 
 def _catch_up_output_tables(file: StreamFile, store: LedgerStore) -> None:
-    """Bring the tables of further kinds of records up to the ledger, where a crash left them
-    behind.
-    """
+    """Bring the tables `records-NAME` up to the ledger, in case a crash left them behind."""
     from seriatim import context
     from seriatim.ledger.commit import read_head
     from seriatim.operations.further_tables import catch_up_outputs
 
-    beside, head = context.derived_tables(file).output_store, read_head(store, file.stream.name)
-    if beside is not None and head is not None:
-        catch_up_outputs(store, beside, head.ledger)
+    output_store = context.derived_tables(file).output_store
+    head = read_head(store, file.stream.name)
+    if output_store is not None and head is not None:
+        catch_up_outputs(store, output_store, head.ledger)
 
 
 def _last_checked_sequence(store: LedgerStore, stream: str) -> int | None:
-    """The last checked entry; what is past it is said, and waits."""
+    """The last checked entry; None if the stream was never run.
+
+    If there are entries after it, a notice says why they are not published.
+    """
+    from seriatim.cli.check import print_open_circuit
     from seriatim.ledger.commit import read_head
 
     head = read_head(store, stream)
     if head is None:
         return None
     ledger = head.ledger
-    if ledger.judged_until < ledger.sequence and not ledger.failed_ranges:
-        way = f"seriatim check {stream}"
-        text = f"{stream}: entries after {ledger.judged_until} are not checked yet and stay out of current"
-        print_notice(
-            f"{text}; next: {way}", checked=ledger.checked, sequence=ledger.sequence, next=way
-        )
-    elif ledger.failed_ranges:
-        from seriatim.cli.check import print_open_circuit
-
+    if ledger.failed_ranges:
         print_open_circuit(ledger)
+    elif ledger.judged_until < ledger.sequence:
+        check_command = f"seriatim check {stream}"
+        print_notice(
+            f"{stream}: entries after {ledger.judged_until} are not checked yet"
+            f" and stay out of current; next: {check_command}",
+            checked=ledger.checked,
+            sequence=ledger.sequence,
+            next=check_command,
+        )
     return ledger.checked
 
 
@@ -164,21 +185,21 @@ def _result_values(stream: str, result: PublishResult, *, dry_run: bool) -> dict
         "sequence": result.sequence,
         "before": result.previous_sequence if result.previous_sequence >= 0 else None,
         "changed": result.has_changed and not dry_run,
-        "partitions": [_partition_values(catch) for catch in result.catch_ups],
+        "partitions": [_partition_values(catch_up) for catch_up in result.catch_ups],
         "rows_written": result.written.written_rows,
         "files_written": result.written.written_files,
     }
 
 
-def _partition_values(catch_up_derived: PartitionCatchUp) -> dict[str, Any]:
+def _partition_values(catch_up: PartitionCatchUp) -> dict[str, Any]:
     return {
-        "topic": catch_up_derived.partition.topic,
-        "partition": catch_up_derived.partition.number,
-        "from": None if catch_up_derived.is_full_rebuild else catch_up_derived.first_new_offset,
-        "until": catch_up_derived.until,
-        "epoch": catch_up_derived.epoch,
-        "records": catch_up_derived.record_count(),
-        "anew": catch_up_derived.is_full_rebuild,
+        "topic": catch_up.partition.topic,
+        "partition": catch_up.partition.number,
+        "from": None if catch_up.is_full_rebuild else catch_up.first_new_offset,
+        "until": catch_up.until,
+        "epoch": catch_up.epoch,
+        "records": catch_up.record_count(),
+        "anew": catch_up.is_full_rebuild,
     }
 
 
@@ -189,18 +210,22 @@ def _print_result(stream: str, result: PublishResult, *, dry_run: bool) -> None:
         typer.echo(f"{stream}: current is as of entry {result.sequence} already")
         return
     if dry_run and result.catch_ups:
-        output.print_table(COLUMNS, [_partition_values(catch) for catch in result.catch_ups])
-    was = f" (was {result.previous_sequence})" if result.previous_sequence >= 0 else ""
-    anew = sum(catch.is_full_rebuild for catch in result.catch_ups)
-    counted = f"{len(result.catch_ups)} partition{'s' * (len(result.catch_ups) != 1)}" + (
-        f", {anew} anew" if anew else ""
-    )
+        output.print_table(COLUMNS, [_partition_values(catch_up) for catch_up in result.catch_ups])
+    partition_count = len(result.catch_ups)
+    partitions = f"{partition_count} partition" + ("" if partition_count == 1 else "s")
+    rebuilt_count = sum(catch_up.is_full_rebuild for catch_up in result.catch_ups)
+    if rebuilt_count:
+        partitions += f", {rebuilt_count} anew"
+    entry = f"entry {result.sequence}"
+    if result.previous_sequence >= 0:
+        entry += f" (was {result.previous_sequence})"
     if dry_run:
         typer.echo(
-            f"{stream}: would bring current to entry {result.sequence}{was}: {counted}, {result.records_to_read()} records"
+            f"{stream}: would bring current to {entry}: {partitions},"
+            f" {result.records_to_read()} records"
         )
     else:
         typer.echo(
-            f"{stream}: current is as of entry {result.sequence}{was}: {counted}, "
-            f"{result.written.written_rows} rows in {result.written.written_files} files written"
+            f"{stream}: current is as of {entry}: {partitions},"
+            f" {result.written.written_rows} rows in {result.written.written_files} files written"
         )

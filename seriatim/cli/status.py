@@ -153,7 +153,7 @@ def _time_left_columns(partition: dict[str, Any]) -> dict[str, str]:
     """Hours and minutes until Kafka drops what waits; nothing where nothing waits, or nothing is
     dropped.
     """
-    from seriatim.kafka.retention import format_duration
+    from seriatim.engine.findings import format_duration
 
     seconds, known = partition["time_left_seconds"], {True: "yes", False: "no", None: ""}
     return {

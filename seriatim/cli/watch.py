@@ -19,8 +19,8 @@ import typer
 from seriatim import config
 from seriatim.cli import Options, app, print_notice, unexpected_error
 from seriatim.cli.run import Json
+from seriatim.engine.findings import format_duration
 from seriatim.errors import ConfigError, IntegrityError, PlatformError, SeriatimError
-from seriatim.kafka.retention import format_duration
 
 if TYPE_CHECKING:
     from seriatim.alerts.alert import Notifier, Outbox, SendResult

@@ -186,7 +186,7 @@ def test_a_command_that_cannot_leave_its_outcome_ends_as_it_would(tmp_path: Path
     """It says so, and its code says the most."""
     ended = run(tmp_path, ["--version"], tmp_path / "no" / "outcome.json")
     assert ended.returncode == 0
-    assert "the outcome cannot be left" in ended.stderr
+    assert "the outcome cannot be written" in ended.stderr
 
 
 def test_children_of_a_command_do_not_know_its_outcome_file(

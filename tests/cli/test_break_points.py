@@ -111,7 +111,7 @@ def test_a_step_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_is_typed_is_never_code(capsys: pytest.CaptureFixture[str]) -> None:
     """The stepper answers anything else with what it knows."""
-    stepper = Stepper(set_out(sums()), 60, wanting(every=True))
+    stepper = Stepper(set_out(sums()), 60, wanting(at_every_message=True))
     typed = answers("__import__('os').abort()", "print(1)", "!id")
     stepper.run_interactive(lambda: next(typed))
     assert capsys.readouterr().out.count("n next message") == 3
@@ -131,7 +131,7 @@ def test_pdb_stops_inside_the_machines_own_apply(capsys: pytest.CaptureFixture[s
     said = heard.getvalue()
     assert "('seen', 55, 11, [])" in said
     assert "def apply(self, state: Total, message: Add)" in said
-    assert "adders.py" in said
+    assert "adding_machines.py" in said
     assert stepper.last_step is not None
     assert stepper.last_step.after.value == 66
     assert "22" in capsys.readouterr().out

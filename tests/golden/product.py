@@ -152,7 +152,9 @@ class FakeCluster:
         with pytest.MonkeyPatch.context() as patch, environment(folder, patch):
             patch.setattr(context, "log", lambda *_, **__: self.kafka)
             patch.setattr(
-                context, "explain", lambda file, _: MemoryBatches(self.kafka, file.stream.isolation)
+                context,
+                "hole_explainer",
+                lambda file, _: MemoryBatches(self.kafka, file.stream.isolation),
             )
             patch.setattr(context, "LazySpark", lambda file, *_: FakeReader(self, file))
             patch.setattr(context, "new_attempt", lambda: next(self._attempts))
@@ -163,8 +165,8 @@ class FakeCluster:
             # A class, and not a function, because the product asks whether something is an instance of it.
             patch.setattr(
                 consumer_module,
-                "KafkaReread",
-                type("KafkaReread", (FakeReread,), {"cluster": self}),
+                "KafkaPastMessageReader",
+                type("KafkaPastMessageReader", (FakeReread,), {"cluster": self}),
             )
             yield
 
@@ -201,26 +203,28 @@ class FakeReader:
     """Reads the fake cluster and folds in this process, by the very task that Spark would run."""
 
     spark: Any = None
-    trace: tuple[str, ...] = ()
+    traced_sessions: tuple[str, ...] = ()
 
     def __init__(self, cluster: FakeCluster, file: Any) -> None:
         self.cluster, self.file = cluster, file
         self.reader = MemoryReader(cluster.kafka, file.stream.isolation)
         self.reader.lost_offsets = cluster.lost
 
-    def follow(self, *words: Any, **options: Any) -> None:
+    def read_slices(self, *words: Any, **options: Any) -> None:
         """From the given offsets to the log ends of now, in slices."""
         self.reader.read_slices(*words, **options)
 
-    def exactly(self, *words: Any, **options: Any) -> Any:
+    def read_ranges(self, *words: Any, **options: Any) -> Any:
         """These ranges and no others."""
         return self.reader.read_ranges(*words, **options)
 
-    def task(self, works: Mapping[Partition, Any], kafka: dict[str, str]) -> Any:
+    def make_task(self, works: Mapping[Partition, Any], kafka: dict[str, str]) -> Any:
         """The work of one slice, as the product makes it for Spark."""
         if self.cluster.kills:
             raise Killed
-        fold_task = context.SparkFoldTask(self.file, dict(works), kafka, traced_sessions=self.trace)
+        fold_task = context.SparkFoldTask(
+            self.file, dict(works), kafka, traced_sessions=self.traced_sessions
+        )
         return lambda partition, stretches: fold_task(
             partition, (arrow_batch(stretch) for stretch in stretches)
         )
@@ -236,7 +240,7 @@ class FakeReread:
     """Messages of the past, read again from the fake cluster."""
 
     cluster: FakeCluster
-    headers = False
+    with_headers = False
 
     def __init__(self, client: Mapping[str, str], isolation: str) -> None:  # noqa: ARG002  # there is no client
         self.reader = MemoryReader(self.cluster.kafka, isolation)
@@ -244,9 +248,9 @@ class FakeReread:
 
     def read(self, partition: Partition, whole: Any) -> Iterator[Any]:
         """The messages of a range that are there."""
-        yield from self.reader.batches(partition, whole, with_headers=self.headers)
+        yield from self.reader.batches(partition, whole, with_headers=self.with_headers)
 
-    def compacts(self, topic: str) -> bool:
+    def is_compacted(self, topic: str) -> bool:
         """Whether a topic may lose messages in the middle."""
         return self.cluster.kafka.topics[topic].compacted
 
