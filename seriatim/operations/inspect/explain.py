@@ -1,11 +1,11 @@
-"""Explain: one row of the output, back to the messages that made it. Reads, and changes nothing.
+"""Explain: the messages that made one row of the output. It reads and changes nothing.
 
-The records of the row say which messages changed it. For the stock machine the session's messages
-are read again as well, so that those are told that named the row and left no record: set aside,
-dropped, headless, or contradicted.
+The records of the row say which messages changed it. The session's messages are folded again as
+well. For the stock machine that also shows messages that named the row and left no record: they
+were set aside, dropped, headless, or contradicted.
 
-Next room: operations/inspect/session_replay.py folds; storage/record_query.py finds records;
-cli/explain.py shows them.
+Next: operations/inspect/session_replay.py folds; storage/record_query.py finds records;
+cli/explain.py shows the result.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ from seriatim.operations.inspect.tracing import SessionMessage
 from seriatim.operations.inspect.views import view_of_message
 from seriatim.ports import LedgerHead
 
+Record = dict[str, Any]
+RecordsByOffset = dict[int, list[Record]]
+
 
 class RecordQueryPort(Protocol):
-    """Committed records, by what is in their columns."""
+    """A search for committed records by values in their columns."""
 
-    def find_records(self, column_values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Records with these values, in any order."""
+    def find_records(self, column_values: Mapping[str, Any]) -> Iterator[Record]:
+        """Records that have these values, in any order."""
         ...
 
 
@@ -52,26 +55,28 @@ class RowTouch(Struct, kw_only=True):
     sequence: int | None = None
     outcome: str = ""
     message: Any = None
-    """None: Kafka has it no longer."""
-    records: list[dict[str, Any]] = field(default_factory=list)
+    """The message as it was sent; None: Kafka has it no longer."""
+    records: list[Record] = field(default_factory=list)
     findings: list[dict[str, str]] = field(default_factory=list)
 
 
 class RowExplanation(Struct, kw_only=True):
-    """A row of one session."""
+    """All messages that touched a row of one session, and the row."""
 
     session: str
     partition: Partition
     topic_id: str
     touches: list[RowTouch] = field(default_factory=list)
     value: dict[str, Any] | None = None
-    """The row as it is; None: it is not there."""
+    """The row as it is now; None: it is deleted, or never was there."""
     notes: list[str] = field(default_factory=list)
 
 
 def parse_row_key(runner: Runner, text: str) -> dict[str, Any]:
-    """A row's key as a person types it: one value, or several, with commas between or as a list in
-    JSON.
+    """Parse a row's key as a person types it.
+
+    It is one value, or several: with commas between them, or as a list in JSON. A ConfigError is
+    raised if the values do not fit the key's columns, or if the machine's records have no key.
     """
     if runner.row_key_spec is None:
         raise ConfigError(
@@ -79,151 +84,175 @@ def parse_row_key(runner: Runner, text: str) -> dict[str, Any]:
             next="give the record's Struct a row_key, as STREAMS.md says",
         )
     names = runner.row_key_spec.key
-    parts = [text] if len(names) == 1 else _split_key(text)
-    if len(parts) != len(names):
+    value_texts = [text]
+    if len(names) > 1:
+        value_texts = _split_key(text)
+    if len(value_texts) != len(names):
         raise ConfigError(
             f"--row {text!r}: a row is named by {', '.join(names)}",
             next="give them with commas between, or as a list in JSON, like '[\"a,b\", 2]'",
         )
-
-    return {
-        name: _parse_key_value(name, runner.columns[name], part)
-        for name, part in zip(names, parts, strict=True)
-    }
+    key = {}
+    for name, value_text in zip(names, value_texts, strict=True):
+        key[name] = _parse_key_value(name, runner.columns[name], value_text)
+    return key
 
 
 def _split_key(text: str) -> list[str]:
     try:
-        listed = msgspec.json.decode(text, type=list[str | int | float | bool])
+        values = msgspec.json.decode(text, type=list[str | int | float | bool])
     except msgspec.MsgspecError:
         return text.split(",")
-    return [one if isinstance(one, str) else msgspec.json.encode(one).decode() for one in listed]
+    value_texts = []
+    for value in values:
+        if isinstance(value, str):
+            value_texts.append(value)
+        else:
+            value_texts.append(msgspec.json.encode(value).decode())
+    return value_texts
 
 
 def _parse_key_value(name: str, kind: str, text: str) -> Any:
     try:
-        written = rfc3339(text) or text if kind == "timestamp" else text
-        value = (
-            text if kind == "string" else msgspec.convert(written, column_type(kind), strict=False)
-        )
-        text.encode()  # what no UTF-8 is in a terminal comes as half a character
-        wrong = describe_misfit(kind, value)
+        value = _convert_key_value(kind, text)
+        # Bytes from a terminal that are no UTF-8 come as lone surrogates, which cannot be encoded.
+        text.encode()
+        problem = describe_misfit(kind, value)
     except (msgspec.ValidationError, ValueError) as error:
-        wrong = str(error)
-    if wrong:
+        problem = str(error)
+    if problem:
         raise ConfigError(
-            f"--row: {name} is {kind}, {text!r} is not: {wrong}", next=f"give {name} as {kind}"
+            f"--row: {name} is {kind}, {text!r} is not: {problem}", next=f"give {name} as {kind}"
         ) from None
     return normalize_values({name: kind}, {name: value})[name]
+
+
+def _convert_key_value(kind: str, text: str) -> Any:
+    if kind == "string":
+        return text
+    if kind == "timestamp":
+        text = rfc3339(text) or text
+    return msgspec.convert(text, column_type(kind), strict=False)
 
 
 def records_by_session(
     query: RecordQueryPort, key: Mapping[str, Any], session: str | None, topic: str | None
 ) -> dict[Any, list[Any]]:
-    """The row's records by topic, partition, life of the topic and session, in order."""
-    match = {
-        **key,
-        **({"session": session} if session is not None else {}),
-        **({"topic": topic} if topic else {}),
-    }
-    found: dict[Any, list[Any]] = {}
-    for row in query.find_records(match):
-        place = row["topic"], row["partition"], row["topic_id"], row["session"]
-        found.setdefault(place, []).append(row)
-    return {
-        place: sorted(rows, key=lambda r: (r["offset"], r["index"]))
-        for place, rows in sorted(found.items())
-    }
+    """The row's records in order, by topic, partition number, topic id and session."""
+    column_values = dict(key)
+    if session is not None:
+        column_values["session"] = session
+    if topic:
+        column_values["topic"] = topic
+    records: dict[Any, list[Any]] = {}
+    for record in query.find_records(column_values):
+        location = record["topic"], record["partition"], record["topic_id"], record["session"]
+        records.setdefault(location, []).append(record)
+    for session_records in records.values():
+        session_records.sort(key=lambda record: (record["offset"], record["index"]))
+    return dict(sorted(records.items()))
 
 
 class RowExplainer:
     """One row, in one session."""
 
     def __init__(self, context: ReplayContext, head: LedgerHead, key: Mapping[str, Any]) -> None:
-        self.context, self.head, self.key = context, head, dict(key)
+        self.context = context
+        self.head = head
+        self.key = dict(key)
 
     def run(
         self, location: tuple[str, int, str, str], rows: Sequence[Mapping[str, Any]]
     ) -> RowExplanation:
-        """All that touched it, oldest first."""
+        """All messages that touched the row, oldest first."""
         topic, number, topic_id, session = location
         partition = Partition(topic, number)
-        done = RowExplanation(
+        explanation = RowExplanation(
             session=session, partition=partition, topic_id=topic_id, value=self._last_value(rows)
         )
         records = _by_offset(rows)
         account = self.head.ledger.account(partition)
         if account is None or account.topic_id != topic_id:
-            done.notes.append(f"{topic} was made again since: its messages of then are gone")
-            done.touches = [_touch_without_message(at, records[at]) for at in sorted(records)]
-            return done
+            note = f"{topic} was made again since: its messages of then are gone"
+            explanation.notes.append(note)
+            explanation.touches = _touches_without_messages(records)
+            return explanation
         try:
-            done.touches = self._find_touches(
-                SessionReplay(self.context, self.head, partition, session), records, done
-            )
+            replay = SessionReplay(self.context, self.head, partition, session)
+            explanation.touches = self._find_touches(replay, records, explanation)
         except ConfigError as error:
-            done.notes.append(f"messages are not shown: {error.message}")
-            done.touches = [_touch_without_message(at, records[at]) for at in sorted(records)]
-        return done
+            explanation.notes.append(f"messages are not shown: {error.message}")
+            explanation.touches = _touches_without_messages(records)
+        return explanation
 
     def _last_value(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-        """The row as its last record leaves it."""
-        keyed = self.context.runner.row_key_spec
-        if not rows or keyed is None:
+        """The row as its last record leaves it; None: the record deletes it."""
+        key_spec = self.context.runner.row_key_spec
+        if not rows or key_spec is None:
             return None
-        last = rows[-1]
-        gone = bool(keyed.deleted_when) and all(
-            last[name] == value for name, value in keyed.deleted_when.items()
-        )
-        return None if gone else {name: last[name] for name in keyed.columns}
+        newest = rows[-1]
+        deleted_when = key_spec.deleted_when
+        if deleted_when and all(newest[name] == value for name, value in deleted_when.items()):
+            return None
+        return {name: newest[name] for name in key_spec.columns}
 
     def _find_touches(
         self,
         replay: SessionReplay,
-        records: dict[int, list[dict[str, Any]]],
+        records: RecordsByOffset,
         explanation: RowExplanation,
     ) -> list[RowTouch]:
-        """Fold the session again; at each message that names the row, or gave a record of it, look."""
-        first = min(records, default=replay.committed_end)
-        held = (
-            self.context.state.load(replay.account.state, [replay.session_name]).get(
-                replay.session_name
-            )
-            or Session()
-        )
-        start = min(first, replay.first_message_offset(held.first_offset))
+        """Fold the session again, and trace each message that names the row or gave a record of it.
+
+        Records from before the offset at which the fold can begin come without their messages.
+        """
+        start = self._start_offset(replay, records)
         replay.begin_at_or_after(start)
-        touches = [
-            _touch_without_message(at, records[at])
-            for at in sorted(records)
-            if at < replay.next_offset
-        ]
-        if replay.next_offset > start:
+        begin_offset = replay.next_offset
+        early_records = {offset: records[offset] for offset in records if offset < begin_offset}
+        touches = _touches_without_messages(early_records)
+        if begin_offset > start:
             explanation.notes.append(
-                f"Kafka has messages that can be folded again from offset {replay.next_offset} on"
+                f"Kafka has messages that can be folded again from offset {begin_offset} on"
             )
 
-        def wanted(one: SessionMessage) -> bool:
-            return one.offset in records or self._names_row(
-                replay.tracing_fold.decode_message(one.as_batch)
-            )
+        def touches_row(message: SessionMessage) -> bool:
+            if message.offset in records:
+                return True
+            return self._names_row(replay.tracing_fold.decode_message(message.as_batch))
 
-        touches += [
-            self._touch_from_step(step, records.get(step.offset, []))
-            for step in replay.chosen_steps(replay.committed_end, wanted)
-        ]
+        for step in replay.chosen_steps(replay.committed_end, touches_row):
+            touch = self._touch_from_step(step, records.get(step.offset, []))
+            touches.append(touch)
         return touches
+
+    def _start_offset(self, replay: SessionReplay, records: Mapping[int, Any]) -> int:
+        """The offset from which on messages may touch the row."""
+        name = replay.session_name
+        session = self.context.state.load(replay.account.state, [name]).get(name) or Session()
+        first_record_offset = min(records, default=replay.committed_end)
+        return min(first_record_offset, replay.first_message_offset(session.first_offset))
 
     def _names_row(self, message: Any) -> bool:
         """Whether a message of the stock machine names the row."""
         table = self.context.runner
         if not isinstance(table, TableMachine) or message.__class__ is Poison:
             return False
-        wanted = [self.key[table.column_names[i]] for i in table.key_positions]
-        rows = message.rows if message.__class__ is table.snapshot_struct else (message,)
-        return any([astuple(row)[i] for i in table.key_positions] == wanted for row in rows)
+        key_values = [self.key[table.column_names[i]] for i in table.key_positions]
+        rows = (message,)
+        if message.__class__ is table.snapshot_struct:
+            rows = message.rows
+        for row in rows:
+            values = astuple(row)
+            if [values[i] for i in table.key_positions] == key_values:
+                return True
+        return False
 
-    def _touch_from_step(self, step: TraceStep, records: list[dict[str, Any]]) -> RowTouch:
+    def _touch_from_step(self, step: TraceStep, records: list[Record]) -> RowTouch:
+        findings = [
+            {"finding": finding.finding, "level": finding.level, "cause": finding.cause}
+            for finding in step.findings
+        ]
         return RowTouch(
             offset=step.offset,
             timestamp=step.timestamp,
@@ -231,21 +260,24 @@ class RowExplainer:
             outcome=step.outcome,
             message=plain_values(view_of_message(self.context.runner, step.message, step.raw)),
             records=records,
-            findings=[
-                {"finding": one.finding, "level": one.level, "cause": one.cause}
-                for one in step.findings
-            ],
+            findings=findings,
         )
 
 
-def _by_offset(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    found: dict[int, list[dict[str, Any]]] = {}
+def _by_offset(rows: Sequence[Mapping[str, Any]]) -> RecordsByOffset:
+    records: RecordsByOffset = {}
     for row in rows:
-        found.setdefault(row["offset"], []).append(dict(row))
-    return found
+        records.setdefault(row["offset"], []).append(dict(row))
+    return records
 
 
-def _touch_without_message(offset: int, records: list[dict[str, Any]]) -> RowTouch:
-    return RowTouch(
-        offset=offset, outcome="applied", records=records, sequence=records[0].get("sequence")
-    )
+def _touches_without_messages(records: RecordsByOffset) -> list[RowTouch]:
+    """What is known of messages that Kafka has no longer: their records, by offset."""
+    touches = []
+    for offset in sorted(records):
+        sequence = records[offset][0].get("sequence")
+        touch = RowTouch(
+            offset=offset, outcome="applied", records=records[offset], sequence=sequence
+        )
+        touches.append(touch)
+    return touches

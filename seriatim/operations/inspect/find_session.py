@@ -1,28 +1,29 @@
-"""Find: in which partition a session lives. By its saved state; nothing is read from Kafka.
+"""Finding a session: the partition that has its saved state. Nothing is read from Kafka.
 
-Next room: operations/inspect/session_replay.py goes its way there.
+Next: operations/inspect/session_replay.py folds the session again in that partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from msgspec import Struct, field
 
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Session
 from seriatim.errors import ConfigError
-from seriatim.ledger.model import Account
+from seriatim.ledger.model import Account, Ledger
 from seriatim.operations.inspect.session_replay import ReplayContext
 from seriatim.ports import LedgerHead
 
 
 class SessionLocation(Struct, kw_only=True):
-    """Where a session lives."""
+    """The partition of a session, and the session as it was saved there."""
 
     partition: Partition
     session: Session
     other_partitions: list[Partition] = field(default_factory=list)
+    """Partitions of the topic that have state of the session as well."""
 
 
 def find_session(
@@ -32,44 +33,55 @@ def find_session(
     topic: str | None = None,
     partition: Partition | None = None,
 ) -> SessionLocation:
-    """The partition in which a session lives: the one where it was last met, of one topic."""
-    ledger, stream = head.ledger, context.stream.name
+    """The partition that has the session's state: of several, where its last message came.
+
+    A ConfigError is raised if no partition has it, or if partitions of several topics have it and
+    `topic` names none of them. A `partition` that is given is taken, whether it has state or not.
+    """
     if partition is not None:
-        account = ledger.account(partition)
-        if account is None:
-            known = ", ".join(list(ledger.partitions)[:8])
-            raise ConfigError(f"{stream}: it has no partition {partition}", next=f"it has {known}")
-        return SessionLocation(
-            partition=partition,
-            session=context.state.load(account.state, [name]).get(name) or Session(),
-        )
-    found: list[tuple[Partition, Session]] = []
-    for place, account in _accounts_of_topic(ledger.partitions.items(), topic):
+        return _location_in_partition(context, head.ledger, name, partition)
+    stream_name = context.stream.name
+    sessions: dict[Partition, Session] = {}
+    for topic_partition, account in _accounts_of_topic(head.ledger, topic):
         if context.state.find_names(account.state, [name]):
-            found.append((place, context.state.load(account.state, [name])[name]))
-    if not found:
+            sessions[topic_partition] = context.state.load(account.state, [name])[name]
+    if not sessions:
+        in_topic = f" in topic {topic}" if topic else ""
         raise ConfigError(
-            f"{stream}: there is no session {name!r}{f' in topic {topic}' if topic else ''}",
-            next="check the name; a session whose messages never had an effect is found by --partition TOPIC/NUMBER",
+            f"{stream_name}: there is no session {name!r}{in_topic}",
+            next="check the name; a session whose messages never had an effect is found by"
+            " --partition TOPIC/NUMBER",
         )
-    topics = sorted({place.topic for place, _ in found})
+    topics = sorted({session_partition.topic for session_partition in sessions})
     if len(topics) > 1:
         raise ConfigError(
-            f"{stream}: session {name!r} lives in {', '.join(topics)}",
+            f"{stream_name}: session {name!r} lives in {', '.join(topics)}",
             next="choose one with --topic",
         )
-    place, session = max(found, key=lambda one: one[1].timestamp)
+    newest = max(sessions, key=lambda candidate: sessions[candidate].timestamp)
+    other_partitions = [candidate for candidate in sessions if candidate != newest]
     return SessionLocation(
-        partition=place,
-        session=session,
-        other_partitions=[other for other, _ in found if other != place],
+        partition=newest, session=sessions[newest], other_partitions=other_partitions
     )
 
 
-def _accounts_of_topic(
-    accounts: Iterable[tuple[str, Account]], topic: str | None
-) -> Iterator[tuple[Partition, Account]]:
-    for text, account in accounts:
-        place = Partition.parse(text)
-        if topic in (None, place.topic):
-            yield place, account
+def _location_in_partition(
+    context: ReplayContext, ledger: Ledger, name: str, partition: Partition
+) -> SessionLocation:
+    account = ledger.account(partition)
+    if account is None:
+        partition_names = ", ".join(list(ledger.partitions)[:8])
+        raise ConfigError(
+            f"{context.stream.name}: it has no partition {partition}",
+            next=f"it has {partition_names}",
+        )
+    session = context.state.load(account.state, [name]).get(name)
+    return SessionLocation(partition=partition, session=session or Session())
+
+
+def _accounts_of_topic(ledger: Ledger, topic: str | None) -> Iterator[tuple[Partition, Account]]:
+    """The accounts of a topic's partitions; of all topics if it is None."""
+    for partition_name, account in ledger.partitions.items():
+        partition = Partition.parse(partition_name)
+        if topic is None or topic == partition.topic:
+            yield partition, account

@@ -1,13 +1,15 @@
-"""Replay: a range folded again into files of its own, by any machine. Never commits: the stream
-does not know of it.
+"""Replay of a range: fold it again into files of its own, by any machine. It commits nothing, and
+the stream does not know of it.
 
-1. choose where each partition begins: the nearest saved state before, or no state at all (another machine)
-2. fold stage by stage in this process, with what a forward passed over left out, and whom a person released released
-3. hand back what was made, for whoever writes it down
+1. Choose where each partition begins: at the nearest saved state before the range, or without any
+   state, as another machine needs it.
+2. Fold stage by stage in this process. Losses that were passed over stay left out, and sessions
+   that a person released are released again.
+3. Return what was made; the caller writes it down.
 
 As with a refold, records are made from the saved state on, so that records and state agree.
 
-Next room: operations/repair/refold.py is the same with a commit; cli/replay_range.py says where the
+Next: operations/repair/refold.py does the same with a commit; cli/replay_range.py chooses where the
 files go.
 """
 
@@ -29,7 +31,7 @@ from seriatim.ledger.model import Account, File
 from seriatim.operations.changes import result_of_hole
 from seriatim.operations.inspect.session_replay import ReplayContext
 from seriatim.operations.release import can_be_released, clear_finding
-from seriatim.operations.repair.lost_messages import LossDetector
+from seriatim.operations.repair.lost_messages import LossDetector, MessageLoss
 from seriatim.operations.repair.refold_rules import RefoldRequest, Rewind, plan_stages
 from seriatim.operations.repair.rewind import histories_as_of
 from seriatim.operations.retry import WorkByPartition, fold_until_stable
@@ -41,13 +43,13 @@ ReadBatches = Callable[[OffsetRange], Iterator[MessageBatch]]
 
 
 class ReplayOutput(Struct, kw_only=True):
-    """What a replay made of one partition."""
+    """What a replay made from one partition."""
 
     partition: Partition
     topic_id: str
     requested_start: int
     start: int
-    """Where records begin: at the saved state before what was asked for."""
+    """Where records begin: at the saved state before the requested start."""
     until: int
     base_sequence: int
     """The ledger entry whose state it began with; -1: with no state."""
@@ -58,40 +60,43 @@ class ReplayOutput(Struct, kw_only=True):
     other_record_files: dict[str, list[File]] = field(default_factory=dict)
     state: tuple[File, ...] = ()
     halt_reason: str = ""
-    """Why it went no further."""
+    """Why it stopped before the end of the range; empty: it did not."""
     missing_messages: int = 0
     """Messages that were folded when it was committed, and that Kafka has no longer."""
 
 
 class InProcessReader:
-    """Kafka read plainly, in this process: what `fold_until_stable` needs of a reader."""
+    """Reads Kafka in this process. It is the reader and the source that `fold_until_stable` needs."""
 
     def __init__(self, read: ReadBatches, ranges: Ranges) -> None:
-        self.read, self.ranges = read, ranges
+        self.read = read
+        self.ranges = ranges
 
     def read_slices(self, *_: Any) -> None:
-        """A replay never follows: it has its ranges."""
+        """Never called: a replay has its ranges and does not follow the log."""
         raise_broken_promise("a replay has ranges")
 
     def read_ranges(
-        self, ranges: Ranges, options: ReadOptions = DEFAULT_READ_OPTIONS
-    ) -> InProcessReader:  # headers are always there
-        """These ranges and no others."""
+        self,
+        ranges: Ranges,
+        options: ReadOptions = DEFAULT_READ_OPTIONS,  # noqa: ARG002  # headers are always read
+    ) -> InProcessReader:
+        """A source of these ranges."""
         return InProcessReader(self.read, ranges)
 
-    def map(self, task: Task, *, has_small_messages: bool = False) -> list[bytes]:  # noqa: ARG002  # stretches are bounded anyway
-        """The task's answer for each partition of which a message comes."""
-        done = []
-        for partition, whole in sorted(self.ranges.items()):
-            stretches = self.read(whole)
-            first = next(stretches, None)
-            if first is not None:
-                done.append(task(partition, chain([first], stretches)))
-        return done
+    def map(self, task: Task, *, has_small_messages: bool = False) -> list[bytes]:  # noqa: ARG002  # batches are bounded anyway
+        """The task's result for each partition that has a message in its range."""
+        results = []
+        for partition, offset_range in sorted(self.ranges.items()):
+            batches = self.read(offset_range)
+            first_batch = next(batches, None)
+            if first_batch is not None:
+                results.append(task(partition, chain([first_batch], batches)))
+        return results
 
 
 class ReplayRun:
-    """One replay, of one stream."""
+    """One replay of one stream."""
 
     def __init__(
         self,
@@ -103,58 +108,79 @@ class ReplayRun:
         messages_max: int = 200_000,
         progress: ProgressCallback | None = None,
     ) -> None:
-        self.context, self.head, self.make_task_context, self.without_state = (
-            context,
-            head,
-            make_task_context,
-            without_state,
-        )
-        self.messages_max, self.on_progress = messages_max, progress or (lambda _done, _total: None)
+        self.context = context
+        self.head = head
+        self.make_task_context = make_task_context
+        self.without_state = without_state
+        self.messages_max = messages_max
+        self.on_progress = progress or (lambda _done, _total: None)
         self.bounds = context.log.bounds(context.stream.topics)
-        self.offsets_done = self.offsets_total = 0
+        self.offsets_done = 0
+        self.offsets_total = 0
 
     def earliest_start(self, partition: Partition) -> int:
-        """Where a replay of all that can be folded again begins."""
-        account = self.head.ledger.account(partition) or raise_broken_promise(
-            "a replay is of known partitions"
-        )
-        seen = self.bounds.get(partition)
-        start = (
-            account.initial_frontier
-            if seen is None
-            else max(account.initial_frontier, seen.log_start)
-        )
+        """The first offset from which a replay of the partition can begin."""
+        account = self._account(partition)
+        start = account.initial_frontier
+        bounds = self.bounds.get(partition)
+        if bounds is not None:
+            start = max(start, bounds.log_start)
         if self.without_state:
             return start
-        past = histories_as_of(self.context.ledger, self.head, [partition])[partition]
-        reach = (point.account for point in past.commit_points(start, account.frontier))
-        return next((one.frontier for one in reach if self._can_load(one)), start)
+        histories = histories_as_of(self.context.ledger, self.head, [partition])
+        first_loadable = self._first_loadable_offset(histories[partition], start, account.frontier)
+        return start if first_loadable is None else first_loadable
 
     def run(self, ranges: dict[Partition, OffsetRange]) -> Iterator[ReplayOutput]:
-        """Each partition's range, one after the other."""
-        known = histories_as_of(self.context.ledger, self.head, ranges)
-        begun = [
-            self._begin_partition(partition, whole, known[partition])
-            for partition, whole in sorted(ranges.items())
-        ]
-        self.offsets_total = sum(len(rewind.read_range) for rewind, _ in begun)
-        for rewind, made in begun:
-            self._fold_partition(rewind, made, known[rewind.partition])
-            yield made
+        """Replay the range of each partition, one after the other.
 
-    def _begin_partition(
-        self, partition: Partition, offset_range: OffsetRange, past: PartitionHistory
-    ) -> tuple[Rewind, ReplayOutput]:
-        account = self.head.ledger.account(partition) or raise_broken_promise(
+        All of them are checked before the first is folded; a ConfigError says what cannot be.
+        """
+        histories = histories_as_of(self.context.ledger, self.head, ranges)
+        # 1. Choose where each partition begins.
+        rewinds = [
+            self._rewind_to_base(partition, offset_range, histories[partition])
+            for partition, offset_range in sorted(ranges.items())
+        ]
+        self.offsets_total = sum(len(rewind.read_range) for rewind in rewinds)
+        for rewind in rewinds:
+            # 2. Fold stage by stage.
+            output = self._empty_output(rewind)
+            self._fold_partition(rewind, output, histories[rewind.partition])
+            # 3. Return what was made.
+            yield output
+
+    def _account(self, partition: Partition) -> Account:
+        return self.head.ledger.account(partition) or raise_broken_promise(
             "a replay is of known partitions"
         )
-        seen = self._checked_bounds(partition, account, offset_range)
-        sequence, base = (
-            (-1, _empty_account(account, offset_range))
-            if self.without_state
-            else self._find_base(partition, offset_range, past, seen)
-        )
-        rewind = Rewind(
+
+    def _first_loadable_offset(self, past: PartitionHistory, start: int, end: int) -> int | None:
+        """The first offset from `start` to `end` with a saved state that can be loaded, if any."""
+        for point in past.commit_points(start, end):
+            if self._can_load(point.account):
+                return point.account.frontier
+        return None
+
+    def _rewind_to_base(
+        self, partition: Partition, offset_range: OffsetRange, past: PartitionHistory
+    ) -> Rewind:
+        """Where the replay of a partition begins, and what has to be repeated on its way."""
+        account = self._account(partition)
+        bounds = self._checked_bounds(partition, account, offset_range)
+        if self.without_state:
+            sequence = -1
+            base = _empty_account(account, offset_range)
+            releases_by_hand = {}
+        else:
+            sequence, base = self._find_base(partition, offset_range, past, bounds)
+            releases_by_hand = past.releases_by_hand()
+        passed_ranges = [
+            lost_range
+            for lost_range in past.passed_ranges()
+            if base.frontier < lost_range.end <= offset_range.end
+        ]
+        return Rewind(
             request=RefoldRequest(
                 partition=partition, start=offset_range.start, until=offset_range.end
             ),
@@ -163,38 +189,38 @@ class ReplayRun:
             sequence=sequence,
             frontier=offset_range.end,
             commit_offsets=(offset_range.end,),
-            releases_by_hand={} if self.without_state else past.releases_by_hand(),
-            passed_ranges=tuple(
-                lost
-                for lost in past.passed_ranges()
-                if base.frontier < lost.end <= offset_range.end
-            ),
+            releases_by_hand=releases_by_hand,
+            passed_ranges=tuple(passed_ranges),
         )
-        made = ReplayOutput(
-            partition=partition,
-            topic_id=account.topic_id,
-            requested_start=offset_range.start,
-            start=base.frontier,
-            until=base.frontier,
-            base_sequence=sequence,
+
+    def _empty_output(self, rewind: Rewind) -> ReplayOutput:
+        return ReplayOutput(
+            partition=rewind.partition,
+            topic_id=rewind.account.topic_id,
+            requested_start=rewind.request.start,
+            start=rewind.base.frontier,
+            until=rewind.base.frontier,
+            base_sequence=rewind.sequence,
         )
-        return rewind, made
 
     def _checked_bounds(
         self, partition: Partition, account: Account, offset_range: OffsetRange
     ) -> Bounds:
-        seen, stream = self.bounds.get(partition), self.context.stream.name
-        if seen is None or seen.topic_id != account.topic_id:
+        """What Kafka has of the partition; a ConfigError if that is not the whole range."""
+        stream_name = self.context.stream.name
+        bounds = self.bounds.get(partition)
+        if bounds is None or bounds.topic_id != account.topic_id:
             raise ConfigError(
-                f"{stream}: {partition}: the messages that were folded are not in Kafka any more",
+                f"{stream_name}: {partition}: the messages that were folded are not in Kafka any more",
                 next="name other partitions with --partition or --topic",
             )
-        if offset_range.start < seen.log_start or offset_range.end > seen.log_end:
+        if offset_range.start < bounds.log_start or offset_range.end > bounds.log_end:
             raise ConfigError(
-                f"{stream}: {partition}: Kafka has [{seen.log_start}, {seen.log_end}), not {offset_range}",
+                f"{stream_name}: {partition}:"
+                f" Kafka has [{bounds.log_start}, {bounds.log_end}), not {offset_range}",
                 next="choose --from and --until within it",
             )
-        return seen
+        return bounds
 
     def _find_base(
         self,
@@ -203,50 +229,52 @@ class ReplayRun:
         past: PartitionHistory,
         bounds: Bounds,
     ) -> tuple[int, Account]:
+        """The nearest saved state at or before the range: its ledger sequence and its account."""
         for point in past.usable_points(offset_range.start):
             if point.account.frontier < bounds.log_start:
                 break
-            if self._can_load(point.account):  # else it is swept or damaged: an earlier one will do
+            # A state that is deleted or damaged is no error here: an earlier one will do.
+            if self._can_load(point.account):
                 return point.sequence, point.account
-        later = (
-            point.account
-            for point in past.commit_points(
-                offset_range.start, self.head.ledger.partitions[str(partition)].frontier
-            )
-        )
-        at = next((one.frontier for one in later if self._can_load(one)), None)
+        frontier = self._account(partition).frontier
+        later_offset = self._first_loadable_offset(past, offset_range.start, frontier)
+        begin_later = ""
+        if later_offset is not None:
+            begin_later = f"begin later with --from {later_offset}, or "
         raise ConfigError(
-            f"{self.context.stream.name}: {partition}: no saved state at or before offset {offset_range.start} can be folded"
-            f" on: Kafka has nothing before offset {bounds.log_start}",
-            next=f"{'' if at is None else f'begin later with --from {at}, or '}without any state with --fresh: sessions"
-            " then begin by their snapshots",
+            f"{self.context.stream.name}: {partition}:"
+            f" no saved state at or before offset {offset_range.start} can be folded on:"
+            f" Kafka has nothing before offset {bounds.log_start}",
+            next=f"{begin_later}without any state with --fresh:"
+            " sessions then begin by their snapshots",
         )
 
     def _can_load(self, account: Account) -> bool:
         try:
+            # The name does not matter: loading checks the files, whatever is looked for in them.
             self.context.state.load(account.state, [""])
         except IntegrityError:
             return False
         return True
 
     def _fold_partition(self, rewind: Rewind, output: ReplayOutput, past: PartitionHistory) -> None:
-        kit, time = self.make_task_context(rewind.base.state), rewind.base.message_time_ms
-        moved = {
-            session: "another partition"
-            for finding, _, session in past.reported_findings
-            if finding == "moved session"
-        }
-        losses, gone = (
-            LossDetector(output.partition, past.slice_proofs(), self.context.past_reader),
-            dict[OffsetRange, int](),
+        """Fold a partition stage by stage, until its end or a halt."""
+        task_context = self.make_task_context(rewind.base.state)
+        message_time_ms = rewind.base.message_time_ms
+        moved_sessions = _moved_sessions(past)
+        loss_detector = LossDetector(
+            output.partition, past.slice_proofs(), self.context.past_reader
         )
+        # By range: a stage that is folded twice reports its losses twice.
+        missing_messages: dict[OffsetRange, int] = {}
 
-        def read(whole: OffsetRange) -> Iterator[MessageBatch]:
-            return losses.read_and_detect(
-                whole, lambda loss: gone.update({loss.offset_range: loss.missing_messages})
-            )
+        def note_loss(loss: MessageLoss) -> None:
+            missing_messages[loss.offset_range] = loss.missing_messages
 
-        self._repeat_releases(output, rewind, kit.state)
+        def read(offset_range: OffsetRange) -> Iterator[MessageBatch]:
+            return loss_detector.read_and_detect(offset_range, note_loss)
+
+        self._repeat_releases(output, rewind, task_context.state)
         for number, stage in enumerate(plan_stages(rewind, self.messages_max)):
             work = PartitionWork(
                 partition=output.partition,
@@ -256,39 +284,47 @@ class ReplayRun:
                 topic_id=output.topic_id,
                 state=output.state,
                 attempt=f"replay{number}",
-                moved_sessions={name: home for name, home in moved.items() if name is not None},
-                message_time_ms=time,
+                moved_sessions=moved_sessions,
+                message_time_ms=message_time_ms,
                 headless_since=rewind.headless_since(stage.offset_range.start),
             )
-            result = self._fold_stage(work, kit, rewind.account, read)
+            result = self._fold_stage(work, task_context, rewind.account, read)
             self._take_result(output, result, stage.offset_range)
-            output.missing_messages = sum(gone.values())
-            time = max(time, result.certificate.message_time_ms if result.certificate else -1)
+            output.missing_messages = sum(missing_messages.values())
+            if result.certificate is not None:
+                message_time_ms = max(message_time_ms, result.certificate.message_time_ms)
             if output.halt_reason:
                 return
-            self._repeat_releases(output, rewind, kit.state)
+            self._repeat_releases(output, rewind, task_context.state)
 
     def _fold_stage(
         self, work: PartitionWork, task_context: TaskContext, account: Account, read: ReadBatches
     ) -> TaskResult:
-        ranges = {work.partition: OffsetRange(work.start, work.end)}
+        """Fold one stage; if it has no message at all, the result is that of a hole."""
+        offset_range = OffsetRange(work.start, work.end)
 
-        def task(works: WorkByPartition) -> Task:
-            return lambda partition, stretches: run_task(works[partition], stretches, task_context)
+        def make_task(works: WorkByPartition) -> Task:
+            return lambda partition, batches: run_task(works[partition], batches, task_context)
 
-        reader = InProcessReader(read, ranges)
+        reader = InProcessReader(read, {work.partition: offset_range})
         results = fold_until_stable(
-            self.context.stream.name, {work.partition: work}, reader, reader, task, lambda *_: {}
+            self.context.stream.name,
+            {work.partition: work},
+            reader,
+            reader,
+            make_task,
+            lambda *_: {},
         )
-        whole = ranges[work.partition]
+        result = results.get(work.partition)
+        if result is not None:
+            return result
         tier = self.context.stream.tier
-        return results.get(work.partition) or result_of_hole(
-            work.partition, account, whole, task_context.explain, tier
-        )
+        return result_of_hole(work.partition, account, offset_range, task_context.explain, tier)
 
     def _take_result(
         self, output: ReplayOutput, result: TaskResult, offset_range: OffsetRange
     ) -> None:
+        """Add the result of a stage to the output."""
         certificate = result.certificate or raise_broken_promise("a result without a certificate")
         output.until = certificate.until
         output.messages += certificate.counts.messages
@@ -296,9 +332,10 @@ class ReplayRun:
         output.records += result.records
         for table, files in result.other_record_files.items():
             output.other_record_files.setdefault(table, []).extend(files)
-        output.state = output.state if result.state is None else result.state
-        for kind, number in certificate.counts.findings.items():
-            output.findings[kind] = output.findings.get(kind, 0) + number
+        if result.state is not None:
+            output.state = result.state
+        for kind, count in certificate.counts.findings.items():
+            output.findings[kind] = output.findings.get(kind, 0) + count
         if result.halt is not None:
             output.halt_reason = (
                 f"{result.halt.finding} at offset {result.halt.offset}: {result.halt.cause}"
@@ -307,26 +344,34 @@ class ReplayRun:
         self.on_progress(self.offsets_done, self.offsets_total)
 
     def _repeat_releases(self, output: ReplayOutput, rewind: Rewind, state: StateStore) -> None:
-        """Whom a person released here is released here again."""
-        for at in rewind.stage_end_offsets(output.until):
-            names = rewind.releases_by_hand.get(at, ()) if at > rewind.start else ()
-            account = replace(rewind.account, headless_since=rewind.headless_since(at))
-            held = {
-                name: one
-                for name, one in state.load(output.state, names).items()
-                if can_be_released(one, account)
-            }
-            if held:
-                freed = {
-                    name: clear_finding(one, account, self.context.stream.tier)
-                    for name, one in held.items()
-                }
-                stem = f"{rewind.account.epoch}-{at}-released"
-                output.state = (*output.state, state.save(output.partition, stem, freed, ()))
+        """Release the sessions again that a person released at the offset where a stage ended."""
+        for offset in rewind.stage_end_offsets(output.until):
+            names: tuple[str, ...] = ()
+            if offset > rewind.start:
+                names = rewind.releases_by_hand.get(offset, ())
+            account = replace(rewind.account, headless_since=rewind.headless_since(offset))
+            released_sessions = {}
+            for name, session in state.load(output.state, names).items():
+                if can_be_released(session, account):
+                    tier = self.context.stream.tier
+                    released_sessions[name] = clear_finding(session, account, tier)
+            if released_sessions:
+                stem = f"{rewind.account.epoch}-{offset}-released"
+                file = state.save(output.partition, stem, released_sessions, ())
+                output.state = (*output.state, file)
+
+
+def _moved_sessions(past: PartitionHistory) -> dict[str, str]:
+    """Sessions that were reported as moved. Where they moved to is not of interest here."""
+    return {
+        session: "another partition"
+        for finding, _, session in past.reported_findings
+        if finding == "moved session" and session is not None
+    }
 
 
 def _empty_account(account: Account, offset_range: OffsetRange) -> Account:
-    """A partition before its first message, as another machine finds it."""
+    """The account of a partition before its first message, with which another machine begins."""
     return Account(
         topic_id=account.topic_id, frontier=offset_range.start, initial_frontier=offset_range.start
     )

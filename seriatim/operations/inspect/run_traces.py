@@ -1,12 +1,12 @@
-"""Shadow: a few sessions traced beside a real run, where their messages are, for the table
-`traces`.
+"""Traces of a run: a few sessions are traced beside a real run, for the table `traces`.
 
-The fold does not know of it: messages pass by on their way to it, and a trace of its own folds
-those of the named sessions from the same state. What a try gave counts only if the try does, and
-only up to where it stopped. Whatever goes wrong here ends the trace, and never the run.
+The run's fold does not know of it. The messages pass through `ShadowTrace` on their way to the
+fold, and a fold of its own folds those of the named sessions from the same state. The rows of a
+try count only if the try does, and only up to the offset where it stopped. An error here ends the
+trace and never the run.
 
-Next room: operations/inspect/tracing.py folds; wiring.py puts it between the reader and the task;
-storage/traces.py keeps the rows.
+Next: operations/inspect/tracing.py folds; context.py puts it between the reader and the task;
+storage/traces.py writes the rows.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from seriatim.engine.machine import Runner
 from seriatim.engine.messages import TIMESTAMP_RANGE_MS, MessageBatch
 from seriatim.engine.task import PartitionWork, TaskResult
 from seriatim.operations.inspect.trace_step import TraceStep
-from seriatim.operations.inspect.tracing import TracingFold
+from seriatim.operations.inspect.tracing import SessionMessage, TracingFold
 from seriatim.operations.inspect.views import diff_states, view_of_message
 from seriatim.ports import StateStore
 from seriatim.stream import Stream
 
 ROWS_MAX = 10_000
-"""Of one task. How many more messages there were is told by a last row."""
+"""Rows of one task, at most. A last row says how many more messages there were."""
 TEXT_MAX = 10_000
-"""Of one column, in characters."""
+"""The length of one column's text, in characters, at most."""
 BYTES_MAX = 32 * 1024 * 1024
-"""Of one task, in all columns: nearly so many, since text is counted by characters."""
+"""The size of one task's rows, at most. It is not exact, since text is counted by characters."""
 
 
 class ShadowTrace:
@@ -44,90 +44,99 @@ class ShadowTrace:
         state: StateStore,
         names: Iterable[str],
     ) -> None:
-        self.stream, self.state, self.names = stream, state, tuple(names)
-        self.runner, self.work, self.rows, self.messages_left_out = (
-            runner,
-            work,
-            list[dict[str, Any]](),
-            0,
-        )
-        self.text_length, self.first_offset_left_out = 0, -1
+        self.stream = stream
+        self.runner = runner
+        self.work = work
+        self.state = state
+        self.names = tuple(names)
+        self.rows: list[dict[str, Any]] = []
+        self.text_length = 0
+        """Characters in all rows so far."""
+        self.messages_left_out = 0
+        self.first_offset_left_out = -1
         self.tracing_folds: list[TracingFold] | None = None
+        """One for each named session; None until the first batch comes."""
         self.trouble = ""
-        """Why the trace ended before the task did, in a sentence."""
+        """Why the trace ended before the task did, in a sentence; empty: it did not."""
 
     def pass_through(self, batches: Iterable[MessageBatch]) -> Iterator[MessageBatch]:
-        """The same messages, looked at on their way."""
-        for stretch in batches:
+        """Trace the messages of each batch, and hand the batch on."""
+        for batch in batches:
             if not self.trouble:
                 try:
-                    self._trace_batch(stretch)
-                except Exception as error:  # noqa: BLE001  # whatever it is, it is not the run's
-                    self._give_up(f"from offset {stretch.start} on", error)
-            yield stretch
+                    self._trace_batch(batch)
+                except Exception as error:  # noqa: BLE001  # no error of a trace may end the run
+                    self._give_up(f"from offset {batch.start} on", error)
+            yield batch
 
     def write_counting_rows(
         self, result_content: bytes, write: Callable[[list[dict[str, Any]]], None]
     ) -> None:
-        """Hand the rows that count to whoever keeps them."""
+        """Write the rows that count. An error ends the trace, and not the run."""
         try:
             write(self.counting_rows(result_content))
         except Exception as error:  # noqa: BLE001  # a full disk, a row that Parquet cannot hold
             self._give_up("no row of it is kept", error)
 
     def counting_rows(self, result_content: bytes) -> list[dict[str, Any]]:
-        """The rows that count, by what the task says it did."""
+        """The rows up to where the task stopped; none if the task has no certificate."""
         result = msgspec.msgpack.decode(result_content, type=TaskResult)
         if result.certificate is None:
             return []
-        until, rows = result.certificate.until, self.rows
+        until = result.certificate.until
+        rows = [row for row in self.rows if row["offset"] < until]
         if 0 <= self.first_offset_left_out < until:
-            rows = [*rows, self._row_of_left_out_messages()]
-        return sorted((row for row in rows if row["offset"] < until), key=lambda row: row["offset"])
+            rows.append(self._row_of_left_out_messages())
+        rows.sort(key=lambda row: row["offset"])
+        return rows
 
     def _row_of_left_out_messages(self) -> dict[str, Any]:
-        """The row that stands for all messages that are not told."""
-        count = f"{self.messages_left_out} messages of {', '.join(self.names)} from here to the end of the task"
-        told = f"left out: {count}; seriatim trace folds them again"
-        return {
-            **dict.fromkeys(self.rows[0]),
-            **self._partition_columns(),
-            "offset": self.first_offset_left_out,
-            "outcome": told,
-        }
+        """The row that stands for all messages that have no row."""
+        names = ", ".join(self.names)
+        row: dict[str, Any] = dict.fromkeys(self.rows[0])
+        row.update(self._partition_columns())
+        row["offset"] = self.first_offset_left_out
+        row["outcome"] = (
+            f"left out: {self.messages_left_out} messages of {names} from here to the end of the"
+            " task; seriatim trace folds them again"
+        )
+        return row
 
     def _give_up(self, scope: str, error: Exception) -> None:
+        work = self.work
         self.trouble = (
-            f"{self.stream.name}: {self.work.partition} [{self.work.start}, {self.work.end}) is not traced, {scope}:"
-            f" {type(error).__name__}: {str(error)[:200]}. The run goes on; seriatim trace folds the messages again."
+            f"{self.stream.name}: {work.partition} [{work.start}, {work.end}) is not traced, {scope}:"
+            f" {type(error).__name__}: {str(error)[:200]}."
+            " The run goes on; seriatim trace folds the messages again."
         )
 
     def _trace_batch(self, batch: MessageBatch) -> None:
         if self.tracing_folds is None:
             self.tracing_folds = self._new_tracing_folds()
-        found = [
-            (one.offset, retrace, one)
-            for retrace in self.tracing_folds
-            for one in retrace.session_messages(batch)
-        ]
-        for offset, retrace, one in sorted(found, key=lambda each: each[0]):
+        messages: list[tuple[SessionMessage, TracingFold]] = []
+        for tracing_fold in self.tracing_folds:
+            session_messages = tracing_fold.session_messages(batch)
+            messages += [(message, tracing_fold) for message in session_messages]
+        # By offset, so that what is left out lies behind all rows.
+        messages.sort(key=lambda pair: pair[0].offset)
+        for message, tracing_fold in messages:
             if len(self.rows) < ROWS_MAX and self.text_length < BYTES_MAX:
-                self._add_row(retrace.trace_message(one))
+                self._add_row(tracing_fold.trace_message(message))
                 continue
             self.messages_left_out += 1
-            self.first_offset_left_out = (
-                offset if self.first_offset_left_out < 0 else self.first_offset_left_out
-            )
+            if self.first_offset_left_out < 0:
+                self.first_offset_left_out = message.offset
 
     def _new_tracing_folds(self) -> list[TracingFold]:
-        work, held = self.work, self.state.load(self.work.state, self.names)
+        work = self.work
+        saved_sessions = self.state.load(work.state, self.names)
         return [
             TracingFold(
                 self.stream,
                 self.runner,
                 work.partition,
                 name,
-                held.get(name),
+                saved_sessions.get(name),
                 message_time_ms=work.message_time_ms,
                 headless_since=work.headless_since,
                 moved_sessions=work.moved_sessions,
@@ -145,33 +154,35 @@ class ShadowTrace:
 
     def _add_row(self, step: TraceStep) -> None:
         runner = self.runner
+        changes = diff_states(runner, step.before, step.after)
         texts = {
-            "message": _text(view_of_message(runner, step.message, step.raw)),
-            "changes": _text(
-                [
-                    msgspec.structs.asdict(one)
-                    for one in diff_states(runner, step.before, step.after)
-                ]
-            ),
-            "records": _text(step.records),
-            "findings": _text(step.findings),
+            "message": _json_text(view_of_message(runner, step.message, step.raw)),
+            "changes": _json_text([msgspec.structs.asdict(change) for change in changes]),
+            "records": _json_text(step.records),
+            "findings": _json_text(step.findings),
         }
         self.text_length += sum(map(len, texts.values()))
-        self.rows.append(
-            {
-                **self._partition_columns(),
-                "offset": step.offset,
-                "timestamp": step.timestamp * 1000
-                if TIMESTAMP_RANGE_MS[0] <= step.timestamp <= TIMESTAMP_RANGE_MS[1]
-                else None,
-                "session": step.session,
-                "sequence": step.sequence,
-                "outcome": step.outcome,
-                **texts,
-            }
-        )
+        row = self._partition_columns()
+        row["offset"] = step.offset
+        row["timestamp"] = _timestamp_us(step.timestamp)
+        row["session"] = step.session
+        row["sequence"] = step.sequence
+        row["outcome"] = step.outcome
+        row.update(texts)
+        self.rows.append(row)
 
 
-def _text(value: Any) -> str:
+def _timestamp_us(timestamp_ms: int) -> int | None:
+    """Milliseconds as microseconds; None of a time that the column cannot hold."""
+    earliest_ms, latest_ms = TIMESTAMP_RANGE_MS
+    if earliest_ms <= timestamp_ms <= latest_ms:
+        return timestamp_ms * 1000
+    return None
+
+
+def _json_text(value: Any) -> str:
+    """A value as JSON, cut at TEXT_MAX characters."""
     text = msgspec.json.encode(value, enc_hook=str).decode()
-    return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}…"
+    if len(text) <= TEXT_MAX:
+        return text
+    return f"{text[:TEXT_MAX]}…"

@@ -1,27 +1,32 @@
-"""Retrace: a session's way through its partition, from the nearest saved state on. Reads, and
-changes nothing.
+"""Session replay: fold one session of one partition again, from the nearest saved state on.
 
-Whoever asks for the state at an offset, a trace, a break point, the first wrong offset or what
-touched a row goes this way. It begins at the last entry at or before the offset whose state no
-later repair took back and whose files are there, and folds on with the messages that Kafka still
-has: over what a forward passed over, with whom a person released released again. Where Kafka has
-them no longer, that is said, with what can be looked at instead.
+It reads and changes nothing. The commands that show the state at an offset, a trace, a break
+point, the first wrong offset, or what touched a row are all built on it.
 
-Next room: operations/inspect/tracing.py folds; ledger/history.py knows the past;
-operations/inspect/bisect.py and the commands go this way.
+1. Choose the last ledger entry at or before the offset whose state no later repair took back and
+   whose state files can be loaded.
+2. Fold the session's messages from there on, as Kafka still has them.
+3. Repeat between the messages what happened then without a message: a person released the session,
+   or a loss was passed over by `seriatim forward`.
+
+Where Kafka no longer has the messages, a ConfigError says so and names what can be looked at
+instead.
+
+Next: operations/inspect/tracing.py folds the messages; ledger/history.py knows the past entries;
+operations/inspect/bisect.py is built on this module, as are the commands in cli/.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from seriatim.engine.findings import shell_quote
 from seriatim.engine.machine import Runner
+from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.engine.session import Session
 from seriatim.errors import ConfigError, IntegrityError, raise_broken_promise
@@ -29,7 +34,7 @@ from seriatim.ledger import history
 from seriatim.ledger.history import CommitPoint, PartitionHistory
 from seriatim.ledger.model import Account
 from seriatim.operations.inspect.trace_step import TraceStep
-from seriatim.operations.inspect.tracing import Bookmark, SessionMessage, TracingFold
+from seriatim.operations.inspect.tracing import FoldSnapshot, SessionMessage, TracingFold
 from seriatim.operations.release import can_be_released, clear_finding
 from seriatim.operations.repair.lost_messages import LossDetector, MessageLoss
 from seriatim.operations.repair.refold_rules import same_session
@@ -38,11 +43,11 @@ from seriatim.ports import LedgerHead, LedgerStore, Log, PastMessageReader, Stat
 from seriatim.stream import Stream
 
 ENTRIES_READ_FIRST = 64
-"""How many of the last entries are read before all of them are."""
+"""How many of the newest ledger entries are read before all of them are."""
 
 
 class ReplayContext(Struct, kw_only=True):
-    """What a look back is made with."""
+    """The stream, its machine and its stores: everything that a replay reads from."""
 
     stream: Stream
     runner: Runner
@@ -51,255 +56,332 @@ class ReplayContext(Struct, kw_only=True):
     log: Log
     past_reader: PastMessageReader
     on_progress: Callable[[int, int], None] | None = None
-    """Hears how much of a range is read."""
+    """Is called with the offsets that are read so far and the offsets of the range."""
 
 
 class ReplayPosition(Struct, frozen=True, kw_only=True):
-    """A mark on a session's way."""
+    """A position of a session replay that `go_back` can return to, any number of times."""
 
     offset: int
-    bookmark: Bookmark
+    snapshot: FoldSnapshot
     headless_since: int
 
 
+class CachedMessages(Struct, frozen=True, kw_only=True):
+    """All messages of the session in a range, read once."""
+
+    offset_range: OffsetRange
+    messages: list[SessionMessage]
+    offsets: list[int]
+
+    def covers(self, offset_range: OffsetRange) -> bool:
+        """Whether every message of `offset_range` would be in here."""
+        starts_inside = self.offset_range.start <= offset_range.start
+        ends_inside = offset_range.end <= self.offset_range.end
+        return starts_inside and ends_inside
+
+    def messages_in(self, offset_range: OffsetRange) -> list[SessionMessage]:
+        """The session's messages of a range that is covered."""
+        start = bisect_left(self.offsets, offset_range.start)
+        end = bisect_left(self.offsets, offset_range.end)
+        return self.messages[start:end]
+
+
+class PastIntervention(Struct, frozen=True, kw_only=True):
+    """Something that changed the session between two messages, and is repeated by a replay.
+
+    Either a person released the session from quarantine, or messages were lost and passed over.
+    """
+
+    start: int
+    """Messages before this offset are folded before it."""
+    resume_offset: int
+    """Messages from this offset on are folded after it. What lies between is left out."""
+    is_release: bool = False
+
+
 class SessionReplay:
-    """One session's way through one partition."""
+    """One session of one partition, folded again.
+
+    Call `begin_at` or `begin_at_or_after` first. From then on `next_offset` only grows, except by
+    `go_back` and by beginning again.
+    """
 
     def __init__(
         self, context: ReplayContext, head: LedgerHead, partition: Partition, session_name: str
     ) -> None:
-        self.context, self.head, self.partition, self.session_name = (
-            context,
-            head,
-            partition,
-            session_name,
-        )
+        self.context = context
+        self.head = head
+        self.partition = partition
+        self.session_name = session_name
         self.account: Account = head.ledger.account(partition) or raise_broken_promise(
-            "a way leads through a known partition"
+            "a session is only replayed in a partition that the ledger knows"
         )
         self.bounds = self._checked_bounds()
-        self.history, self._has_read_all_entries = PartitionHistory(), False
+        self.history = PartitionHistory()
+        self._has_read_all_entries = False
         self.point: CommitPoint | None = None
+        """The saved state with which the replay began."""
         self.next_offset = 0
         """The next offset to be folded."""
-        self.folds_begun, self.messages_folded = 0, 0
-        """How often a fold was begun, and how many messages of the session it took in all."""
-        self._cached_messages: tuple[OffsetRange, list[SessionMessage]] | None = None
+        self.folds_begun = 0
+        """How often a fold over a range of offsets was begun."""
+        self.messages_folded = 0
+        """How many messages of the session were folded, in all folds together."""
+        self._cached_messages: CachedMessages | None = None
         self._tracing_fold: TracingFold | None = None
         self._headless_since = -1
         self._loss_detector: LossDetector | None = None
 
     @property
     def tracing_fold(self) -> TracingFold:
-        """The session, folded up to here."""
-        return self._tracing_fold or raise_broken_promise("a way is gone from its beginning on")
+        """The session, folded up to `next_offset`."""
+        return self._tracing_fold or raise_broken_promise("a session replay was never begun")
 
     @property
     def committed_end(self) -> int:
-        """Where what is committed ends."""
+        """The offset up to which the partition is committed."""
         return self.account.frontier
 
+    # Where to begin.
+
     def begin_at(self, offset: int) -> None:
-        """Go to the nearest saved state at or before an offset."""
-        hurt = ""
+        """Begin at the nearest saved state at or before an offset.
+
+        A ConfigError is raised if there is none that Kafka's messages can be folded on.
+        """
+        damage = ""
         for point in self._usable_points(offset):
             if point.account.frontier < self.bounds.log_start:
                 break
-            trouble = self._try_begin(point)
-            if not trouble:
+            reason = self._try_begin(point)
+            if not reason:
                 return
-            hurt = hurt or trouble
-        raise self._unreachable_error(offset, hurt)
+            # An older state may still be intact. The newest damage is reported if none is.
+            damage = damage or reason
+        raise self._unreachable_error(offset, damage)
 
     def begin_at_or_after(self, offset: int) -> None:
-        """The same, or later where what Kafka and the saved states still have begins later."""
+        """Begin at or before an offset, or else at the first saved state after it that will do.
+
+        A ConfigError is raised if there is neither.
+        """
         try:
             self.begin_at(offset)
         except ConfigError:
-            self._read_history(all_entries=True)
-            usable = [
-                one
-                for one in self.history.usable_points(self.committed_end)
-                if one.account.frontier >= self.bounds.log_start
-            ]
-            later = sorted(usable, key=lambda one: one.account.frontier)
-            if all(self._try_begin(point) for point in later if point.account.frontier > offset):
+            if not self._try_begin_after(offset):
                 raise
 
-    def first_message_offset(self, first_effect_offset: int) -> int:
-        """Where a session's messages begin, by its first with an effect (-1: none): headless ones
-        may lie before it.
-        """
-        known = first_effect_offset if first_effect_offset >= 0 else self.account.initial_frontier
-        if not self.account.headless:
-            return known
+    def _try_begin_after(self, offset: int) -> bool:
+        """Begin at the first saved state after an offset; return whether there is one."""
         self._read_history(all_entries=True)
-        return min(
-            [known, *(proof.start for proof in self.history.slice_proofs() if proof.headless)]
-        )
+        earliest = max(offset + 1, self.bounds.log_start)
+        usable = self.history.usable_points(self.committed_end)
+        for point in sorted(usable, key=_offset_of_point):
+            if point.account.frontier >= earliest and not self._try_begin(point):
+                return True
+        return False
 
     def _try_begin(self, point: CommitPoint) -> str:
-        """Set out from a saved state; why not, if its files are gone or damaged."""
+        """Begin at a saved state. The text that comes back says why that is impossible, if it is."""
         try:
-            held = self.context.state.load(point.account.state, [self.session_name]).get(
-                self.session_name
-            )
+            saved_session = self._load_session(point.account)
         except IntegrityError as error:
             return error.message
-        self._begin_fold(point, held)
+        self._begin_fold(point, saved_session)
         return ""
 
+    def first_message_offset(self, first_effect_offset: int) -> int:
+        """The offset at or before which the session's messages begin.
+
+        It is known where its first message with an effect lies (-1: there was none). Headless
+        messages have no effect and may lie before it.
+        """
+        first_offset = first_effect_offset
+        if first_offset < 0:
+            first_offset = self.account.initial_frontier
+        if not self.account.headless:
+            return first_offset
+        self._read_history(all_entries=True)
+        for proof in self.history.slice_proofs():
+            if proof.headless:
+                first_offset = min(first_offset, proof.start)
+        return first_offset
+
     def saved_points(self) -> list[CommitPoint]:
-        """Where committed state can be met, by rising offset: all of the topic's present life."""
+        """All commits whose state belongs to the topic as it is today, by rising offset."""
         self._read_history(all_entries=True)
         return self.history.commit_points(0, self.committed_end)
 
+    # Folding on.
+
     def fold_to(self, offset: int) -> None:
-        """Fold on without looking, up to but without an offset."""
-        self.folds_begun += self.next_offset < offset
-        for part in self._message_lists(offset):
-            self.messages_folded += self.tracing_fold.fold_untraced(part)
+        """Fold on up to but without an offset, without tracing."""
+        self._count_fold(offset)
+        for messages in self._message_lists(offset):
+            self.messages_folded += self.tracing_fold.fold_untraced(messages)
 
     def steps(self, until: int) -> Iterator[TraceStep]:
-        """Fold on by one message whenever the next is asked for."""
-        for one in self.next_messages(until):
-            yield self.step(one)
+        """Fold on up to an offset: one message whenever the caller takes the next step."""
+        for message in self.next_messages(until):
+            yield self.step(message)
 
     def chosen_steps(
         self, until: int, is_chosen: Callable[[SessionMessage], bool]
     ) -> Iterator[TraceStep]:
-        """Fold on, and look at those messages alone that are wanted."""
-        for one in self.chosen_messages(until, is_chosen):
-            yield self.step(one)
+        """Fold on up to an offset, and trace only the messages that are chosen."""
+        for message in self.chosen_messages(until, is_chosen):
+            yield self.step(message)
 
     def chosen_messages(
         self, until: int, is_chosen: Callable[[SessionMessage], bool]
     ) -> Iterator[SessionMessage]:
-        """Messages that are wanted, each when all before it is folded; whoever asks folds it by
-        `step`.
+        """The chosen messages up to an offset, each when all messages before it are folded.
+
+        The caller must fold the message by `step` before taking the next.
         """
-        self.folds_begun += self.next_offset < until
-        for part in self._message_lists(until):
-            passed: list[SessionMessage] = []
-            for one in part:
-                if not is_chosen(one):
-                    passed.append(one)
+        self._count_fold(until)
+        for messages in self._message_lists(until):
+            not_folded: list[SessionMessage] = []
+            for message in messages:
+                if not is_chosen(message):
+                    not_folded.append(message)
                     continue
-                self.messages_folded += self.tracing_fold.fold_untraced(passed)
-                passed = []
-                yield one
-            self.messages_folded += self.tracing_fold.fold_untraced(passed)
+                self.messages_folded += self.tracing_fold.fold_untraced(not_folded)
+                not_folded = []
+                yield message
+            self.messages_folded += self.tracing_fold.fold_untraced(not_folded)
 
     def next_messages(self, until: int) -> Iterator[SessionMessage]:
-        """The session's next messages, for whoever folds each by `step` before asking for the next."""
-        self.folds_begun += self.next_offset < until
-        for part in self._message_lists(until):
-            yield from part
+        """The session's messages up to an offset.
+
+        The caller must fold each by `step` before taking the next.
+        """
+        self._count_fold(until)
+        for messages in self._message_lists(until):
+            yield from messages
 
     def step(self, message: SessionMessage) -> TraceStep:
-        """Fold one message."""
+        """Fold one message, and return what it did."""
         self.messages_folded += 1
         self.next_offset = message.offset + 1
         return self.tracing_fold.trace_message(message)
 
     def differs_from_saved(self) -> bool:
-        """Whether state was saved right here, and is another one: the machine, or the stream's
-        file, changed since.
+        """Whether state was saved exactly here and differs from the folded state.
+
+        Then the machine or the stream's file changed since it was saved.
         """
-        committed = next(
-            (
-                point.account
-                for point in self.history.commit_points(self.next_offset, self.next_offset)
-            ),
-            None,
-        )
-        if committed is None:
+        points = self.history.commit_points(self.next_offset, self.next_offset)
+        if not points:
             return False
         try:
-            held = self.context.state.load(committed.state, [self.session_name]).get(
-                self.session_name
-            )
-        except IntegrityError:  # swept, or damaged: there is nothing to compare with
+            saved_session = self._load_session(points[0].account)
+        except IntegrityError:
+            # The files are deleted or damaged: there is nothing to compare with.
             return False
-        return not same_session(self.tracing_fold.session_to_save(), held, self.context.runner)
+        folded_session = self.tracing_fold.session_to_save()
+        return not same_session(folded_session, saved_session, self.context.runner)
 
     def current_position(self) -> ReplayPosition:
-        """This place, to come back to."""
+        """The current position, for `go_back`."""
         return ReplayPosition(
             offset=self.next_offset,
-            bookmark=self.tracing_fold.bookmark(),
+            snapshot=self.tracing_fold.take_snapshot(),
             headless_since=self._headless_since,
         )
 
     def go_back(self, position: ReplayPosition) -> None:
-        """Back to a place."""
-        self.next_offset, self._headless_since = position.offset, position.headless_since
-        self.tracing_fold.go_back(position.bookmark)
-        self.tracing_fold.begin_doubt(position.headless_since)
+        """Return to a position from before. It can be used again."""
+        self.next_offset = position.offset
+        self._headless_since = position.headless_since
+        self.tracing_fold.restore_snapshot(position.snapshot)
+        self.tracing_fold.begin_doubt_after_loss(position.headless_since)
 
     def cache_messages(self, until: int) -> list[int]:
-        """Read up to an offset once and for all; the offsets of the session's messages there. Go no
-        further then.
+        """Read the session's messages up to an offset once, and return their offsets.
+
+        Folds within that range then read nothing more.
         """
-        whole = OffsetRange(self.next_offset, until)
-        held = [
-            one
-            for stretch in self._batches_in(whole)
-            for one in self.tracing_fold.session_messages(stretch)
-        ]
-        self._cached_messages = whole, held
-        return [one.offset for one in held]
+        offset_range = OffsetRange(self.next_offset, until)
+        messages: list[SessionMessage] = []
+        for batch in self._batches_in(offset_range):
+            messages.extend(self.tracing_fold.session_messages(batch))
+        offsets = [message.offset for message in messages]
+        self._cached_messages = CachedMessages(
+            offset_range=offset_range, messages=messages, offsets=offsets
+        )
+        return offsets
+
+    def _count_fold(self, until: int) -> None:
+        if self.next_offset < until:
+            self.folds_begun += 1
+
+    def _load_session(self, account: Account) -> Session | None:
+        """The session as it was saved; None: it was not. An IntegrityError tells of damaged files."""
+        saved_sessions = self.context.state.load(account.state, [self.session_name])
+        return saved_sessions.get(self.session_name)
 
     def _checked_bounds(self) -> Bounds:
-        stream, topic = self.context.stream.name, self.partition.topic
-        seen = self.context.log.bounds(self.context.stream.topics).get(self.partition)
-        if seen is None or seen.topic_id != self.account.topic_id:
-            what = (
-                "is not in Kafka any more"
-                if seen is None
-                else "was made again: its messages of before are gone"
-            )
-            raise ConfigError(
-                f"{stream}: topic {topic} {what}",
-                next=f"seriatim state {stream} SESSION --version N shows what was saved by entry N; last is "
-                f"{self.head.ledger.sequence}",
-            )
-        return seen
+        """What Kafka has of the partition; a ConfigError if it is another topic by now."""
+        bounds = self.context.log.bounds(self.context.stream.topics).get(self.partition)
+        if bounds is not None and bounds.topic_id == self.account.topic_id:
+            return bounds
+        problem = "was made again: its messages of before are gone"
+        if bounds is None:
+            problem = "is not in Kafka any more"
+        stream_name = self.context.stream.name
+        raise ConfigError(
+            f"{stream_name}: topic {self.partition.topic} {problem}",
+            next=f"seriatim state {stream_name} SESSION --version N shows what was saved by entry N;"
+            f" last is {self.head.ledger.sequence}",
+        )
+
+    # The history of the partition.
 
     def _usable_points(self, offset: int) -> Iterator[CommitPoint]:
-        """Points at or before an offset, newest first; of the past no more is read than is needed."""
-        yielded = -1
-        for everything in (False, True):
-            self._read_history(all_entries=everything)
-            for number, point in enumerate(self.history.usable_points(offset)):
-                if number > yielded:
-                    yielded = number
-                    yield point
+        """Commits with usable state at or before an offset, newest first.
+
+        Older ledger entries are only read if the newest ones are not enough.
+        """
+        yielded_points = 0
+        for all_entries in (False, True):
+            self._read_history(all_entries=all_entries)
+            # The list of the newest entries is the beginning of the list of all of them, so
+            # the second round goes on where the first one ended.
+            for point in list(self.history.usable_points(offset))[yielded_points:]:
+                yielded_points += 1
+                yield point
 
     def _read_history(self, *, all_entries: bool) -> None:
-        if self._has_read_all_entries or (self.history.points and not all_entries):
+        """Read the newest ledger entries, or all, unless that was done already."""
+        has_read_enough = bool(self.history.points) and not all_entries
+        if self._has_read_all_entries or has_read_enough:
             return
-        last, stream = self.head.ledger.sequence, self.head.ledger.stream
-        after = -1 if all_entries else max(-1, last - ENTRIES_READ_FIRST)
+        head_sequence = self.head.ledger.sequence
+        after_sequence = -1
+        if not all_entries:
+            after_sequence = max(-1, head_sequence - ENTRIES_READ_FIRST)
+        # Entries after the head that this replay looks at were committed in the meantime.
         entries = (
-            one for one in self.context.ledger.entries(stream, after) if one.entry.sequence <= last
+            stored
+            for stored in self.context.ledger.entries(self.head.ledger.stream, after_sequence)
+            if stored.entry.sequence <= head_sequence
         )
-        self.history, self._loss_detector = (
-            history.read_histories(entries, [self.partition])[self.partition],
-            None,
-        )
-        self._has_read_all_entries = after < 0
+        self.history = history.read_histories(entries, [self.partition])[self.partition]
+        # It was built from the proofs of the old history.
+        self._loss_detector = None
+        self._has_read_all_entries = after_sequence < 0
         if not self.history.points:
             self._read_history(all_entries=True)
 
     def _begin_fold(self, point: CommitPoint, saved_session: Session | None) -> None:
-        self.point, self.next_offset = point, point.account.frontier
+        self.point = point
+        self.next_offset = point.account.frontier
         self._headless_since = point.account.headless_since
-        told = {
-            session
-            for finding, _, session in self.history.reported_findings
-            if finding == "moved session"
-        }
+        moved_sessions = {}
+        if self._is_moved_session():
+            moved_sessions[self.session_name] = self._home_partition()
         self._tracing_fold = TracingFold(
             self.context.stream,
             self.context.runner,
@@ -308,184 +390,203 @@ class SessionReplay:
             saved_session,
             message_time_ms=point.account.message_time_ms,
             headless_since=self._headless_since,
-            moved_sessions={self.session_name: self._home_partition()}
-            if self.session_name in told
-            else {},
+            moved_sessions=moved_sessions,
         )
+
+    def _is_moved_session(self) -> bool:
+        """Whether it was reported that the session belongs to another partition."""
+        for finding, _, session_name in self.history.reported_findings:
+            if finding == "moved session" and session_name == self.session_name:
+                return True
+        return False
 
     def _home_partition(self) -> str:
-        """Where a session lives that came here from elsewhere."""
-        for place, account in self.head.ledger.partitions.items():
-            other = Partition.parse(place)
-            sibling = other.topic == self.partition.topic and other != self.partition
-            if sibling and self.context.state.find_names(account.state, [self.session_name]):
-                return place
+        """The partition of the topic that has state of the session."""
+        for partition_name, account in self.head.ledger.partitions.items():
+            partition = Partition.parse(partition_name)
+            if partition == self.partition or partition.topic != self.partition.topic:
+                continue
+            if self.context.state.find_names(account.state, [self.session_name]):
+                return partition_name
         return "another partition"
 
+    # The messages, and what happened between them.
+
     def _message_lists(self, until: int) -> Iterator[list[SessionMessage]]:
-        """The session's messages up to an offset, in lists; between two of them it may be released,
-        or in doubt.
+        """The session's messages up to an offset, in lists.
+
+        The caller folds a list before it takes the next: between two lists, interventions of the
+        past are repeated on the folded session. At the end `next_offset` is `until`.
         """
-        ahead = sorted(
-            self._turns_ahead(until), key=lambda turn: (turn.resume_offset, turn.is_release)
-        )
-        whole = OffsetRange(self.next_offset, max(self.next_offset, until))
-        for many in self._messages_in(whole):
-            left = many
-            while ahead and left and left[-1].offset >= ahead[0].resume_offset:
-                turn = ahead.pop(0)
-                cut = bisect_left([one.offset for one in left], turn.start)
-                yield left[:cut]
-                self._apply_turn(turn)
-                left = left[bisect_left([one.offset for one in left], turn.resume_offset) :]
-            yield left
-        for turn in ahead:
-            self._apply_turn(turn)
-        self.next_offset = whole.end
+        interventions = self._interventions_before(until)
+        offset_range = OffsetRange(self.next_offset, max(self.next_offset, until))
+        for messages in self._messages_in(offset_range):
+            rest = messages
+            while interventions and rest and rest[-1].offset >= interventions[0].resume_offset:
+                intervention = interventions.pop(0)
+                offsets = [message.offset for message in rest]
+                yield rest[: bisect_left(offsets, intervention.start)]
+                self._repeat_intervention(intervention)
+                rest = rest[bisect_left(offsets, intervention.resume_offset) :]
+            yield rest
+        for intervention in interventions:
+            self._repeat_intervention(intervention)
+        self.next_offset = offset_range.end
 
-    def _turns_ahead(self, until: int) -> Iterator[ReplayTurn]:
-        for at, names in self.history.releases_by_hand().items():
-            if self.session_name in names and self.next_offset < at <= until:
-                yield ReplayTurn(start=at, resume_offset=at, is_release=True)
-        for lost in self.history.passed_ranges():
-            if self.next_offset < lost.end <= until:
-                yield ReplayTurn(start=lost.start, resume_offset=lost.end)
+    def _interventions_before(self, until: int) -> list[PastIntervention]:
+        """What has to be repeated from `next_offset` up to `until`, in order."""
+        interventions = []
+        for offset, names in self.history.releases_by_hand().items():
+            if self.session_name in names and self.next_offset < offset <= until:
+                release = PastIntervention(start=offset, resume_offset=offset, is_release=True)
+                interventions.append(release)
+        for lost_range in self.history.passed_ranges():
+            if self.next_offset < lost_range.end <= until:
+                loss = PastIntervention(start=lost_range.start, resume_offset=lost_range.end)
+                interventions.append(loss)
+        # At the same offset the loss comes first: the release frees a session that is in doubt.
+        interventions.sort(key=lambda it: (it.resume_offset, it.is_release))
+        return interventions
 
-    def _apply_turn(self, turn: ReplayTurn) -> None:
-        retrace = self.tracing_fold
-        if not turn.is_release:
-            self._headless_since = turn.resume_offset
-            retrace.begin_doubt(turn.resume_offset)
+    def _repeat_intervention(self, intervention: PastIntervention) -> None:
+        tracing_fold = self.tracing_fold
+        if not intervention.is_release:
+            self._headless_since = intervention.resume_offset
+            tracing_fold.begin_doubt_after_loss(intervention.resume_offset)
             return
         account = replace(self.account, headless_since=self._headless_since)
-        session = retrace.session_to_save()
+        session = tracing_fold.session_to_save()
         if can_be_released(session, account):
-            retrace.session = clear_finding(session, account, self.context.stream.tier)
+            tracing_fold.session = clear_finding(session, account, self.context.stream.tier)
 
     def _messages_in(self, offset_range: OffsetRange) -> Iterator[list[SessionMessage]]:
-        """The session's messages of a range, as they come, or as they were kept."""
-        if (
-            self._cached_messages is not None
-            and self._cached_messages[0].start <= offset_range.start
-            and offset_range.end <= self._cached_messages[0].end
-        ):
-            held = self._cached_messages[1]
-            offsets = [one.offset for one in held]
-            yield held[
-                bisect_left(offsets, offset_range.start) : bisect_left(offsets, offset_range.end)
-            ]
+        """The session's messages of a range: from the cache, or batch by batch from Kafka."""
+        cached = self._cached_messages
+        if cached is not None and cached.covers(offset_range):
+            yield cached.messages_in(offset_range)
             return
-        for stretch in self._batches_in(offset_range):
-            yield list(self.tracing_fold.session_messages(stretch))
+        for batch in self._batches_in(offset_range):
+            yield list(self.tracing_fold.session_messages(batch))
 
-    def _batches_in(self, offset_range: OffsetRange) -> Iterator[Any]:
-        """What Kafka has of a range. A slice of which messages are gone by now would be folded to
-        something else.
+    def _batches_in(self, offset_range: OffsetRange) -> Iterator[MessageBatch]:
+        """What Kafka has of a range.
+
+        A ConfigError is raised where messages are gone that were folded when it was committed:
+        without them the fold would come to another state.
         """
         if len(offset_range):
             self._refuse_cut_log(min(offset_range.end, self.committed_end))
-        offset_range = OffsetRange(
-            offset_range.start, max(offset_range.start, min(offset_range.end, self.bounds.log_end))
-        )
+        end = min(offset_range.end, self.bounds.log_end)
+        readable = OffsetRange(offset_range.start, max(offset_range.start, end))
         if self._loss_detector is None:
             self._loss_detector = LossDetector(
                 self.partition, self.history.slice_proofs(), self.context.past_reader
             )
-        for stretch in self._loss_detector.read_and_detect(offset_range, self._refuse_loss):
+        for batch in self._loss_detector.read_and_detect(readable, self._refuse_loss):
             if self.context.on_progress is not None:
-                self.context.on_progress(stretch.start - offset_range.start, len(offset_range))
-            yield stretch
+                self.context.on_progress(batch.start - readable.start, len(readable))
+            yield batch
+
+    # Errors.
 
     def _refuse_cut_log(self, end: int) -> None:
-        if self.bounds.log_end < end:
+        log_end = self.bounds.log_end
+        if log_end < end:
             raise ConfigError(
-                f"{self.context.stream.name}: {self.partition}: its log was cut at offset {self.bounds.log_end}:"
+                f"{self.context.stream.name}: {self.partition}: its log was cut at offset {log_end}:"
                 f" the messages from there to {end} that were folded are not in Kafka any more",
-                next=self._describe_alternatives(self.bounds.log_end),
+                next=self._describe_alternatives(log_end),
             )
 
     def _refuse_loss(self, loss: MessageLoss) -> None:
         raise ConfigError(
-            f"{self.context.stream.name}: {self.partition}: {loss}: folding the rest would tell something else than"
-            " what was",
+            f"{self.context.stream.name}: {self.partition}: {loss}:"
+            " folding the rest would tell something else than what was",
             next=self._describe_alternatives(loss.offset_range.end, is_certain=False),
         )
 
     def _unreachable_error(self, offset: int, damage: str) -> ConfigError:
-        stream = self.context.stream.name
-        if not damage and offset < self.account.initial_frontier:
+        """The error for an offset that no saved state leads to."""
+        stream_name = self.context.stream.name
+        initial_frontier = self.account.initial_frontier
+        if not damage and offset < initial_frontier:
             return ConfigError(
-                f"{stream}: {self.partition} is folded from offset {self.account.initial_frontier} on, {offset} is before it",
-                next=f"give an offset from {self.account.initial_frontier} to {self.committed_end - 1}",
+                f"{stream_name}: {self.partition} is folded from offset {initial_frontier} on,"
+                f" {offset} is before it",
+                next=f"give an offset from {initial_frontier} to {self.committed_end - 1}",
             )
-        nearest = next(
-            (point.account.frontier for point in self.history.usable_points(offset)), None
-        )
-        what = f"the messages from {nearest} on, where the last state before it was saved, are not in Kafka any more"
+        reason = damage or self._describe_missing_messages(offset)
         return ConfigError(
-            f"{stream}: {self.partition} cannot be folded to offset {offset} again:"
-            f" {damage or (what if nearest is not None else 'no state before it is saved')}",
+            f"{stream_name}: {self.partition} cannot be folded to offset {offset} again: {reason}",
             kafka=self._describe_kafka_bounds(),
             next=self._describe_alternatives(offset),
         )
 
+    def _describe_missing_messages(self, offset: int) -> str:
+        for point in self.history.usable_points(offset):
+            return (
+                f"the messages from {point.account.frontier} on, where the last state before it"
+                " was saved, are not in Kafka any more"
+            )
+        return "no state before it is saved"
+
     def _describe_kafka_bounds(self) -> str:
-        start, end = self.bounds.log_start, self.bounds.log_end
-        return (
-            f"it has offsets {start} to {end - 1}"
-            if start < end
-            else f"it has no message; the next is offset {end}"
-        )
+        start = self.bounds.log_start
+        end = self.bounds.log_end
+        if start < end:
+            return f"it has offsets {start} to {end - 1}"
+        return f"it has no message; the next is offset {end}"
 
     def _describe_alternatives(self, offset: int, *, is_certain: bool = True) -> str:
-        """What can be looked at where an offset cannot: saved states around it, and where one can
-        go on from.
+        """What can be looked at instead of an offset: saved states around it, and later offsets.
+
+        `is_certain` is False where messages after the later state may be missing as well.
         """
         self._read_history(all_entries=True)
         points = self.history.commit_points(0, self.committed_end)
-        before = next(
-            (
-                one
-                for one in reversed(points)
-                if one.account.frontier <= offset and self._can_load(one)
-            ),
-            None,
-        )
-        least = max(offset + 1, self.bounds.log_start)
-        after = next(
-            (one for one in points if one.account.frontier >= least and self._can_load(one)), None
-        )
-        stream = self.context.stream.name
-        said = [
-            f"seriatim state {stream} {shell_quote(self.session_name)} --topic {self.partition.topic} --version {point.sequence}"
-            f" shows it as saved at offset {point.account.frontier}"
-            for point in (before, after)
-            if point is not None
-            and self.context.state.find_names(point.account.state, [self.session_name])
+        point_before = self._first_loadable(reversed(points), 0, offset)
+        earliest = max(offset + 1, self.bounds.log_start)
+        point_after = self._first_loadable(iter(points), earliest, self.committed_end)
+        shown_points = [point_before, point_after]
+        lines = [
+            self._describe_saved_state(point)
+            for point in shown_points
+            if point is not None and self._has_state_of_session(point)
         ]
-        if after is not None:
-            at = after.account.frontier
-            on = (
-                f"every offset from {at} on can be looked at"
-                if is_certain
-                else f"begin at offset {at}: --from {at}"
-            )
-            said.append(on)
-        return "\n".join(said) or "nothing of it is left to look at"
+        if point_after is not None:
+            start = point_after.account.frontier
+            if is_certain:
+                lines.append(f"every offset from {start} on can be looked at")
+            else:
+                lines.append(f"begin at offset {start}: --from {start}")
+        return "\n".join(lines) or "nothing of it is left to look at"
+
+    def _first_loadable(
+        self, points: Iterator[CommitPoint], start: int, end: int
+    ) -> CommitPoint | None:
+        """The first of `points` from offset `start` to `end`, both included, that can be loaded."""
+        for point in points:
+            if start <= point.account.frontier <= end and self._can_load(point):
+                return point
+        return None
+
+    def _has_state_of_session(self, point: CommitPoint) -> bool:
+        return bool(self.context.state.find_names(point.account.state, [self.session_name]))
+
+    def _describe_saved_state(self, point: CommitPoint) -> str:
+        return (
+            f"seriatim state {self.context.stream.name} {shell_quote(self.session_name)}"
+            f" --topic {self.partition.topic} --version {point.sequence}"
+            f" shows it as saved at offset {point.account.frontier}"
+        )
 
     def _can_load(self, point: CommitPoint) -> bool:
         try:
-            self.context.state.load(point.account.state, [self.session_name])
+            self._load_session(point.account)
         except IntegrityError:
             return False
         return True
 
 
-class ReplayTurn(Struct, frozen=True, kw_only=True):
-    """Where a session's way turns without a message of its own: a person's release, or a loss that
-    was passed over.
-    """
-
-    start: int
-    resume_offset: int
-    is_release: bool = False
+def _offset_of_point(point: CommitPoint) -> int:
+    return point.account.frontier

@@ -1,6 +1,6 @@
-"""A step: what one message of a session did, as a trace tells it. Values only.
+"""Trace steps: what one message of a session did. Values only.
 
-Next room: trace.py makes steps; cli/trace.py shows them.
+Next: operations/inspect/tracing.py makes steps; cli/trace.py shows them.
 """
 
 from __future__ import annotations
@@ -22,49 +22,53 @@ NAMES_BEFORE_FOLD = (
     "damaged",
     "quarantined",
 )
-"""What an expression may ask of a message before it is folded."""
+"""The names that an expression about a message has before the message is folded."""
 NAMES_AFTER_FOLD = ("records", "findings", "after", "outcome")
-"""What only its folding tells."""
+"""The names that it has only after the message is folded."""
 
 
 class TraceFinding(Struct, frozen=True, omit_defaults=True):
-    """A finding at one message, as a trace tells it."""
+    """A finding at one message."""
 
     finding: str
     level: str
-    """error, warning, or counted: the tier does no more about it."""
+    """error, warning, or counted: the tier only counts it."""
     cause: str = ""
 
 
 class TraceStep(Struct, kw_only=True):
-    """One message of a session, and what it did."""
+    """One message of a session, and what it did to the session."""
 
     offset: int
     timestamp: int
     session: str
     sequence: int | None
     message: Any
-    """As the machine takes it; `Poison` if it cannot be decoded."""
+    """The message as the machine takes it; `Poison` if it cannot be decoded."""
     raw: bytes | None
     outcome: str
     """applied; ended, applied; waits; dropped; headless; set aside; skipped; halts."""
     before: Any
-    """The machine's state; None: there is none."""
+    """The machine's state before the message; None: there was none."""
     after: Any
     records: list[dict[str, Any]] = field(default_factory=list)
     findings: list[TraceFinding] = field(default_factory=list)
     damaged: bool = False
-    """After it, as the next."""
+    """Whether the session is damaged after the message."""
     quarantined: bool = False
+    """Whether the session is in quarantine after the message."""
     was_damaged: bool = False
     was_quarantined: bool = False
     ended: bool = False
 
 
 def expression_names_after(runner: Runner, step: TraceStep) -> dict[str, Any]:
-    """What an expression may ask of a message once it is folded. What it could ask before means the
-    same.
+    """The names of an expression about a message that is folded.
+
+    Names that exist before folding as well have the same values here: `state` is the state before
+    the message, and `damaged` and `quarantined` say how the session was before it.
     """
+    finding_kinds = [finding.finding for finding in step.findings]
     return {
         "offset": step.offset,
         "time": step.timestamp,
@@ -74,7 +78,7 @@ def expression_names_after(runner: Runner, step: TraceStep) -> dict[str, Any]:
         "state": view_of_state(runner, step.before),
         "after": view_of_state(runner, step.after),
         "records": step.records,
-        "findings": [one.finding for one in step.findings],
+        "findings": finding_kinds,
         "outcome": step.outcome,
         "damaged": step.was_damaged,
         "quarantined": step.was_quarantined,

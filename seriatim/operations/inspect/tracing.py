@@ -1,12 +1,16 @@
-"""The trace: one session's way, message by message, by the real fold. Pure: whoever reads feeds it.
+"""Tracing: one session folded message by message, by the same fold that a run uses. It does no I/O.
 
-A `TracingFold` begins with a session as it was saved. `met` finds the session's messages, `step`
-folds one and tells what it did: state before and after, records, findings, what became of it.
-`pass_over` folds without looking. Everything that judges is the fold itself, so a trace cannot tell
-another story than a run.
+A `TracingFold` begins with a session as it was saved. The caller hands it the messages:
 
-Next room: operations/inspect/session_replay.py finds where to begin, and reads; expression.py asks
-questions of a step.
+1. `session_messages` picks the session's messages out of a batch of the partition.
+2. `trace_message` folds one of them and returns what it did: the state before and after, records,
+   findings, outcome.
+3. `fold_untraced` folds many of them fast, without returning anything about them.
+
+All decisions are those of engine/fold.py, so a trace cannot show something else than a run did.
+
+Next: operations/inspect/session_replay.py chooses where to begin, and reads the messages;
+operations/inspect/expression.py evaluates questions about a step.
 """
 
 from __future__ import annotations
@@ -19,27 +23,30 @@ from msgspec.structs import replace
 
 from seriatim.engine.after_loss import tier_doubts_after_loss
 from seriatim.engine.findings import tier_action
-from seriatim.engine.fold import Fold
+from seriatim.engine.fold import Fold, Tally
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch, Poison
 from seriatim.engine.offsets import Partition
 from seriatim.engine.record_kinds import MAIN_TABLE, table_of_record
 from seriatim.engine.session import FoldOutput, Session
 from seriatim.engine.table import normalize_values
-from seriatim.engine.tally import Tally
 from seriatim.engine.undo import EACH_MESSAGE
 from seriatim.operations.inspect.trace_step import TraceFinding, TraceStep
 from seriatim.operations.inspect.views import copy_state, view_of_message, view_of_state
 from seriatim.stream import Stream
 
 ApplyFunction = Callable[[Any, Any], Sequence[tuple[Any, ...]]]
-RUN_MESSAGES_MAX, CHUNK_MESSAGES = 5_000, 500
+ApplyHook = Callable[[ApplyFunction, Any, Any], Sequence[tuple[Any, ...]]]
+RUN_MESSAGES_MAX = 5_000
+"""How many neighbouring messages are folded as one batch, at most."""
+CHUNK_MESSAGES = 500
+"""After how many untraced messages a snapshot is taken, if the machine needs snapshots."""
 STALE_COPY: Any = object()
-"""In place of a copy that is to be made."""
+"""Stands for a copy of the state that has to be made again. None cannot: it means "no state"."""
 
 
-class Bookmark(Struct, frozen=True):
-    """A place to come back to."""
+class FoldSnapshot(Struct, frozen=True):
+    """A copy of everything that folding changes, for `TracingFold.restore_snapshot`."""
 
     session: Session
     message_time_ms: int
@@ -56,45 +63,49 @@ class SessionMessage(Struct, frozen=True, gc=False):
 
     @property
     def as_batch(self) -> MessageBatch:
-        """As a stretch of its own."""
+        """A batch with this message alone."""
         return MessageBatch(self.offset, [self.timestamp], [self.key], [self.value])
 
 
 class TracingMachine:
-    """A machine that can be looked into: each message goes through `apply`, by way of `hook` if
-    there is one.
+    """The machine as the tracing fold sees it.
+
+    While `is_tracing`, every message goes through `apply`. If there is an `apply_hook`, `apply`
+    calls it instead of the machine; a break point in the machine's code is set that way.
     """
 
     def __init__(self, runner: Runner) -> None:
-        self.runner, self.is_tracing = runner, False
-        self.apply_hook: Callable[[ApplyFunction, Any, Any], Sequence[tuple[Any, ...]]] | None = (
-            None
-        )
+        self.runner = runner
+        self.is_tracing = False
+        self.apply_hook: ApplyHook | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
 
     def apply(self, state: Any, message: Any) -> Sequence[tuple[Any, ...]]:
-        """One message's records."""
-        return (
-            self.apply_hook(self.runner.apply, state, message)
-            if self.apply_hook
-            else self.runner.apply(state, message)
-        )
+        """Fold one message into the state, and return its records."""
+        if self.apply_hook is not None:
+            return self.apply_hook(self.runner.apply, state, message)
+        return self.runner.apply(state, message)
 
     def fold_usual(self, *arguments: Any) -> Any:
-        """All positions while each message is looked at."""
-        return range(len(arguments[3])) if self.is_tracing else self.runner.fold_usual(*arguments)
+        """The positions that the machine's fast fold leaves to `apply`: all of them while tracing."""
+        if not self.is_tracing:
+            return self.runner.fold_usual(*arguments)
+        messages = arguments[3]
+        return range(len(messages))
 
 
 class ResettableFold(Fold):
-    """The fold, with an account of its own for each thing that is looked at."""
+    """The fold of a run, which can begin a new count of findings at any message."""
 
     def reset(self) -> None:
-        """Nothing was met so far. A run waits at a halt; who looks goes on."""
+        """Forget all findings, counts and halts. A run stops at a halt; a trace goes on behind it."""
         self.tally = Tally(self.partition)
         self.counts = self.tally.counts
-        self._contradictions_before = self._known_contradictions = self.runner.contradictions
+        contradictions = self.runner.contradictions
+        self._contradictions_before = contradictions
+        self._known_contradictions = contradictions
         self.halt = None
         self.half_changed_sessions.clear()
 
@@ -114,9 +125,12 @@ class TracingFold:
         headless_since: int = -1,
         moved_sessions: Mapping[str, str] | None = None,
     ) -> None:
-        self.stream, self.runner, self.name = stream, runner, name
+        self.stream = stream
+        self.runner = runner
+        self.name = name
         self.tracing_machine = TracingMachine(runner)
-        self._row_key, self._has_session_field = name.encode(), stream.session_field is not None
+        self._row_key = name.encode()
+        self._has_session_field = stream.session_field is not None
         self.fold = ResettableFold(
             partition,
             cast("Runner", self.tracing_machine),
@@ -130,13 +144,15 @@ class TracingFold:
             message_time_ms=message_time_ms,
             headless_since=headless_since,
         )
-        self.session, self._message_time_ms = session or Session(), message_time_ms
+        self.session = session or Session()
+        self._message_time_ms = message_time_ms
+        """The largest time of all messages of the partition that `session_messages` has read."""
         self.folded_messages = 0
-        """Messages of the session so far."""
+        """How many messages of the session were folded so far."""
 
     @property
     def session(self) -> Session:
-        """The session as it is."""
+        """The session as it is after the messages so far."""
         return self.fold.sessions[self.name]
 
     @session.setter
@@ -148,145 +164,169 @@ class TracingFold:
 
     @property
     def _current_state(self) -> Any:
-        """The state as it is, in a copy that is made when somebody looks."""
+        """A copy of the state as it is, made only when it is asked for."""
         if self._state_copy is STALE_COPY:
             self._state_copy = self._copy_state_of(self.session)
         return self._state_copy
 
-    def bookmark(self) -> Bookmark:
-        """Where it is, to come back to."""
-        now = self.session
-        held = replace(
-            now,
-            state=copy_state(self.runner, now.state),
-            missing_sequences=list(now.missing_sequences),
-            waiting_messages=list(now.waiting_messages),
-        )
-        return Bookmark(held, self.fold.expiry.message_time_ms if self.fold.expiry else -1)
+    def take_snapshot(self) -> FoldSnapshot:
+        """A copy of the session and its clock, for `restore_snapshot`."""
+        message_time_ms = -1
+        if self.fold.expiry:
+            message_time_ms = self.fold.expiry.message_time_ms
+        return FoldSnapshot(self._copy_session(self.session), message_time_ms)
 
-    def go_back(self, bookmark: Bookmark) -> None:
-        """As it was at the mark, which can be used again."""
-        held = bookmark.session
-        self.session = replace(
-            held,
-            state=copy_state(self.runner, held.state),
-            missing_sequences=list(held.missing_sequences),
-            waiting_messages=list(held.waiting_messages),
-        )
+    def restore_snapshot(self, snapshot: FoldSnapshot) -> None:
+        """Be as when the snapshot was taken. It can be used again."""
+        self.session = self._copy_session(snapshot.session)
         self.fold.half_changed_sessions.pop(self.name, None)
         if self.fold.expiry:
-            self.fold.expiry.message_time_ms = bookmark.message_time_ms
+            self.fold.expiry.message_time_ms = snapshot.message_time_ms
+
+    def _copy_session(self, session: Session) -> Session:
+        """A copy that shares nothing with `session` which folding changes in place."""
+        return replace(
+            session,
+            state=copy_state(self.runner, session.state),
+            missing_sequences=list(session.missing_sequences),
+            waiting_messages=list(session.waiting_messages),
+        )
 
     def copy_of_state(self) -> Any:
-        """The machine's state as of now, in a copy; None: there is none."""
+        """A copy of the machine's state after the messages so far; None: there is none."""
         return self._copy_state_of(self.session)
 
     def session_to_save(self) -> Session:
         """The session as it would be saved now."""
-        now = self.session
-        return (
-            now
-            if now.state is None
-            else replace(now, state=None, state_bytes=self.runner.dump(now.state))
-        )
+        session = self.session
+        if session.state is None:
+            return session
+        return replace(session, state=None, state_bytes=self.runner.dump(session.state))
 
     def session_messages(self, batch: MessageBatch) -> Iterator[SessionMessage]:
-        """The session's messages of a stretch, each with the time of all before it: by that it may
-        have expired.
+        """The session's messages in a batch of the partition.
+
+        Batches must come in order, since messages of other sessions let time pass as well: each
+        message carries the largest time before it, by which the session may have expired.
         """
-        own, times = (
-            self._own_positions(batch),
-            self._times_before(batch) if self.fold.expiry else None,
-        )
-        for i in own:
-            time = -1 if times is None else times[i]
+        positions = self._own_positions(batch)
+        times_before = None
+        if self.fold.expiry:
+            times_before = self._times_before(batch)
+        for i in positions:
             yield SessionMessage(
-                batch.start + i, int(batch.timestamps[i]), batch.keys[i], batch.values[i], time
+                offset=batch.start + i,
+                timestamp=int(batch.timestamps[i]),
+                key=batch.keys[i],
+                value=batch.values[i],
+                time_before_ms=-1 if times_before is None else times_before[i],
             )
 
     def fold_untraced(self, messages: Iterable[SessionMessage]) -> int:
-        """Fold messages without looking; how many they were."""
+        """Fold messages without tracing them, and return how many they were."""
         count = 0
-        for many in chunk_runs(neighbour_runs(messages)):
-            self._fold_runs(many)
-            count += sum(map(len, many))
+        for runs in chunk_runs(neighbour_runs(messages)):
+            self._fold_runs(runs)
+            for run in runs:
+                count += len(run)
         self.folded_messages += count
         return count
 
-    def begin_doubt(self, headless_since: int) -> None:
-        """Messages before this offset were lost and passed over: from here on the session is in
-        doubt.
+    def begin_doubt_after_loss(self, headless_since: int) -> None:
+        """Messages before this offset were lost and passed over: the session is in doubt from here.
+
+        Tiers that do not doubt after a loss ignore it.
         """
-        self.fold.headless_since = (
-            headless_since if tier_doubts_after_loss(self.stream.tier) else -1
-        )
-        self.session.is_active = False  # it is judged when it wakes
+        if not tier_doubts_after_loss(self.stream.tier):
+            headless_since = -1
+        self.fold.headless_since = headless_since
+        # The fold judges a session when it becomes active.
+        self.session.is_active = False
 
     def _own_positions(self, batch: MessageBatch) -> list[int]:
         """Positions of the session's messages."""
         if not self._has_session_field:
             return [i for i, key in enumerate(batch.keys) if key == self._row_key]
-        messages = self.runner.decode(batch.values)
-        named = [None if m.__class__ is Poison else self.runner.session(m) for m in messages]
-        return [i for i, name in enumerate(named) if name == self.name]
+        positions = []
+        for i, message in enumerate(self.runner.decode(batch.values)):
+            if message.__class__ is Poison:
+                continue
+            if self.runner.session(message) == self.name:
+                positions.append(i)
+        return positions
 
     def _times_before(self, batch: MessageBatch) -> list[int]:
-        """The largest time before each message, of those that count: what cannot be decoded does
-        not.
-        """
-        untimely, now, times = set(batch.invalid_timestamp_positions()), self._message_time_ms, []
+        """The largest time before each message. Messages that cannot be decoded do not count."""
+        invalid_positions = set(batch.invalid_timestamp_positions())
+        largest_time = self._message_time_ms
+        times = []
         for i, message in enumerate(self.runner.decode(batch.values)):
-            times.append(now)
-            if message.__class__ is not Poison and i not in untimely:
-                now = max(now, int(batch.timestamps[i]))
-        self._message_time_ms = now
+            times.append(largest_time)
+            if message.__class__ is not Poison and i not in invalid_positions:
+                largest_time = max(largest_time, int(batch.timestamps[i]))
+        self._message_time_ms = largest_time
         return times
 
     def _advance_time(self, message_time_ms: int) -> None:
-        """Let the time of messages of others go by."""
-        if self.fold.expiry:
-            self.fold.expiry.message_time_ms = max(
-                self.fold.expiry.message_time_ms, message_time_ms
-            )
+        """Let the time pass that messages of other sessions bring."""
+        expiry = self.fold.expiry
+        if expiry:
+            expiry.message_time_ms = max(expiry.message_time_ms, message_time_ms)
 
     def trace_message(self, session_message: SessionMessage) -> TraceStep:
-        """Fold one message, and tell what it did."""
-        fold, part, before = self.fold, session_message.as_batch, self._current_state
-        was_damaged, was_quarantined = (
-            self.session.damaged_since_offset >= 0,
-            self.session.finding is not None,
+        """Fold one message, and return what it did."""
+        batch = session_message.as_batch
+        state_before = self._current_state
+        was_damaged = self._is_damaged()
+        was_quarantined = self._is_quarantined()
+        output = self._fold_traced(session_message)
+        message = self.decode_message(batch)
+        findings = self._trace_findings()
+        return TraceStep(
+            offset=session_message.offset,
+            timestamp=session_message.timestamp,
+            session=self.name,
+            sequence=self._sequence_of(message),
+            message=message,
+            raw=session_message.value,
+            outcome=self._outcome(output, session_message.offset, findings),
+            before=state_before,
+            after=self._current_state,
+            records=self._records_by_column(output),
+            findings=findings,
+            damaged=self._is_damaged(),
+            quarantined=self._is_quarantined(),
+            was_damaged=was_damaged,
+            was_quarantined=was_quarantined,
+            ended=self.fold.counts.ended > 0,
         )
+
+    def _fold_traced(self, session_message: SessionMessage) -> FoldOutput:
+        """Fold one message through `apply`, with findings and counts of its own."""
         self._advance_time(session_message.time_before_ms)
-        fold.reset()
+        self.fold.reset()
         self.tracing_machine.is_tracing = True
         try:
-            folded = fold.fold_batch(part)
+            output = self.fold.fold_batch(session_message.as_batch)
         finally:
             self.tracing_machine.is_tracing = False
         self.folded_messages += 1
         self._state_copy = STALE_COPY
-        message, findings = self.decode_message(part), self._trace_findings()
-        return TraceStep(
-            offset=part.start,
-            timestamp=int(part.timestamps[0]),
-            session=self.name,
-            sequence=None if message.__class__ is Poison else self.runner.sequences([message])[0],
-            message=message,
-            raw=part.values[0],
-            outcome=self._outcome(folded, part.start, findings),
-            before=before,
-            after=self._current_state,
-            records=self._observe_records(folded),
-            findings=findings,
-            damaged=self.session.damaged_since_offset >= 0,
-            quarantined=self.session.finding is not None,
-            was_damaged=was_damaged,
-            was_quarantined=was_quarantined,
-            ended=fold.counts.ended > 0,
-        )
+        return output
+
+    def _is_damaged(self) -> bool:
+        return self.session.damaged_since_offset >= 0
+
+    def _is_quarantined(self) -> bool:
+        return self.session.finding is not None
+
+    def _sequence_of(self, message: Any) -> int | None:
+        if message.__class__ is Poison:
+            return None
+        return self.runner.sequences([message])[0]
 
     def decode_message(self, batch: MessageBatch) -> Any:
-        """The one message of a stretch, as the machine takes it."""
+        """The one message of a batch, as the machine takes it; `Poison` if it is none."""
         if batch.invalid_timestamp_positions():
             return Poison(
                 f"its timestamp {batch.timestamps[0]} is no time between the years 1 and 9999"
@@ -294,53 +334,68 @@ class TracingFold:
         return self.runner.decode(batch.values)[0]
 
     def expression_names_before(self, batch: MessageBatch) -> dict[str, Any]:
-        """What an expression may ask of the one message of a stretch, before it is folded."""
-        message, session = self.decode_message(batch), self.session
-        poison = message.__class__ is Poison
+        """The names of an expression about the one message of a batch, before it is folded."""
+        message = self.decode_message(batch)
         return {
             "offset": batch.start,
             "time": int(batch.timestamps[0]),
             "session": self.name,
-            "sequence": None if poison else self.runner.sequences([message])[0],
+            "sequence": self._sequence_of(message),
             "message": view_of_message(self.runner, message, batch.values[0]),
             "state": view_of_state(self.runner, self._current_state),
-            "damaged": session.damaged_since_offset >= 0,
-            "quarantined": session.finding is not None,
+            "damaged": self._is_damaged(),
+            "quarantined": self._is_quarantined(),
         }
 
     def _fold_runs(self, runs: Sequence[Sequence[SessionMessage]]) -> None:
-        """As a run does it: without care first, and with care where the machine raised."""
-        careful = self.runner.may_half_change
-        mark = self.bookmark() if careful else None
-        unfit = any(self._fold_run(run, undoable=False) for run in runs)
-        if mark is not None and (unfit or not self._is_savable()):
-            self.go_back(mark)
+        """Fold runs of neighbouring messages the way that a run of the stream does.
+
+        1. Fold them fast, without a copy of the state at each message.
+        2. If the machine raised halfway through a message, or made records or a state that cannot
+           be written, go back and fold them again so that each message can be undone.
+        """
+        snapshot = None
+        if self.runner.may_half_change:
+            snapshot = self.take_snapshot()
+
+        # 1. fast
+        must_repeat = any(self._fold_run(run, undoable=False) for run in runs)
+
+        # 2. again, with undo at each message
+        if snapshot is not None and (must_repeat or not self._is_savable()):
+            self.restore_snapshot(snapshot)
             for run in runs:
                 self._fold_run(run, undoable=True)
-        self.session.is_undoable, self._state_copy = careful, STALE_COPY
+        self.session.is_undoable = self.runner.may_half_change
+        self._state_copy = STALE_COPY
 
     def _fold_run(self, run: Sequence[SessionMessage], *, undoable: bool) -> bool:
-        """Fold neighbours, over halts; whether that must be done again with care."""
+        """Fold neighbouring messages, also behind a halt; return whether that must be repeated."""
         self._advance_time(run[0].time_before_ms)
-        stretch, unfit = batch_of_run(run), False
-        while len(stretch) and not unfit:
+        batch = batch_of_run(run)
+        while len(batch):
             self.session.is_undoable = undoable
             self.fold.reset()
-            folded = self.fold.fold_batch(stretch)
-            unfit = (
-                self.runner.may_half_change
-                and not undoable
-                and (bool(self.fold.half_changed_sessions) or not self._records_fit(folded))
-            )
-            after = folded.consumed_messages + 1 if self.fold.halt is not None else len(stretch)
-            stretch = slice_batch(stretch, after, len(stretch))
-        return unfit
+            output = self.fold.fold_batch(batch)
+            if self._needs_undo(output, undoable=undoable):
+                return True
+            if self.fold.halt is None:
+                return False
+            # The fold stopped at a message at which a run halts. A replay goes on behind it.
+            batch = slice_batch(batch, output.consumed_messages + 1, len(batch))
+        return False
+
+    def _needs_undo(self, output: FoldOutput, *, undoable: bool) -> bool:
+        """Whether a fast fold left something that only a fold with undo handles."""
+        if undoable or not self.runner.may_half_change:
+            return False
+        return bool(self.fold.half_changed_sessions) or not self._records_fit(output)
 
     def _records_fit(self, output: FoldOutput) -> bool:
         """Whether records fit their columns."""
         try:
             self.runner.check_records(output.rows)
-        except Exception:  # noqa: BLE001  # whatever it is, the careful fold finds it at its message
+        except Exception:  # noqa: BLE001  # the fold with undo finds the error at its message
             return False
         return True
 
@@ -348,7 +403,7 @@ class TracingFold:
         """Whether the state can be saved."""
         try:
             self.runner.dump(self.session.state)
-        except Exception:  # noqa: BLE001  # whatever it is, the careful fold finds it at its message
+        except Exception:  # noqa: BLE001  # the fold with undo finds the error at its message
             return False
         return True
 
@@ -359,46 +414,51 @@ class TracingFold:
             return None
         try:
             return self.runner.load(session.state_bytes, session.state_version)
-        except Exception:  # noqa: BLE001  # the user's own `upgrade`: the fold tells it as a finding
+        except Exception:  # noqa: BLE001  # the user's `upgrade` raised: the fold reports a finding
             return None
 
-    def _observe_records(self, output: FoldOutput) -> list[dict[str, Any]]:
-        made = []
-        for row, (record, index) in enumerate(zip(output.rows, output.indexes, strict=True)):
-            table, source = table_of_record(record), output.source_messages.get(row)
+    def _records_by_column(self, output: FoldOutput) -> list[dict[str, Any]]:
+        """The records of a message, by column names, with their index, table and source."""
+        records = []
+        for row, values in enumerate(output.rows):
+            record: dict[str, Any] = {"index": output.indexes[row]}
+            table = table_of_record(values)
+            if table != MAIN_TABLE:
+                record["table"] = table
+            source = output.source_messages.get(row)
+            if source is not None:
+                record["source_offset"] = source.offset
             columns = self.runner.other_columns.get(table, self.runner.columns)
-            beside = {} if table == MAIN_TABLE else {"table": table}
-            waited = {} if source is None else {"source_offset": source.offset}
-            made.append(
-                {
-                    "index": index,
-                    **beside,
-                    **waited,
-                    **normalize_values(columns, dict(zip(columns, record, strict=True))),
-                }
-            )
-        return made
+            values_by_column = dict(zip(columns, values, strict=True))
+            record.update(normalize_values(columns, values_by_column))
+            records.append(record)
+        return records
 
     def _trace_findings(self) -> list[TraceFinding]:
-        """What was found at the last message, with what the tier only counts."""
+        """The findings at the last message, including those that the tier only counts."""
         tally = self.fold.tally
+        findings = []
+        reported_kinds = set()
+        for finding in tally.findings:
+            cause = finding.cause or _describe_expectation(finding)
+            findings.append(TraceFinding(finding.finding, finding.level, cause))
+            reported_kinds.add(finding.finding)
+        # Reversed: of several marks of one kind, the first one's cause is shown.
         causes = {mark.finding: mark.cause for mark in reversed(tally.marks)}
-        found = [
-            TraceFinding(one.finding, one.level, one.cause or _describe_expectation(one))
-            for one in tally.findings
-        ]
-        met = {one.finding for one in found}
-        return found + [
+        counted_findings = [
             TraceFinding(kind, "counted", causes.get(kind, ""))
             for kind in tally.counts.findings
-            if kind not in met
+            if kind not in reported_kinds
         ]
+        return findings + counted_findings
 
     def _outcome(self, output: FoldOutput, offset: int, findings: list[TraceFinding]) -> str:  # noqa: PLR0911  # one per outcome
-        kinds, counts = {one.finding for one in findings}, self.fold.counts
+        """What became of the message, in one of the words that `TraceStep.outcome` lists."""
+        counts = self.fold.counts
+        kinds = {finding.finding for finding in findings}
         if self.fold.halt is not None:
             return "halts"
-        if any(held.offset == offset for held in self.session.waiting_messages):
+        if any(waiting.offset == offset for waiting in self.session.waiting_messages):
             return "waits"
         if output.quarantined_messages:
             return "set aside"
@@ -406,66 +466,70 @@ class TracingFold:
             return "headless"
         if "poison" in kinds:
             return "skipped"
-        if any(
-            tier_action(kind, self.stream.tier) in ("drop", "heal")
-            for kind in kinds & {"repeat", "disorder"}
-        ):
-            return "dropped"
-        return "ended, applied" if counts.ended else "applied"
+        for kind in kinds & {"repeat", "disorder"}:
+            if tier_action(kind, self.stream.tier) in ("drop", "heal"):
+                return "dropped"
+        if counts.ended:
+            return "ended, applied"
+        return "applied"
 
 
 def _describe_expectation(finding: Any) -> str:
-    return (
-        f"expected {finding.expected}, found {finding.found}" if finding.expected else finding.found
-    )
+    if finding.expected:
+        return f"expected {finding.expected}, found {finding.found}"
+    return str(finding.found)
 
 
 def slice_batch(batch: MessageBatch, start: int, end: int) -> MessageBatch:
-    """Messages of a stretch, from one position to another."""
-    headers = None if batch.headers is None else batch.headers[start:end]
-    times, keys, values = (
+    """The messages of a batch from position `start` up to but without `end`."""
+    return MessageBatch(
+        batch.start + start,
         batch.timestamps[start:end],
         batch.keys[start:end],
         batch.values[start:end],
+        None if batch.headers is None else batch.headers[start:end],
     )
-    return MessageBatch(batch.start + start, times, keys, values, headers)
 
 
 def neighbour_runs(messages: Iterable[SessionMessage]) -> Iterator[list[SessionMessage]]:
-    """Messages that follow each other without one of somebody else between, a bounded number at a
-    time.
+    """Cut messages into runs of neighbouring offsets, each of RUN_MESSAGES_MAX at most.
+
+    A batch has no holes, and messages of other sessions are holes in this one.
     """
     run: list[SessionMessage] = []
-    for one in messages:
-        if run and (one.offset != run[-1].offset + 1 or len(run) >= RUN_MESSAGES_MAX):
+    for message in messages:
+        is_full = len(run) >= RUN_MESSAGES_MAX
+        if run and (is_full or message.offset != run[-1].offset + 1):
             yield run
             run = []
-        run.append(one)
+        run.append(message)
     if run:
         yield run
 
 
 def chunk_runs(runs: Iterable[list[SessionMessage]]) -> Iterator[list[list[SessionMessage]]]:
-    """Runs that are folded before anybody copies a state: copying after each would cost more than
-    folding.
+    """Collect runs until they have CHUNK_MESSAGES messages.
+
+    A snapshot is taken per chunk; one per run would cost more than the folding.
     """
-    many: list[list[SessionMessage]] = []
-    held = 0
+    chunk: list[list[SessionMessage]] = []
+    messages_in_chunk = 0
     for run in runs:
-        many.append(run)
-        held += len(run)
-        if held >= CHUNK_MESSAGES:
-            yield many
-            many, held = [], 0
-    if many:
-        yield many
+        chunk.append(run)
+        messages_in_chunk += len(run)
+        if messages_in_chunk >= CHUNK_MESSAGES:
+            yield chunk
+            chunk = []
+            messages_in_chunk = 0
+    if chunk:
+        yield chunk
 
 
 def batch_of_run(run: Sequence[SessionMessage]) -> MessageBatch:
-    """Neighbouring messages as one stretch."""
+    """Neighbouring messages as one batch."""
     return MessageBatch(
         run[0].offset,
-        [one.timestamp for one in run],
-        [one.key for one in run],
-        [one.value for one in run],
+        [message.timestamp for message in run],
+        [message.key for message in run],
+        [message.value for message in run],
     )

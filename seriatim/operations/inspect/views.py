@@ -1,7 +1,8 @@
-"""Looks: how states and messages look to people and to expressions, and what differs between two
-states. Pure.
+"""Views: how states and messages are shown to people and to expressions, and what differs between
+two states. Pure functions.
 
-Next room: trace.py makes the states; expression.py asks questions of what is here.
+Next: operations/inspect/tracing.py makes the states; operations/inspect/expression.py evaluates
+conditions over these views.
 """
 
 from __future__ import annotations
@@ -16,23 +17,26 @@ from seriatim.engine.machine import Runner
 from seriatim.engine.messages import Poison
 from seriatim.engine.table import TableMachine
 
+TableRows = Mapping[Any, tuple[Any, ...]]
+"""The state of the stock machine: rows by key."""
+
 
 def copy_state(runner: Runner, state: Any) -> Any:
-    """A state that later messages do not change."""
+    """A copy of a state that later messages do not change."""
     if state is None:
         return None
-    return (
-        dict(state)
-        if isinstance(runner, TableMachine)
-        else runner.load(runner.dump(state), runner.state_version)
-    )
+    if isinstance(runner, TableMachine):
+        # Its rows are tuples, which never change: a new dict is enough.
+        return dict(state)
+    return runner.load(runner.dump(state), runner.state_version)
 
 
 class RowsView(Sequence[dict[str, Any]]):
-    """The rows of a table, made when they are asked for."""
+    """The rows of a table as dicts. They are built when one is first asked for."""
 
-    def __init__(self, names: Sequence[str], rows: Mapping[Any, tuple[Any, ...]]) -> None:
-        self._column_names, self._rows = names, rows
+    def __init__(self, names: Sequence[str], rows: TableRows) -> None:
+        self._column_names = names
+        self._rows = rows
         self._materialized_rows: list[dict[str, Any]] | None = None
 
     def __len__(self) -> int:
@@ -46,44 +50,47 @@ class RowsView(Sequence[dict[str, Any]]):
 
     def _materialize(self) -> list[dict[str, Any]]:
         if self._materialized_rows is None:
-            self._materialized_rows = [
-                dict(zip(self._column_names, row, strict=True)) for row in self._rows.values()
-            ]
+            self._materialized_rows = []
+            for row in self._rows.values():
+                row_values = dict(zip(self._column_names, row, strict=True))
+                self._materialized_rows.append(row_values)
         return self._materialized_rows
 
 
 def view_of_state(runner: Runner, state: Any) -> Any:
-    """A state as expressions see it: the stock machine's as `rows`, another's as it is."""
+    """A state as expressions see it: `rows` of the stock machine; any other state as it is."""
     if state is None or not isinstance(runner, TableMachine):
         return state
     return {"rows": RowsView(runner.column_names, state)}
 
 
 def view_of_message(runner: Runner, message: Any, raw: bytes | None = None) -> Any:
-    """A message as expressions see it: the stock machine's as it was sent, another's as its machine
-    takes it.
+    """A message as expressions see it.
+
+    The stock machine's messages are shown as they were sent, others as their machine takes them.
     """
     if message.__class__ is Poison:
         return {"poison": message.cause}
     if not isinstance(runner, TableMachine):
         return message
+    if raw is None:
+        return msgspec.to_builtins(message)
     try:
-        return msgspec.to_builtins(message) if raw is None else msgspec.json.decode(raw)
-    except (
-        msgspec.MsgspecError,
-        ValueError,
-        RecursionError,
-    ):  # in a field that the table has not: 1e999
+        return msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        # A field that is not a column may hold what cannot be decoded, such as 1e999.
         return msgspec.to_builtins(message)
 
 
 def state_to_plain(runner: Runner, state: Any) -> Any:
-    """A state as plain values."""
-    return None if state is None else runner.to_plain(state)
+    """A state as plain values, for JSON."""
+    if state is None:
+        return None
+    return runner.to_plain(state)
 
 
 class StateChange(Struct, frozen=True):
-    """A part of the state that differs: a row by its key, or a field by its path."""
+    """A difference between two states: of a row by its key, or of a field by its path."""
 
     what: str
     before: Any
@@ -94,32 +101,47 @@ def diff_states(runner: Runner, before: Any, after: Any) -> list[StateChange]:
     """What differs between two states: rows of the stock machine, fields of any other."""
     if isinstance(runner, TableMachine):
         return list(_diff_rows(runner, before or {}, after or {}))
-    return list(diff_values("", state_to_plain(runner, before), state_to_plain(runner, after)))
+    plain_before = state_to_plain(runner, before)
+    plain_after = state_to_plain(runner, after)
+    return list(diff_values("", plain_before, plain_after))
 
 
-def _diff_rows(
-    table: TableMachine, before: Mapping[Any, tuple[Any, ...]], after: Mapping[Any, tuple[Any, ...]]
-) -> Iterator[StateChange]:
-    gone = [key for key in before if key not in after]
-    for key in [*(key for key, row in after.items() if before.get(key) is not row), *gone]:
-        was, now = before.get(key), after.get(key)
-        if was != now:
-            plain = [None if row is None else table.row_to_plain(row) for row in (was, now)]
-            there: Any = plain[0] or plain[1]
-            yield StateChange(
-                ", ".join(str(there[table.column_names[i]]) for i in table.key_positions), *plain
-            )
+def _diff_rows(table: TableMachine, before: TableRows, after: TableRows) -> Iterator[StateChange]:
+    # An unchanged row is the same object in both states, so most rows need no comparison.
+    touched_keys = [key for key, row in after.items() if before.get(key) is not row]
+    deleted_keys = [key for key in before if key not in after]
+    for key in touched_keys + deleted_keys:
+        row_before = before.get(key)
+        row_after = after.get(key)
+        if row_before == row_after:
+            continue
+        plain_before = _row_to_plain(table, row_before)
+        plain_after = _row_to_plain(table, row_after)
+        key_text = _key_text(table, plain_before or plain_after)
+        yield StateChange(key_text, plain_before, plain_after)
+
+
+def _row_to_plain(table: TableMachine, row: tuple[Any, ...] | None) -> Any:
+    if row is None:
+        return None
+    return table.row_to_plain(row)
+
+
+def _key_text(table: TableMachine, plain_row: Any) -> str:
+    """The values of a row's key columns, with commas between them."""
+    key_names = [table.column_names[i] for i in table.key_positions]
+    key_values = [str(plain_row[name]) for name in key_names]
+    return ", ".join(key_values)
 
 
 def diff_values(path: str, before: Any, after: Any) -> Iterator[StateChange]:
-    """Leaves of two plain values that differ, by their path."""
+    """The leaves of two plain values that differ, by their path."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in dict.fromkeys([*before, *after]):
-            yield from diff_values(
-                f"{path}.{name}" if path else str(name), before.get(name), after.get(name)
-            )
+            field_path = f"{path}.{name}" if path else str(name)
+            yield from diff_values(field_path, before.get(name), after.get(name))
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for i, (was, now) in enumerate(zip(before, after, strict=True)):
-            yield from diff_values(f"{path}[{i}]", was, now)
+        for i, item_before in enumerate(before):
+            yield from diff_values(f"{path}[{i}]", item_before, after[i])
     elif before != after:
         yield StateChange(path or "state", before, after)
