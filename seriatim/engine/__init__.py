@@ -1,3 +1,5 @@
-"""The engine: one partition's messages, proved, decoded and folded in order. Pure: no I/O, no
-clock, no Spark, no Arrow.
+"""The engine: checks, decodes and folds the messages of one partition in order.
+
+It is pure: no I/O, no clock, no Spark, no Arrow. Next: engine/task.py runs one partition's range,
+engine/fold.py is the loop over messages.
 """

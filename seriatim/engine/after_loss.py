@@ -1,11 +1,14 @@
-"""Doubt: after lost messages were passed over, whose were they? Pure rules on one session.
+"""Doubt after a loss: which sessions may have lost messages. Pure rules on one session.
 
-The frontier went on behind them at `headless_since`. A session last met before that offset may have
-lost some, so its next message decides: a snapshot begins it anew; a sequence that follows its last
-one proves that none was its own; with any other it is headless until its next snapshot. Nothing is
-scanned for it: who is never met is never judged.
+When lost messages are passed over, the frontier goes on at `headless_since`. A session last met
+before that offset may have lost some of its messages, so its next message decides:
+- A snapshot begins the session anew.
+- A sequence that follows the last one proves that no lost message was of this session.
+- With any other message the session is headless until its next snapshot.
+No table is scanned for this: a session without a further message is never judged.
 
-Next room: judge.py asks when it wakes a session; repair_forward.py moves the frontier over a loss.
+Next: engine/fold.py asks when a session becomes active; operations/repair/forward.py moves the
+frontier over a loss.
 """
 
 from __future__ import annotations
@@ -15,27 +18,27 @@ from seriatim.engine.session import Session
 
 
 def tier_doubts_after_loss(tier: Tier) -> bool:
-    """Whether a tier doubts its sessions: those that set them aside when a sequence is missing. A
-    window waits.
+    """Whether a tier doubts its sessions after a loss. These are the tiers that quarantine a session
+    when a sequence is missing.
     """
     return tier_action("sequence gap", tier) == "halt"
 
 
 def is_in_doubt(session: Session, headless_since: int) -> bool:
-    """Whether a session has a state, and may have lost messages since it was last met or began
-    anew.
-    """
-    known = session.state_bytes is not None or session.state is not None
-    return known and max(session.last_offset, session.snapshot_offset) < headless_since
+    """Whether a session has a state and may have lost messages after its last message."""
+    last_certain_offset = max(session.last_offset, session.snapshot_offset)
+    return session.has_state and last_certain_offset < headless_since
 
 
 def needs_snapshot(session: Session, headless_since: int) -> bool:
-    """Whether a message of a session in doubt was set aside already: only a snapshot helps it now."""
+    """Whether a session in doubt had a headless message already. From then on only a snapshot helps."""
     return session.damaged_since_offset >= headless_since
 
 
 def sequence_proves_no_loss(session: Session, sequence: int | None, headless_since: int) -> bool:
-    """Whether its sequence proves that a session in doubt lost nothing."""
-    if sequence is None or session.sequence is None or needs_snapshot(session, headless_since):
+    """Whether the sequence of a message proves that a session in doubt lost nothing."""
+    if sequence is None or session.sequence is None:
+        return False
+    if needs_snapshot(session, headless_since):
         return False
     return sequence == session.sequence + 1

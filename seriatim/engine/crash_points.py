@@ -1,8 +1,10 @@
-"""Crash points: named places where a test may end the world. No-ops unless armed.
+"""Crash points: named places in the code where a test may crash the process.
 
-The product calls `crash_point("manifest-written")`; a test arms one name. Real processes kill
-themselves there (config.py reads which), the simulator raises. What must be survived at each
-is in docs/ARCHITECTURE.md.
+The product calls `crash_point("manifest-written")`. That does nothing unless a test has armed a
+hook. In a test with real processes the hook kills the process (config.py reads the name of the
+point); in the simulator it raises.
+
+Next: docs/ARCHITECTURE.md says what must survive a crash at each point.
 """
 
 from __future__ import annotations
@@ -32,18 +34,17 @@ CRASH_POINTS = (
     "derived",
 )
 REPAIR_POINTS = ("held", "stage-folded", "refolded")
-"""Those of repair and backfill, which runs do not pass."""
+"""Points of repair and backfill, which a run does not pass."""
 COMPACT_POINTS = ("compact-intended", "compact-written", "compact-committed", "sweep-half")
-"""Those of compact, which runs do not pass."""
+"""Points of compact, which a run does not pass."""
 PUBLISH_POINTS = ("current-half", "current-written", "current-published")
-"""Those of publish, which runs do not pass."""
+"""Points of publish, which a run does not pass."""
 OUTPUT_POINTS = ("output-half",)
-"""Of tables beside `records`, which few streams have."""
+"""Points of tables other than `records`, which few streams have."""
 CHECK_POINTS = ("check-judged",)
-"""Those of check."""
-
+"""Points of check."""
 ALERT_POINTS = ("alert-kept", "alert-sent")
-"""Those of alert, which watch passes."""
+"""Points of alert, which watch passes."""
 ALL_CRASH_POINTS = (
     CRASH_POINTS
     + REPAIR_POINTS
@@ -58,12 +59,14 @@ _armed_hooks: list[Callable[[str], None]] = []
 
 
 def arm(hook: Callable[[str], None] | None) -> None:
-    """Call `hook` with the name of each point passed from now on; None disarms."""
-    _armed_hooks[:] = [] if hook is None else [hook]
+    """Call `hook` with the name of each point that is passed from now on. None: call nothing."""
+    _armed_hooks.clear()
+    if hook is not None:
+        _armed_hooks.append(hook)
 
 
 def crash_point(name: str) -> None:
-    """A place where a test may end the world."""
+    """Call the armed hook, if there is one."""
     if _armed_hooks:
         ensure(name in ALL_CRASH_POINTS, "unknown crash point", name=name)
         _armed_hooks[0](name)

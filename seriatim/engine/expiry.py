@@ -1,10 +1,10 @@
-"""Expiry: sessions that were silent for longer than the stream's timeout end when they are next
-touched.
+"""Expiry: a session that was silent for longer than the stream's timeout ends at its next message.
 
-Judged by the partition's message time, the largest timestamp so far: never by a clock. Nothing ends
-before a message of its own comes, so slicing does not change what comes out.
+Silence is measured by the message time of the partition, which is the largest timestamp so far, and
+never by a clock. A session ends only when a message of its own comes, so how messages are cut into
+slices does not change the output.
 
-Next room: fold.py ends the sessions.
+Next: engine/fold.py ends the sessions.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from seriatim.engine.session import Session
 
 
 class Expiry:
-    """One partition's message time, and who was silent for too long by it."""
+    """The message time of one partition, and which sessions have expired by it."""
 
     def __init__(self, timeout_ms: int, message_time_ms: int) -> None:
-        self.timeout_ms, self.message_time_ms = timeout_ms, message_time_ms
+        self.timeout_ms = timeout_ms
+        self.message_time_ms = message_time_ms
 
     def expired_positions(
         self,
@@ -29,32 +30,29 @@ class Expiry:
         timestamps: Sequence[int],
         sessions: Mapping[str, Session],
     ) -> set[int]:
-        """Positions of messages at which their session has expired."""
-        ended, now, last = set(), self.message_time_ms, {}
-        for i, (name, message, given) in enumerate(zip(names, messages, timestamps, strict=True)):
+        """Positions of messages before which their session has expired."""
+        expired: set[int] = set()
+        message_time = self.message_time_ms
+        last_times: dict[str, int] = {}
+        columns = zip(names, messages, timestamps, strict=True)
+        for i, (name, message, timestamp) in enumerate(columns):
             if name is None or message.__class__ is Poison:
                 continue
-            time = int(given)
-            now = max(now, time)
-            session = sessions[name]
-            if (
-                name not in last
-                and session.state_bytes is None
-                and session.state is None
-                and not session.waiting_messages
-            ):
-                last[name] = time
-            if now - last.get(name, sessions[name].timestamp) > self.timeout_ms:
-                ended.add(i)
-            last[name] = time
-        return ended
+            time = int(timestamp)
+            message_time = max(message_time, time)
+            last_time = last_times.get(name)
+            if last_time is None:
+                session = sessions[name]
+                # A session that has not begun cannot have been silent.
+                is_begun = session.has_state or session.waiting_messages
+                last_time = session.timestamp if is_begun else time
+            if message_time - last_time > self.timeout_ms:
+                expired.add(i)
+            last_times[name] = time
+        return expired
 
     def advance_time(self, messages: Sequence[Any], timestamps: Sequence[int]) -> None:
-        """Take in the time of messages that were folded."""
-        met = zip(messages, timestamps, strict=False)
-        self.message_time_ms = max(
-            [
-                self.message_time_ms,
-                *(int(time) for message, time in met if message.__class__ is not Poison),
-            ]
-        )
+        """Advance the message time by messages that were folded. Poison does not count."""
+        for message, timestamp in zip(messages, timestamps, strict=False):
+            if message.__class__ is not Poison:
+                self.message_time_ms = max(self.message_time_ms, int(timestamp))

@@ -232,6 +232,19 @@ class Fold:
         self._known_contradictions = runner.contradictions
         self._begin_batch(MessageBatch(0, (), (), ()), [])
 
+    def _begin_batch(self, batch: MessageBatch, names: list[str | None]) -> None:
+        """Set what belongs to one batch only."""
+        self._batch = batch
+        self._session_names_of_batch = names
+        self._sequences: Sequence[int | None] = ()
+        self._expired_positions: set[int] = set()
+        """Positions of messages before which their session has expired."""
+        self._snapshot_positions: list[int] = []
+        self._ended_positions: list[int] = []
+        """Positions of messages before which their session was ended."""
+        self._skipped_positions: set[int] = set()
+        """Positions of poison that was passed over, as `on_poison` says."""
+
     # Folding a batch.
 
     def read_ahead(self, batches: Iterable[MessageBatch]) -> Iterable[MessageBatch]:
@@ -293,19 +306,6 @@ class Fold:
         self.counts.records += len(output.rows)
         self.tally.update_counts(self.runner.contradictions - self._contradictions_before)
         return output
-
-    def _begin_batch(self, batch: MessageBatch, names: list[str | None]) -> None:
-        """Set what belongs to one batch only."""
-        self._batch = batch
-        self._session_names_of_batch = names
-        self._sequences: Sequence[int | None] = ()
-        self._expired_positions: set[int] = set()
-        """Positions of messages before which their session has expired."""
-        self._snapshot_positions: list[int] = []
-        self._ended_positions: list[int] = []
-        """Positions of messages before which their session was ended."""
-        self._skipped_positions: set[int] = set()
-        """Positions of poison that was passed over, as `on_poison` says."""
 
     def _decode(self, batch: MessageBatch) -> list[Any]:
         return self.runner.decode(batch.values)

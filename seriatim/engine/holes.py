@@ -1,11 +1,11 @@
-"""Holes: why offsets are missing, told from the log's own record batches. Pure: batches come in as
-values.
+"""Holes: why offsets are missing, explained from the record batches of the log. Pure.
 
-A reader never sees transaction markers, records of aborted transactions (read_committed), nor what
-compaction took away. Everything else that is missing is a loss: expired, or unexplained, which is a
-gap. Whoever knows the batches calls `explain`; whoever folds walks a `HolePassage` over the answer.
+A reader never gets transaction markers, records of aborted transactions (with read_committed), or
+records that compaction removed. Any other missing message is lost: it expired, or it is missing
+without an explanation, which is a gap. `explain_hole` gives the cause of every offset of a hole,
+`HolePassage` takes a partition over it.
 
-Next room: kafka/raw_batches.py reads the batches; engine/task.py meets the holes.
+Next: kafka/raw_batches.py reads the batches; engine/task.py comes upon the holes.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from seriatim.errors import ensure
 HoleCause = Literal["marker", "aborted", "compacted", "expired", "unexplained"]
 ExplainedRange = tuple[OffsetRange, HoleCause]
 LOSS_FINDINGS: dict[str, str] = {"expired": "expired", "unexplained": "gap"}
-"""The causes that are losses, and the finding each is."""
+"""The causes that are losses, and the finding for each."""
 
 
 class KafkaRecordBatch(Struct, frozen=True):
-    """One record batch, as its header has it."""
+    """One record batch, as its header describes it."""
 
     first_offset: int
     last_offset: int
-    """Its last offset, which it keeps when compaction takes the record away."""
+    """The batch keeps its last offset even if compaction removes the record."""
     is_control: bool = False
-    """It holds a transaction marker."""
+    """Whether the batch holds a transaction marker."""
     is_abort_marker: bool = False
-    """That marker ends an aborted transaction."""
+    """Whether that marker ends an aborted transaction."""
     producer_id: int = -1
     is_transactional: bool = False
     is_aborted: bool = False
-    """Its records belong to an aborted transaction."""
+    """Whether its records belong to an aborted transaction."""
     record_offsets: tuple[int, ...] | None = None
-    """The offsets that still have a record, rising; None: all of them."""
+    """The offsets that still have a record, in rising order. None: all of them."""
 
 
 class LogView(Struct, frozen=True):
-    """What is known of a log from an offset on: every batch there is from `start` up to `end`."""
+    """What is known of a log: all batches from offset `start` up to `end`."""
 
     start: int
     end: int
     log_start: int
     stable_end: int
-    """Readers get no further: the last stable offset under read_committed, else the high end of the
-    log.
+    """Readers get no further than this: the last stable offset with read_committed, else the end of
+    the log.
     """
     is_compacted: bool
     batches: tuple[KafkaRecordBatch, ...] = ()
@@ -62,36 +62,41 @@ class LogView(Struct, frozen=True):
 def mark_aborted_batches(
     batches: Iterable[KafkaRecordBatch], aborted_transactions: Iterable[tuple[int, int]]
 ) -> Iterator[KafkaRecordBatch]:
-    """Batches of one fetch, told whether their transaction was aborted.
+    """The batches of one fetch, with `is_aborted` set.
 
-    `aborted` is what Kafka says beside them: producer and first offset of every aborted transaction
-    that reaches into the fetch, also of those whose marker comes after it. A producer has one
-    transaction at a time, so its records count as aborted from that offset to its abort marker:
-    Kafka's own consumers decide just so.
+    Kafka sends the aborted transactions with the fetch: producer and first offset of each one that
+    reaches into the fetch, even if its marker comes after it. A producer has one transaction at a
+    time, so its records are aborted from that offset up to its abort marker. Kafka's own consumers
+    decide in the same way.
     """
-    coming = sorted(aborted_transactions, key=lambda one: one[1])
-    now: set[int] = set()
+    upcoming = sorted(aborted_transactions, key=_first_offset_of_transaction)
+    aborting_producers: set[int] = set()
     for batch in batches:
-        while coming and coming[0][1] <= batch.last_offset:
-            now.add(coming.pop(0)[0])
+        while upcoming and upcoming[0][1] <= batch.last_offset:
+            producer_id, _ = upcoming.pop(0)
+            aborting_producers.add(producer_id)
         if batch.is_control:
             if batch.is_abort_marker:
-                now.discard(batch.producer_id)
+                aborting_producers.discard(batch.producer_id)
             yield batch
+        elif batch.is_transactional and batch.producer_id in aborting_producers:
+            yield replace(batch, is_aborted=True)
         else:
-            yield (
-                replace(batch, is_aborted=True)
-                if batch.is_transactional and batch.producer_id in now
-                else batch
-            )
+            yield batch
+
+
+def _first_offset_of_transaction(transaction: tuple[int, int]) -> int:
+    _, first_offset = transaction
+    return first_offset
 
 
 def explain_hole(hole: OffsetRange, view: LogView, isolation: str) -> list[ExplainedRange]:
-    """Every offset of a hole with its cause, as neighbouring pieces that tile it exactly."""
-    first, until = max(hole.start, view.log_start), min(hole.end, view.stable_end)
-    seen = first >= until or (view.start <= first and until <= view.end)
+    """The cause of every offset of a hole, as ranges that cover it exactly and in order."""
+    start = max(hole.start, view.log_start)
+    end = min(hole.end, view.stable_end)
+    is_covered = start >= end or (view.start <= start and end <= view.end)
     ensure(
-        seen,
+        is_covered,
         "a hole is explained from a view that covers it",
         hole=str(hole),
         start=view.start,
@@ -101,75 +106,86 @@ def explain_hole(hole: OffsetRange, view: LogView, isolation: str) -> list[Expla
 
 
 def _explained_ranges(hole: OffsetRange, view: LogView, isolation: str) -> Iterator[ExplainedRange]:
-    at = max(hole.start, min(view.log_start, hole.end))
-    yield OffsetRange(hole.start, at), "expired"
-    end = max(at, min(hole.end, view.stable_end))
-    absent: HoleCause = "compacted" if view.is_compacted else "unexplained"
-    for batch in _batches_from(view.batches, at):
+    """The hole in pieces, some of them empty.
+
+    1. What is before the start of the log has expired.
+    2. What the batches of the log explain.
+    3. What is after the end that readers reach is unexplained.
+    """
+    # 1. Expired.
+    position = max(hole.start, min(view.log_start, hole.end))
+    yield OffsetRange(hole.start, position), "expired"
+    # 2. Within the log.
+    end = max(position, min(hole.end, view.stable_end))
+    cause_without_batch: HoleCause = "compacted" if view.is_compacted else "unexplained"
+    for batch in _batches_from(view.batches, position):
         if batch.first_offset >= end:
             break
-        first, until = max(batch.first_offset, at), min(batch.last_offset + 1, end)
-        yield OffsetRange(at, first), absent
-        yield from _explain_within_batch(batch, OffsetRange(first, until), absent, isolation)
-        at = until
-    yield OffsetRange(at, end), absent
+        batch_start = max(batch.first_offset, position)
+        batch_end = min(batch.last_offset + 1, end)
+        yield OffsetRange(position, batch_start), cause_without_batch
+        offsets_in_batch = OffsetRange(batch_start, batch_end)
+        yield from _explain_within_batch(batch, offsets_in_batch, cause_without_batch, isolation)
+        position = batch_end
+    yield OffsetRange(position, end), cause_without_batch
+    # 3. Beyond the end.
     yield OffsetRange(end, hole.end), "unexplained"
 
 
 def _batches_from(batches: Sequence[KafkaRecordBatch], offset: int) -> Iterator[KafkaRecordBatch]:
-    """The batches from the first that has `offset` or comes after it."""
-    for number in range(
-        bisect_left(batches, offset, key=lambda batch: batch.last_offset), len(batches)
-    ):
-        yield batches[number]
+    """The batches from the first one that contains `offset` or comes after it."""
+    first_index = bisect_left(batches, offset, key=lambda batch: batch.last_offset)
+    for i in range(first_index, len(batches)):
+        yield batches[i]
 
 
 def _explain_within_batch(
     batch: KafkaRecordBatch, offset_range: OffsetRange, missing_cause: HoleCause, isolation: str
 ) -> Iterator[ExplainedRange]:
-    """Missing offsets within one batch. A record that is there and counts should have been read:
-    unexplained.
+    """The causes of missing offsets within one batch. A record that exists and was not aborted
+    should have been read, so it is unexplained that it is missing.
     """
     if batch.is_control:
         yield offset_range, "marker"
         return
-    there: HoleCause = (
-        "aborted" if batch.is_aborted and isolation == "read_committed" else "unexplained"
-    )
-    if batch.record_offsets is None:
-        yield offset_range, there
+    existing_cause: HoleCause = "unexplained"
+    if batch.is_aborted and isolation == "read_committed":
+        existing_cause = "aborted"
+    record_offsets = batch.record_offsets
+    if record_offsets is None:
+        yield offset_range, existing_cause
         return
-    at = offset_range.start
-    for offset in batch.record_offsets[
-        bisect_left(batch.record_offsets, offset_range.start) : bisect_left(
-            batch.record_offsets, offset_range.end
-        )
-    ]:
-        yield OffsetRange(at, offset), missing_cause
-        yield OffsetRange(offset, offset + 1), there
-        at = offset + 1
-    yield OffsetRange(at, offset_range.end), missing_cause
+    position = offset_range.start
+    first_index = bisect_left(record_offsets, offset_range.start)
+    end_index = bisect_left(record_offsets, offset_range.end)
+    for offset in record_offsets[first_index:end_index]:
+        yield OffsetRange(position, offset), missing_cause
+        yield OffsetRange(offset, offset + 1), existing_cause
+        position = offset + 1
+    yield OffsetRange(position, offset_range.end), missing_cause
 
 
 def _merge_neighbours(pieces: Iterable[ExplainedRange]) -> Iterator[ExplainedRange]:
-    """Neighbours of one cause as one, empty ones left out."""
-    last: ExplainedRange | None = None
-    for whole, cause in pieces:
-        if not len(whole):
+    """Neighbours with the same cause as one range. Empty ranges are left out."""
+    current: ExplainedRange | None = None
+    for piece in pieces:
+        offset_range, cause = piece
+        if not len(offset_range):
             continue
-        if last is not None and last[1] == cause:
-            last = last[0].joined_with(whole), cause
-            continue
-        if last is not None:
-            yield last
-        last = whole, cause
-    if last is not None:
-        yield last
+        if current is None:
+            current = piece
+        elif current[1] == cause:
+            current = (current[0].joined_with(offset_range), cause)
+        else:
+            yield current
+            current = piece
+    if current is not None:
+        yield current
 
 
 class HolePassage(Struct):
-    """The way of one partition's walk over its holes: what was passed over, by cause, and what
-    stopped it.
+    """Takes one partition over its holes: counts what is passed over, by cause, and halts at a
+    loss.
     """
 
     partition: Partition
@@ -177,11 +193,11 @@ class HolePassage(Struct):
     until: int
     counts: dict[str, int] = field(default_factory=dict)
     marks: list[GapMark] = field(default_factory=list)
-    """Losses that the tier only counts."""
+    """Marks of losses that the tier only counts."""
     halt: Finding | None = None
 
     def pass_hole(self, hole: OffsetRange, pieces: Iterable[ExplainedRange]) -> bool:
-        """Pass over one hole; whether its end was reached."""
+        """Pass over one hole. Returns whether its end was reached."""
         ensure(
             self.halt is None and self.until <= hole.start,
             "holes come in order",
@@ -189,26 +205,26 @@ class HolePassage(Struct):
             until=self.until,
         )
         self.until = hole.start
-        for whole, cause in pieces:
+        for offset_range, cause in pieces:
             ensure(
-                whole.start == self.until,
+                offset_range.start == self.until,
                 "pieces tile their hole",
                 hole=str(hole),
-                piece=str(whole),
+                piece=str(offset_range),
             )
             if cause in LOSS_FINDINGS:
-                self.halt = loss_finding(self.partition, whole, cause, self.tier)
+                self.halt = loss_finding(self.partition, offset_range, cause, self.tier)
                 if self.halt is not None:
                     return False
-                self.marks.append(loss_mark(whole, cause))
-            self.counts[cause] = self.counts.get(cause, 0) + len(whole)
-            self.until = whole.end
+                self.marks.append(loss_mark(offset_range, cause))
+            self.counts[cause] = self.counts.get(cause, 0) + len(offset_range)
+            self.until = offset_range.end
         ensure(self.until == hole.end, "pieces tile their hole", hole=str(hole), until=self.until)
         return True
 
 
 def loss_mark(offset_range: OffsetRange, cause: HoleCause) -> GapMark:
-    """Lost offsets that are only counted, for the gaps table."""
+    """The mark of lost offsets that are only counted, for the gaps table."""
     return GapMark(
         finding=LOSS_FINDINGS[cause],
         offset=offset_range.start,
@@ -220,11 +236,12 @@ def loss_mark(offset_range: OffsetRange, cause: HoleCause) -> GapMark:
 def loss_finding(
     partition: Partition, offset_range: OffsetRange, cause: HoleCause, tier: Tier
 ) -> Finding | None:
-    """Lost offsets as a finding that halts; None where the tier only counts them."""
-    if tier_action(LOSS_FINDINGS[cause], tier) != "halt":
+    """The finding that halts the partition at lost offsets; None if the tier only counts them."""
+    kind = LOSS_FINDINGS[cause]
+    if tier_action(kind, tier) != "halt":
         return None
     return Finding(
-        finding=LOSS_FINDINGS[cause],
+        finding=kind,
         topic=partition.topic,
         partition=partition.number,
         offset=offset_range.start,
@@ -235,10 +252,11 @@ def loss_finding(
 
 
 def _describe_loss(offset_range: OffsetRange, cause: HoleCause) -> str:
-    many = "message" if len(offset_range) == 1 else "messages"
+    count = len(offset_range)
+    noun = "message" if count == 1 else "messages"
     if cause == "expired":
-        return f"{len(offset_range)} {many} {offset_range} were deleted before they were read"
+        return f"{count} {noun} {offset_range} were deleted before they were read"
     return (
-        f"unexplained: {len(offset_range)} {many} {offset_range} missing;\n"
+        f"unexplained: {count} {noun} {offset_range} missing;\n"
         "no transaction marker, aborted transaction or compaction covers them"
     )

@@ -1,6 +1,6 @@
-"""Messages: stretches of one partition in columns, and how bytes become typed messages.
+"""Messages: batches of one partition in columns, and how bytes become typed messages.
 
-Next room: machine.py says what a machine makes of a message; fold.py walks over stretches.
+Next: engine/machine.py says what a machine does with a message; engine/fold.py folds the batches.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Header = tuple[str, bytes | None]
 TIMESTAMP_RANGE_MS = (-62_135_596_800_000, 253_402_300_799_999)
 """The first millisecond of year 1 and the last of 9999."""
 SPARK_TIMESTAMP_RANGE_MS = (-(2**63) // 1000 + 1, (2**63 - 1) // 1000)
-"""Timestamps whose microseconds fit 64 bits: Spark cannot read a message with any other."""
+"""Timestamps whose microseconds fit into 64 bits. Spark cannot read a message with any other."""
 
 
 class Poison(Struct, frozen=True):
-    """What stands in for a message that could not be decoded."""
+    """Stands in for a message that could not be decoded."""
 
     cause: str
     sequence: ClassVar[None] = None
 
 
 class CapturedMessage(Struct, frozen=True, kw_only=True):
-    """A message as somebody wrote it down."""
+    """A message as it was captured from Kafka or written by hand, with its partition and offset."""
 
     partition: Partition
     offset: int
@@ -55,7 +55,7 @@ class MessageBatch:
         )
         self.start = start
         self.timestamps = timestamps
-        """Milliseconds since 1970, as Kafka has them."""
+        """Milliseconds since 1970, as in Kafka."""
         self.keys = keys
         self.values = values
         self.headers = headers
@@ -71,8 +71,9 @@ class MessageBatch:
         )
 
     def size_bytes(self) -> int:
-        """Of all keys and values."""
-        return sum(len(part) for part in (*self.keys, *self.values) if part is not None)
+        """The size of all keys and values."""
+        contents = (*self.keys, *self.values)
+        return sum(len(content) for content in contents if content is not None)
 
     def session_names(self) -> list[str | None]:
         """Sessions by Kafka key; None where there is no readable key."""
@@ -84,28 +85,27 @@ class MessageBatch:
         return all(before <= after for before, after in pairwise(self.timestamps))
 
     def invalid_timestamp_positions(self) -> list[int]:
-        """Positions of messages whose timestamp no calendar has."""
-        return [
-            i
-            for i, time in enumerate(self.timestamps)
-            if not TIMESTAMP_RANGE_MS[0] <= time <= TIMESTAMP_RANGE_MS[1]
-        ]
+        """Positions of messages whose timestamp is not between the years 1 and 9999."""
+        lowest, highest = TIMESTAMP_RANGE_MS
+        return [i for i, time in enumerate(self.timestamps) if not lowest <= time <= highest]
 
 
 def session_name_of_key(key: bytes | None) -> str | None:
     """A Kafka key as a session's name; None if it is missing or not UTF-8."""
+    if key is None:
+        return None
     try:
-        return None if key is None else key.decode()
+        return key.decode()
     except UnicodeDecodeError:
         return None
 
 
 def plain_values(value: Any, decode_raw: Callable[[bytes], Any] = msgspec.json.decode) -> Any:
-    """A Struct as dicts, lists and scalars; a `msgspec.Raw` in it as what it holds, or as text if
-    it is unreadable.
+    """A Struct as dicts, lists and scalars. A `msgspec.Raw` in it becomes what it holds, or text if
+    it cannot be decoded.
     """
 
-    def of_raw(raw: Any) -> Any:
+    def decode_or_text(raw: Any) -> Any:
         if not isinstance(raw, msgspec.Raw):
             raise TypeError(f"{type(raw).__name__} has no plain value")
         try:
@@ -113,7 +113,7 @@ def plain_values(value: Any, decode_raw: Callable[[bytes], Any] = msgspec.json.d
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return bytes(raw).decode(errors="backslashreplace")
 
-    return msgspec.to_builtins(value, enc_hook=of_raw)
+    return msgspec.to_builtins(value, enc_hook=decode_or_text)
 
 
 def decode_messages(
@@ -121,18 +121,21 @@ def decode_messages(
 ) -> list[Any]:
     """Typed messages, one per value, in order; a `Poison` where a value cannot be decoded.
 
-    Each value is decoded by itself: a decoder of lines would take two messages in one value, or one
-    message in two, for what they are not; and it would not be faster.
+    Each value is decoded by itself. A decoder of lines would misread a value with two messages, or
+    a message that is spread over two values, and it would not be faster.
     """
+    # First all values at once, which is fast. msgspec does not check the UTF-8 of fields that it
+    # skips or keeps raw, so one decode of all values does. If anything raises, the slow loop below
+    # finds out which value it was.
     try:
-        b"\n".join(values).decode()  # type: ignore[arg-type]  # a null value raises, as bad UTF-8 does
+        b"\n".join(values).decode()  # type: ignore[arg-type]  # a null value raises
         return list(map(decoder.decode, values))  # type: ignore[arg-type]
-    except Exception:  # noqa: BLE001, S110  # some value is poison, or a user's type raises: the way below names which
+    except Exception:  # noqa: BLE001, S110  # a user's message type may raise anything
         pass
     return [decode_message(decoder.decode, value) for value in values]
 
 
-def decode_message(decode: Callable[[bytes], Any], value: bytes | None) -> Any:  # noqa: PLR0911  # one per kind of poison
+def decode_message(decode: Callable[[bytes], Any], value: bytes | None) -> Any:  # noqa: PLR0911  # one return per kind of poison
     """One typed message, or the `Poison` that stands in for it."""
     if value is None:
         return Poison("the value is null")

@@ -1,6 +1,6 @@
-"""Offsets: the arithmetic of where we are in a partition. Everything half-open, nothing else here.
+"""Offsets: partitions, and ranges of offsets in them. All ranges are half-open.
 
-Next room: slice.py cuts work out of these; ledger.py remembers them.
+Next: operations/slicing.py plans slices with them; ledger/model.py stores them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Partition(Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> Partition:
-        """`orders-a/3` as a person types it."""
+        """The partition that a person typed, such as `orders-a/3`. Anything else is refused."""
         topic, _, number = text.rpartition("/")
         if not TOPIC_NAME.fullmatch(topic) or not re.fullmatch("[0-9]{1,9}", number):
             raise ConfigError(
@@ -58,12 +58,12 @@ class OffsetRange(Struct, frozen=True, order=True):
         return f"[{self.start}, {self.end})"
 
     def joined_with(self, later: OffsetRange) -> OffsetRange:
-        """The two as one. Only neighbours join: a join across a hole would hide it."""
+        """Both ranges as one. Only neighbours are joined: joining across a hole would hide it."""
         ensure(self.end == later.start, "ranges do not touch", end=self.end, start=later.start)
         return OffsetRange(self.start, later.end)
 
     def until(self, offset: int) -> OffsetRange:
-        """The part before `offset`."""
+        """The range up to `offset`."""
         ensure(
             self.start <= offset <= self.end,
             "cut lies outside",
@@ -75,8 +75,9 @@ class OffsetRange(Struct, frozen=True, order=True):
 
 
 def find_holes(offsets: Iterable[int], offset_range: OffsetRange) -> list[OffsetRange]:
-    """The offsets of `within` that do not occur in `offsets` (which rise), as ranges."""
-    missing, expected = [], offset_range.start
+    """The ranges of `offset_range` that do not occur in `offsets`, which must be rising."""
+    holes: list[OffsetRange] = []
+    expected = offset_range.start
     for offset in offsets:
         ensure(
             expected <= offset < offset_range.end,
@@ -84,8 +85,8 @@ def find_holes(offsets: Iterable[int], offset_range: OffsetRange) -> list[Offset
             offset=offset,
         )
         if offset > expected:
-            missing.append(OffsetRange(expected, offset))
+            holes.append(OffsetRange(expected, offset))
         expected = offset + 1
     if expected < offset_range.end:
-        missing.append(OffsetRange(expected, offset_range.end))
-    return missing
+        holes.append(OffsetRange(expected, offset_range.end))
+    return holes

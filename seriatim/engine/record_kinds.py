@@ -1,11 +1,12 @@
-"""Outputs: a machine may give records of several kinds, each for a table of its own. Pure.
+"""Record kinds: to which table a record goes, and how records become rows of a table. Pure.
 
-`Machine[State, Message, Level | Trade]`: the first kind goes to `records/`, each other one to
-`records-NAME/`, with the Struct's name in lower case. Until they are written, records of all kinds
-walk together, in order: those of the others are tuples that know their table. `index` counts
-through all records of a message, so it tells their order too.
+A machine may give records of several kinds: with `Machine[State, Message, Level | Trade]` the first
+kind goes to `records/`, and each other kind to `records-NAME/`, where NAME is the name of the
+Struct in lower case. Until they are written, the records of all kinds are in one list, in order. A
+record of another table is an `OtherTableRecord`, a tuple that knows its table. `index` counts
+through all records of a message, so their order is known in the tables, too.
 
-Next room: machine.py makes them; engine/task.py hands each to its writer.
+Next: engine/machine.py makes the records; engine/record_writers.py writes them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,28 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from msgspec import Struct
+
 from seriatim.engine.session import FoldOutput, SessionEndRecords
 from seriatim.errors import ConfigError
 
 OTHER_TABLE_PREFIX = "records-"
-"""How the folder of another table begins."""
+"""How the name of the folder of another table begins."""
 TABLE_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 MAIN_TABLE = ""
-"""The table `records` itself."""
+"""The name of the table `records` itself."""
+
+
+class RowKeySpec(Struct, frozen=True, kw_only=True):
+    """How records become rows: which columns name a row, which columns it has, and which records
+    delete it.
+    """
+
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    """The columns of a row, keys included."""
+    deleted_when: dict[str, Any] = {}
+    """A record with these values deletes its row. Empty: rows are never deleted."""
 
 
 class OtherTableRecord(tuple[Any, ...]):
@@ -42,57 +57,61 @@ def table_directory(table: str) -> str:
 
 
 def table_of_path(path: str) -> str:
-    """The table of a record file, by its path; of other files, that of `records`."""
-    return (
-        path.partition("/")[0].removeprefix(OTHER_TABLE_PREFIX)
-        if path.startswith(OTHER_TABLE_PREFIX)
-        else MAIN_TABLE
-    )
+    """The table of a record file, by its path. Any other file counts as one of `records`."""
+    if not path.startswith(OTHER_TABLE_PREFIX):
+        return MAIN_TABLE
+    directory = path.partition("/")[0]
+    return directory.removeprefix(OTHER_TABLE_PREFIX)
 
 
 def make_other_record_types(
     machine: str, record_types: Sequence[type]
 ) -> dict[type, type[OtherTableRecord]]:
-    """Tuples for the kinds of records after the first, each knowing its table."""
-    made: dict[type, type[OtherTableRecord]] = {}
-    for kind in record_types[1:]:
-        name = kind.__name__.lower()
-        if not TABLE_NAME.fullmatch(name) or name in {one.table for one in made.values()}:
+    """A tuple class for each kind of record after the first. Each class knows its table."""
+    tuple_types: dict[type, type[OtherTableRecord]] = {}
+    tables: set[str] = set()
+    for record_type in record_types[1:]:
+        name = record_type.__name__
+        table = name.lower()
+        if not TABLE_NAME.fullmatch(table) or table in tables:
             raise ConfigError(
-                f"machine {machine}: records of {kind.__name__} cannot go to {table_directory(name)!r}: it is no name of its own",
+                f"machine {machine}: records of {name} cannot go to {table_directory(table)!r}:"
+                " it is no name of its own",
                 next="give the Struct another name: letters, digits and _, each once whatever its case",
             )
-        made[kind] = type(kind.__name__, (OtherTableRecord,), {"table": name, "__slots__": ()})
-    return made
+        tables.add(table)
+        attributes = {"table": table, "__slots__": ()}
+        tuple_types[record_type] = type(name, (OtherTableRecord,), attributes)
+    return tuple_types
 
 
 def rows_by_table(rows: Iterable[tuple[Any, ...]]) -> dict[str, list[int]]:
-    """Which rows are of which table."""
-    found: dict[str, list[int]] = {}
-    for number, row in enumerate(rows):
-        found.setdefault(table_of_record(row), []).append(number)
-    return found
+    """The positions of the rows of each table."""
+    positions: dict[str, list[int]] = {}
+    for position, row in enumerate(rows):
+        positions.setdefault(table_of_record(row), []).append(position)
+    return positions
 
 
 def select_records(output: FoldOutput, rows: Sequence[int]) -> FoldOutput:
-    """Only these records of a stretch."""
+    """The output of a batch with only these rows."""
+    source_messages = {}
+    for new_row, row in enumerate(rows):
+        if row in output.source_messages:
+            source_messages[new_row] = output.source_messages[row]
     return FoldOutput(
         positions=[output.positions[row] for row in rows],
         indexes=[output.indexes[row] for row in rows],
         sequences=[output.sequences[row] for row in rows],
         sessions=[output.sessions[row] for row in rows],
         rows=[output.rows[row] for row in rows],
-        source_messages={
-            number: output.source_messages[row]
-            for number, row in enumerate(rows)
-            if row in output.source_messages
-        },
+        source_messages=source_messages,
         consumed_messages=output.consumed_messages,
     )
 
 
 def select_end_records(end_records: SessionEndRecords, rows: Sequence[int]) -> SessionEndRecords:
-    """Only these records of sessions that end."""
+    """The records of sessions that end, with only these rows."""
     return SessionEndRecords(
         indexes=[end_records.indexes[row] for row in rows],
         timestamps=[end_records.timestamps[row] for row in rows],
@@ -104,6 +123,8 @@ def select_end_records(end_records: SessionEndRecords, rows: Sequence[int]) -> S
 
 def count_by_table(rows_by_table: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """How many records each other table gets."""
-    return {
-        table: len(rows) for table, rows in sorted(rows_by_table.items()) if table != MAIN_TABLE
-    }
+    counts = {}
+    for table in sorted(rows_by_table):
+        if table != MAIN_TABLE:
+            counts[table] = len(rows_by_table[table])
+    return counts

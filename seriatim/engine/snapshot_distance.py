@@ -1,9 +1,10 @@
-"""The loss bound: how far each session is from its last snapshot, in messages and in time.
+"""Snapshot distance: how far each session is from its last snapshot, in messages and in time.
 
 One lost message spoils a session until its next snapshot, so the largest distance is the most that
-can be lost at once. Measured at every message; slicing does not change it.
+can be lost at once. It is measured at every message, so how messages are cut into slices does not
+change it.
 
-Next room: fold.py measures after each stretch; the ledger keeps the largest.
+Next: engine/fold.py measures after each batch; the ledger stores the largest distance.
 """
 
 from __future__ import annotations
@@ -15,24 +16,26 @@ from seriatim.engine.messages import MessageBatch
 from seriatim.engine.session import Counts, Session
 
 OnDistanceExceeded = Callable[[str, Session, int, int], None]
-"""Session's name, session, offset, that of its last snapshot before: it is past the limit since
-this message.
+"""Called at the message that goes beyond the limit, with the session's name, the session, the
+message's offset, and the offset of the session's last snapshot.
 """
 
 
 class SnapshotDistance:
-    """Measures one partition's sessions."""
+    """Measures the sessions of one partition."""
 
     def __init__(self, limit_ms: int, on_exceeded: OnDistanceExceeded) -> None:
-        self.limit_ms, self.on_exceeded = limit_ms, on_exceeded
+        self.limit_ms = limit_ms
+        self.on_exceeded = on_exceeded
         self._snapshot_offsets: dict[str, int] = {}
-        """Where sessions' last snapshots are, as far as was measured: the fold itself is further."""
+        """The offset of the last measured snapshot by session. The sessions themselves have the last
+        snapshot of the batch, which may be a later one.
+        """
 
     def add_sessions(self, sessions: Mapping[str, Session]) -> None:
-        """Sessions that were just loaded."""
-        self._snapshot_offsets |= {
-            name: session.snapshot_offset for name, session in sessions.items()
-        }
+        """Add sessions that were just loaded."""
+        for name, session in sessions.items():
+            self._snapshot_offsets[name] = session.snapshot_offset
 
     def measure(
         self,
@@ -43,23 +46,24 @@ class SnapshotDistance:
         sessions: dict[str, Session],
         counts: Counts,
     ) -> None:
-        """Take in the messages of a stretch that were folded; with the positions of snapshots and
-        ends among them.
+        """Measure the folded messages of a batch, given the positions of snapshots and of messages
+        before which their session was ended.
         """
         if snapshot_positions or end_positions or self.limit_ms or not batch.has_rising_timestamps:
             self._measure_one_by_one(
                 batch, names, snapshot_positions, end_positions, sessions, counts
             )
             return
-        last = dict(zip(names, batch.timestamps, strict=False))
-        for name, number in Counter(names).items():
+        # Timestamps only rise, so the last message of a session is the farthest from its snapshot.
+        last_times = dict(zip(names, batch.timestamps, strict=False))
+        for name, message_count in Counter(names).items():
             session = sessions.get(name) if name is not None else None
-            if session is not None and session.snapshot_timestamp >= 0:
-                session.messages_since_snapshot += number
-                session.snapshot_distance_ms = max(
-                    session.snapshot_distance_ms, int(last[name]) - session.snapshot_timestamp
-                )
-                _record_distance(session, counts)
+            if session is None or session.snapshot_timestamp < 0:
+                continue
+            session.messages_since_snapshot += message_count
+            distance_ms = int(last_times[name]) - session.snapshot_timestamp
+            session.snapshot_distance_ms = max(session.snapshot_distance_ms, distance_ms)
+            _record_distance(session, counts)
 
     def _measure_one_by_one(
         self,
@@ -70,34 +74,34 @@ class SnapshotDistance:
         sessions: dict[str, Session],
         counts: Counts,
     ) -> None:
-        anchors, ends = set(snapshot_positions), set(end_positions)
+        snapshots = set(snapshot_positions)
+        ends = set(end_positions)
         for i, (name, time) in enumerate(zip(names, batch.timestamps, strict=False)):
             session = sessions.get(name) if name is not None else None
-            if session is None:
+            if session is None or name is None:
                 continue
             if i in ends:
-                (
-                    session.messages_since_snapshot,
-                    session.snapshot_distance_ms,
-                    session.snapshot_timestamp,
-                ) = 0, 0, -1
-            if i in anchors:
-                (
-                    session.messages_since_snapshot,
-                    session.snapshot_distance_ms,
-                    session.snapshot_timestamp,
-                ) = 0, 0, int(time)
+                _restart_at(session, -1)
+            if i in snapshots:
+                _restart_at(session, int(time))
                 if self.limit_ms:
-                    self._snapshot_offsets[str(name)] = batch.start + i
+                    self._snapshot_offsets[name] = batch.start + i
             elif session.snapshot_timestamp >= 0:
-                before = session.snapshot_distance_ms
+                distance_before = session.snapshot_distance_ms
+                distance = max(distance_before, int(time) - session.snapshot_timestamp)
                 session.messages_since_snapshot += 1
-                session.snapshot_distance_ms = max(before, int(time) - session.snapshot_timestamp)
+                session.snapshot_distance_ms = distance
                 _record_distance(session, counts)
-                if self.limit_ms and before <= self.limit_ms < session.snapshot_distance_ms:
-                    self.on_exceeded(
-                        str(name), session, batch.start + i, self._snapshot_offsets[str(name)]
-                    )
+                if self.limit_ms and distance_before <= self.limit_ms < distance:
+                    snapshot_offset = self._snapshot_offsets[name]
+                    self.on_exceeded(name, session, batch.start + i, snapshot_offset)
+
+
+def _restart_at(session: Session, snapshot_timestamp: int) -> None:
+    """Measure from a snapshot at this time; -1: from the next snapshot."""
+    session.messages_since_snapshot = 0
+    session.snapshot_distance_ms = 0
+    session.snapshot_timestamp = snapshot_timestamp
 
 
 def _record_distance(session: Session, counts: Counts) -> None:

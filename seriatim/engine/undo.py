@@ -1,12 +1,12 @@
-"""Undo: a session's state as it was before the message on which the user's `apply` raised.
+"""Undo: brings back the state of a session from before the message on which `apply` raised.
 
-A failed `apply` may leave the state half changed. To save the state before every message would cost
-as much as the state is large, for every message. So it is saved once, and the messages since then
-are remembered as bytes: to go back, the saved state is read and those messages are applied again,
-without their records.
+A failed `apply` may leave the state half changed. Saving the state before every message would cost
+too much if the state is large. So the state is saved once, and the messages since then are
+remembered as bytes. To undo a message, the saved state is decoded and those messages are applied
+again, without their records.
 
-Next room: judge.py decides when a message must be undone; operations/retry.py folds again with more
-care.
+Next: engine/fold.py decides when a message must be undone; operations/retry.py folds again with
+more care.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from seriatim.engine.machine import Runner
 from seriatim.engine.session import Session
 
 EACH_MESSAGE = -1
-"""In the place of an offset: save the state before and after each message of a session."""
+"""Stands for an offset: save the state before and after each message of the session."""
 REMEMBERED_BYTES_MIN = 64 * 1024
-"""A session remembers at least so many bytes of messages before its state is saved again."""
+"""A session remembers at least this many bytes of messages before its state is saved again."""
 
 
 class UndoError(Exception):
-    """The state before a message cannot be had this way: it cannot be saved, or its messages raise
-    when repeated.
+    """The state before a message cannot be brought back: it cannot be saved, or one of the messages
+    raises when it is applied again.
     """
 
 
 class Undo:
-    """How one session goes back to before a message, from one offset on."""
+    """Undoes messages of one session, from one offset on."""
 
     def __init__(self, runner: Runner, since: int) -> None:
         self.runner = runner
         self.since = since
-        """The offset of the first message that can be undone; those before it are known not to
-        raise.
+        """The offset of the first message that can be undone. The messages before it did not raise
+        in an earlier try.
         """
         self._saved: bytes | None = None
         self._values: list[bytes | None] = []
-        """Messages applied since the state was saved. As bytes: a state may hold, and change, parts
-        of a message.
+        """Messages that were applied since the state was saved. They are remembered as bytes because
+        a state may contain, and change, parts of a decoded message.
         """
         self._values_bytes = 0
 
     def apply(
         self, session: Session, message: Any, value: bytes | None
     ) -> Sequence[tuple[Any, ...]]:
-        """The records of a message; if it raises, or its records do not fit, the state is as
-        before.
+        """Apply a message and return its records. If it raises, or its records do not fit, the state
+        is as before.
         """
-        # To save the state costs as much as it is large. Doing so only after as many bytes of messages bounds
-        # what is remembered, and keeps the cost in proportion to the messages.
+        # The cost of saving grows with the size of the state. Saving only after as many bytes of
+        # messages bounds what is remembered, and keeps the cost in proportion to the messages.
         saved = self._saved
         if saved is None or self._values_bytes > max(len(saved), REMEMBERED_BYTES_MIN):
             self._save(session.state)
@@ -73,11 +73,13 @@ class Undo:
             saved = self.runner.dump(state)
         except Exception as error:
             raise UndoError("the state cannot be saved") from error
-        self._saved, self._values, self._values_bytes = saved, [], 0
+        self._saved = saved
+        self._values = []
+        self._values_bytes = 0
         return saved
 
     def _state_before(self) -> Any:
-        """The state after the remembered messages. It went through bytes, as a saved state does."""
+        """The state after the remembered messages, decoded from bytes as any saved state is."""
         version = self.runner.state_version
         state = self.runner.load(self._saved or b"", version)
         if not self._values:
@@ -89,6 +91,7 @@ class Undo:
             except (MemoryError, KeyboardInterrupt):
                 raise
             except BaseException as error:
-                # The message did not raise before: this machine depends on more than its state and message.
+                # The message did not raise before, so the machine depends on more than its state
+                # and message.
                 raise UndoError("a message raises when it is repeated") from error
         return self.runner.load(self._save(state), version)

@@ -1,17 +1,15 @@
-"""The window: messages that come before their turn wait, and late ones are healed. Tier window
-only.
+"""The window: messages that come before their turn wait for the missing ones. Tier window only.
 
-The buffer is part of the session and is drained by that session's own messages alone, so that
-slicing never changes what comes out. It is over when more than `messages` wait, or when a message
-is more than `seconds` of message time later than the first that waits: then what is missing is
-counted as a gap.
+The waiting messages are part of the session, and only messages of that session release them. So
+how messages are cut into slices does not change the output. The window is over when more than
+`messages` wait, or when a message is more than `seconds` of message time later than the earliest
+that waits. Then the missing messages are counted as a gap, and the session goes on without them.
 
-Next room: sequence.py has the rules; fold.py applies what the window lets through.
+Next: engine/sequence.py has the rules of sequences; engine/fold.py applies the messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -27,29 +25,31 @@ from seriatim.engine.sequence import (
 from seriatim.engine.session import FoldOutput, Session, WaitingMessage
 
 FIRST_SEQUENCES = (0, 1)
-"""A session that may begin with one of these begins for sure: nothing can come before it."""
+"""A session that can begin with one of these sequences begins at once: nothing comes before them."""
 
 
 class WindowSize(Struct, frozen=True):
-    """How long a message may wait for those before it."""
+    """How long a message may wait for the messages before it."""
 
     messages: int
     seconds: int
 
 
 class WindowTurn(Struct, frozen=True):
-    """One message at its turn: its place in the stretch, and itself where it waited."""
+    """A message whose turn it may be."""
 
     name: str
     position: int
+    """The position in the batch of the message that is folded just now."""
     message: Any
     sequence: int
     is_snapshot: bool
     waiting_message: WaitingMessage | None = None
+    """Set if `message` waited. Then it is not the message at `position`."""
 
 
 class WindowFold(Protocol):
-    """What the window needs of the fold."""
+    """What the window calls in the fold."""
 
     def apply_turn(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None: ...
     def on_message_dropped(self, kind: str, name: str, offset: int, found: str) -> None: ...
@@ -61,12 +61,14 @@ class WindowFold(Protocol):
 
 
 class Window:
-    """The window over one partition's sessions."""
+    """The window over the sessions of one partition."""
 
     def __init__(self, size: WindowSize, runner: Runner, fold: WindowFold) -> None:
-        self.size, self.runner, self.fold = size, runner, fold
+        self.size = size
+        self.runner = runner
+        self.fold = fold
         self._decoded_messages: dict[int, Any] = {}
-        """Messages that wait, by offset, as long as this fold lives."""
+        """Waiting messages that this fold has decoded, by offset."""
 
     def add_message(
         self,
@@ -75,132 +77,149 @@ class Window:
         waiting_message: WaitingMessage,
         output: FoldOutput,
     ) -> None:
-        """One message of a session that is not in quarantine. First those go whose time was over
-        before it came.
+        """Take one message of a session that is not in quarantine.
+
+        1. Give up what is missing, if by the time of this message the window is over.
+        2. Apply the message, let it wait, or drop it.
+        3. Apply the waiting messages whose turn it is now.
+        4. Give up what is missing, if too many messages wait.
         """
-        self._close_window(
-            session,
-            turn,
-            output,
-            lambda: self._has_waited_too_long(session, waiting_message.timestamp),
-        )
+        # 1. The time is over.
+        while self._is_waiting(session) and self._is_overdue(session, waiting_message.timestamp):
+            self._give_up_missing(session, turn, output)
         if session.finding is not None:
             self.fold.on_quarantined(session, turn, output)
             return
-        last, sequence = session.sequence, turn.sequence
-        begins = turn.is_snapshot or not self.runner.has_snapshots
-        if last is None and begins and sequence in FIRST_SEQUENCES:
-            self._drop_headless(session, turn, lambda held: held.sequence < sequence)
-            self.fold.apply_turn(session, turn, output)
-        elif last is None or sequence > last + 1:
+        # 2. The message itself.
+        previous = session.sequence
+        sequence = turn.sequence
+        if previous is None:
+            can_begin = turn.is_snapshot or not self.runner.has_snapshots
+            if can_begin and sequence in FIRST_SEQUENCES:
+                self._drop_waiting_before(session, turn)
+                self.fold.apply_turn(session, turn, output)
+            else:
+                self._keep_waiting(session, turn, waiting_message)
+        elif sequence > previous + 1:
             self._keep_waiting(session, turn, waiting_message)
-        elif sequence == last + 1:
+        elif sequence == previous + 1:
             self.fold.apply_turn(session, turn, output)
         elif turn.is_snapshot and not _is_old_snapshot(session, sequence, waiting_message):
-            self.flush(
-                session, turn, output
-            )  # a producer's new life: what waits belongs to the old one
+            # The producer has begun anew: the messages that wait belong to what was before.
+            self.flush(session, turn, output)
             self.fold.apply_turn(session, turn, output)
         else:
-            kind = (
-                "repeat"
-                if is_same_snapshot(session, sequence, waiting_message.value)
-                else sequence_finding(session, sequence)
-            )
-            remove_missing_sequence(session, sequence)
-            self.fold.on_message_dropped(
-                kind, turn.name, waiting_message.offset, f"sequence {sequence}, after {last}"
-            )
-        self._drain(session, turn, output)
-        self._close_window(
-            session, turn, output, lambda: len(session.waiting_messages) > self.size.messages
-        )
-
-    def _close_window(
-        self, session: Session, turn: WindowTurn, output: FoldOutput, is_over: Callable[[], bool]
-    ) -> None:
-        """Give up on what is missing, as long as the window is over."""
-        while session.finding is None and session.waiting_messages and is_over():
+            self._drop_old_message(session, turn, waiting_message)
+        # 3. Those whose turn it is.
+        self._apply_waiting_in_turn(session, turn, output)
+        # 4. Too many wait.
+        while self._is_waiting(session) and len(session.waiting_messages) > self.size.messages:
             self._give_up_missing(session, turn, output)
-            self._drain(session, turn, output)
+
+    def flush(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None:
+        """Apply all messages that wait, because the session ends or begins anew."""
+        while self._is_waiting(session):
+            self._give_up_missing(session, turn, output)
+
+    def _is_waiting(self, session: Session) -> bool:
+        """Whether messages wait in a session that is not in quarantine."""
+        return bool(session.waiting_messages) and session.finding is None
+
+    def _is_overdue(self, session: Session, message_time_ms: int) -> bool:
+        """Whether the earliest message that waits has waited too long by this time."""
+        earliest = min(waiting.timestamp for waiting in session.waiting_messages)
+        return message_time_ms - earliest > self.size.seconds * 1000
 
     def _keep_waiting(
         self, session: Session, turn: WindowTurn, waiting_message: WaitingMessage
     ) -> None:
-        if any(held.sequence == waiting_message.sequence for held in session.waiting_messages):
+        """Let a message wait, unless one with its sequence waits already."""
+        sequence = waiting_message.sequence
+        offset = waiting_message.offset
+        if any(waiting.sequence == sequence for waiting in session.waiting_messages):
             self.fold.on_message_dropped(
-                "repeat",
-                turn.name,
-                waiting_message.offset,
-                f"sequence {waiting_message.sequence}, which waits already",
+                "repeat", turn.name, offset, f"sequence {sequence}, which waits already"
             )
             return
-        self._decoded_messages[waiting_message.offset] = turn.message
-        session.waiting_messages = sorted(
-            [*session.waiting_messages, waiting_message], key=lambda held: held.sequence
+        self._decoded_messages[offset] = turn.message
+        # A new list: copies of the session may share the old one.
+        messages = [*session.waiting_messages, waiting_message]
+        messages.sort(key=_sequence_of)
+        session.waiting_messages = messages
+
+    def _drop_old_message(
+        self, session: Session, turn: WindowTurn, waiting_message: WaitingMessage
+    ) -> None:
+        """Drop a message that comes late or twice."""
+        sequence = turn.sequence
+        kind = sequence_finding(session, sequence)
+        if is_same_snapshot(session, sequence, waiting_message.value):
+            kind = "repeat"
+        remove_missing_sequence(session, sequence)
+        self.fold.on_message_dropped(
+            kind,
+            turn.name,
+            waiting_message.offset,
+            f"sequence {sequence}, after {session.sequence}",
         )
 
-    def _has_waited_too_long(self, session: Session, message_time_ms: int) -> bool:
-        """Whether the first that waits has waited long enough by this time."""
-        return (
-            message_time_ms - min(held.timestamp for held in session.waiting_messages)
-            > self.size.seconds * 1000
-        )
+    def _drop_waiting_before(self, session: Session, turn: WindowTurn) -> None:
+        """Drop the messages that wait from before the session began."""
+        remaining: list[WaitingMessage] = []
+        for waiting in session.waiting_messages:
+            if waiting.sequence < turn.sequence:
+                self.fold.on_headless(turn.name, waiting)
+            else:
+                remaining.append(waiting)
+        session.waiting_messages = remaining
 
-    def _drain(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None:
-        """All that wait and whose turn it is now."""
+    def _apply_waiting_in_turn(
+        self, session: Session, turn: WindowTurn, output: FoldOutput
+    ) -> None:
+        """Apply all messages that wait and whose turn it is now."""
         while session.finding is None and session.sequence is not None and session.waiting_messages:
-            first = session.waiting_messages[0]
-            if first.sequence > session.sequence + 1:
+            if session.waiting_messages[0].sequence > session.sequence + 1:
                 return
             self._apply_first_waiting(session, turn, output)
 
     def _give_up_missing(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None:
-        """What is missing before the first that waits will not come any more."""
-        first = session.waiting_messages[0]
-        if session.sequence is not None:
-            if not first.is_snapshot:  # a snapshot closes the gap before it
-                self.fold.on_gap_passed(
-                    session, turn.name, turn.position, first.offset, f"sequence {first.sequence}"
-                )
-                add_missing_sequences(session, first.sequence)
-            self._apply_first_waiting(session, turn, output)
-        elif first.is_snapshot or not self.runner.has_snapshots:
+        """Go on without the messages that are missing before the first that waits."""
+        waiting = session.waiting_messages[0]
+        has_begun = session.sequence is not None
+        can_begin = waiting.is_snapshot or not self.runner.has_snapshots
+        if has_begun and not waiting.is_snapshot:  # a snapshot closes the gap before it
+            sequence = waiting.sequence
+            self.fold.on_gap_passed(
+                session, turn.name, turn.position, waiting.offset, f"sequence {sequence}"
+            )
+            add_missing_sequences(session, sequence)
+        if has_begun or can_begin:
             self._apply_first_waiting(session, turn, output)
         else:
             session.waiting_messages = session.waiting_messages[1:]
-            self._decoded_messages.pop(first.offset, None)
-            self.fold.on_headless(turn.name, first)
-
-    def flush(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None:
-        """Let all through that waits: the session ends, or begins again."""
-        self._close_window(session, turn, output, lambda: True)
-
-    def _drop_headless(
-        self, session: Session, turn: WindowTurn, is_headless: Callable[[WaitingMessage], bool]
-    ) -> None:
-        """Those that wait from before the session began."""
-        for held in filter(is_headless, session.waiting_messages):
-            self.fold.on_headless(turn.name, held)
-        session.waiting_messages = [
-            held for held in session.waiting_messages if not is_headless(held)
-        ]
+            self._decoded_messages.pop(waiting.offset, None)
+            self.fold.on_headless(turn.name, waiting)
+        self._apply_waiting_in_turn(session, turn, output)
 
     def _apply_first_waiting(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None:
-        """The first that waits, through the machine."""
-        held, *session.waiting_messages = session.waiting_messages
-        message = (
-            self._decoded_messages.pop(held.offset, None) or self.runner.decode([held.value])[0]
+        """Apply the first message that waits."""
+        waiting = session.waiting_messages[0]
+        session.waiting_messages = session.waiting_messages[1:]
+        message = self._decoded_messages.pop(waiting.offset, None)
+        if message is None:  # it waited since an earlier slice
+            (message,) = self.runner.decode([waiting.value])
+        waiting_turn = WindowTurn(
+            turn.name, turn.position, message, waiting.sequence, waiting.is_snapshot, waiting
         )
-        self.fold.apply_turn(
-            session,
-            WindowTurn(turn.name, turn.position, message, held.sequence, held.is_snapshot, held),
-            output,
-        )
+        self.fold.apply_turn(session, waiting_turn, output)
+
+
+def _sequence_of(waiting_message: WaitingMessage) -> int:
+    return waiting_message.sequence
 
 
 def _is_old_snapshot(session: Session, sequence: int, waiting_message: WaitingMessage) -> bool:
     """Whether a snapshot is an old one that comes late or twice, and not a new beginning."""
-    return is_same_snapshot(session, sequence, waiting_message.value) or is_missing_sequence(
-        session, sequence
-    )
+    if is_same_snapshot(session, sequence, waiting_message.value):
+        return True
+    return is_missing_sequence(session, sequence)
