@@ -36,21 +36,27 @@ def test_kills_at_crash_points_leave_no_trace(
     count = 1_000_000 if full else 60_000
     slice_size = str(50_000 if full else 8_000)
     names = {topic(3): 3, topic(3): 3, topic(2): 2}
-    lab.send(tables(names, 200, count))
+    messages = tables(names, 200, count)
     pattern = "|".join(names)
     one, hurt = lab.stream("one", pattern), lab.stream("hurt", pattern, slice={"read": "task"})
     points = sorted(random.Random(4).sample(EVERY_RUN, 3), key=EVERY_RUN.index)
     # Readers take turns; in full every point is passed with each.
-    runs = (
+    runs = list(
         product(EVERY_RUN, ("spark", "task"))
         if full
         else zip(points, cycle(("task", "spark")), strict=False)
     )
 
-    lab.fold(one)
-    for point, read in runs:
+    # Some points come at the end of a run: so each run finds messages that no run before it had.
+    portion = count // (2 * len(runs))
+    head_count = count - portion * len(runs)
+    lab.send(messages[:head_count])
+    for number, (point, read) in enumerate(runs):
+        start = head_count + number * portion
+        lab.send(messages[start : start + portion])
         lab.stream(hurt, pattern, slice={"read": read})
         killed_at(lab, hurt, point, "--messages-max", slice_size)
+    lab.fold(one)
     ended = lab.command("run", hurt, "--messages-max", slice_size)
 
     assert ended.returncode == 0, ended.stderr

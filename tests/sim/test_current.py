@@ -79,7 +79,7 @@ def check_disk(made: DiskStream) -> None:
     )
     found = DeltaTable(made.root / "current")
     rows = found.to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
-    assert by_name(rows, current.keyed) == folded(records, current.keyed)
+    assert by_name(rows, current.row_key_spec) == folded(records, current.row_key_spec)
     for path in pq_files(found):
         one = (
             pq.ParquetFile(made.root / "current" / path)
