@@ -17,9 +17,14 @@ import msgspec
 from msgspec import Struct
 
 from seriatim.alerts.incidents import REPAIR, RUN, Alert, Concern, Incident, Mail, Note
-from seriatim.engine.findings import FINDING_TITLES, Finding, printable_session, shorten
+from seriatim.engine.findings import (
+    FINDING_TITLES,
+    Finding,
+    format_duration,
+    printable_session,
+    shorten,
+)
 from seriatim.errors import render_screen
-from seriatim.kafka.retention import format_duration
 
 FINDINGS_LISTED_MAX = 20
 SECTIONS_PER_KIND_MAX = 50

@@ -1,11 +1,11 @@
-"""Kafka client settings: one file of the user's, in the names of librdkafka, for the dialects we
-speak.
+"""Kafka client settings: one file by the user, in librdkafka's names, translated for the three client
+libraries in use.
 
-`SERIATIM_KAFKA_CONFIG` names a file of KEY=VALUE lines. Only the keys below are taken: nothing that
-loads a class, runs a command or fetches an address may come in this way. Secrets stay out of
-command lines and logs: the file should be readable by its owner alone.
+`SERIATIM_KAFKA_CONFIG` names a file of KEY=VALUE lines. Only the keys below are accepted: no setting
+that loads a class, runs a command or fetches an address. Secrets stay out of command lines and
+logs; the file should be readable by its owner alone.
 
-Next room: kafka/log.py, spark.py and batches.py use what is made here.
+Next: kafka/log.py, kafka/spark_reader.py and kafka/raw_batches.py use these settings.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ ALLOWED_SETTINGS = (
     "ssl.endpoint.identification.algorithm",
     "client.id",
 )
+"""The keys that a settings file may have."""
 PYTHON_NAMES = {
     "bootstrap.servers": "bootstrap_servers",
     "client.id": "client_id",
@@ -41,18 +42,29 @@ PYTHON_NAMES = {
     "ssl.key.location": "ssl_keyfile",
     "ssl.key.password": "ssl_password",
 }
+"""kafka-python's names of these keys."""
 LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
+"""Java's login module for each SASL mechanism."""
 SETTING_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 SECRET_SETTINGS = ("sasl.password", "ssl.key.password")
+SAME_IN_JAVA = (
+    "bootstrap.servers",
+    "security.protocol",
+    "sasl.mechanism",
+    "client.id",
+    "isolation.level",
+    "ssl.endpoint.identification.algorithm",
+)
+"""Keys that Java's clients name as librdkafka does."""
 T = TypeVar("T")
 
 
 def read_client_settings(path: Path | None) -> dict[str, str]:
-    """The user's client settings, checked; none if there is no file."""
+    """The client settings of the user's file, checked; empty without a file."""
     if path is None:
         return {}
     try:
@@ -66,92 +78,83 @@ def read_client_settings(path: Path | None) -> dict[str, str]:
     settings: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()
-        if text and not text.startswith("#"):
-            key, equals, value = (part.strip() for part in text.partition("="))
-            if not equals or key not in ALLOWED_SETTINGS:
-                raise _refused_line_error(path, number, key if equals else "")
-            settings[key] = value
+        if not text or text.startswith("#"):
+            continue
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals or key not in ALLOWED_SETTINGS:
+            raise _refused_line_error(path, number, key if equals else "")
+        settings[key] = value.strip()
     return settings
 
 
 def create_client(client_class: Callable[[dict[str, Any]], T], settings: Mapping[str, Any]) -> T:
-    """One of librdkafka's clients. It looks at its settings when it is made, and what it refuses a
-    person must fix.
+    """A client of librdkafka. It checks its settings when it is created; `ConfigError` says what it
+    refuses, without the passwords.
     """
     from confluent_kafka import KafkaException
 
     try:
         return client_class(dict(settings))
     except KafkaException as error:
-        why = re.sub(r"^Failed to create [a-z ]+: ", "", error.args[0].str())
-        for secret in filter(None, map(settings.get, SECRET_SETTINGS)):
-            why = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "…", why)
+        reason = re.sub(r"^Failed to create [a-z ]+: ", "", error.args[0].str())
+        for key in SECRET_SETTINGS:
+            secret = settings.get(key)
+            if secret:
+                # Whole words only: a password of one letter must not make the text unreadable.
+                reason = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "…", reason)
         raise ConfigError(
-            f"kafka_config: {why}",
+            f"kafka_config: {reason}",
             next="fix the file that SERIATIM_KAFKA_CONFIG names: Kafka's client does not take it",
         ) from None
 
 
 def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """The same settings as Java clients name them."""
-    same = (
-        "bootstrap.servers",
-        "security.protocol",
-        "sasl.mechanism",
-        "client.id",
-        "isolation.level",
-    )
-    java = {
-        key: settings[key]
-        for key in (*same, "ssl.endpoint.identification.algorithm")
-        if key in settings
-    }
+    """The same settings in the names of Java's clients."""
+    java = {key: settings[key] for key in SAME_IN_JAVA if key in settings}
     if "sasl.username" in settings:
         java["sasl.jaas.config"] = _jaas_login(settings)
     if "ssl.ca.location" in settings:
-        java |= {
-            "ssl.truststore.type": "PEM",
-            "ssl.truststore.location": settings["ssl.ca.location"],
-        }
+        java["ssl.truststore.type"] = "PEM"
+        java["ssl.truststore.location"] = settings["ssl.ca.location"]
     if "ssl.certificate.location" in settings:
         java["ssl.keystore.type"] = "PEM"
         java["ssl.keystore.certificate.chain"] = _read_pem(settings, "ssl.certificate.location")
-        java["ssl.keystore.key"] = _decrypt_key(
-            _read_pem(settings, "ssl.key.location"), settings.get("ssl.key.password")
-        )
+        private_key = _read_pem(settings, "ssl.key.location")
+        java["ssl.keystore.key"] = _decrypt_key(private_key, settings.get("ssl.key.password"))
     return java
 
 
 def python_settings(settings: Mapping[str, str]) -> dict[str, Any]:
-    """The same settings as kafka-python names them."""
-    python: dict[str, Any] = {
-        name: settings[key] for key, name in PYTHON_NAMES.items() if key in settings
-    }
+    """The same settings in the names of kafka-python."""
+    python: dict[str, Any] = {}
+    for key, name in PYTHON_NAMES.items():
+        if key in settings:
+            python[name] = settings[key]
     if "security.protocol" in settings:
         python["security_protocol"] = settings["security.protocol"].upper()
     if "sasl.username" in settings:
         python.setdefault("sasl_mechanism", "PLAIN")
     if "ssl.endpoint.identification.algorithm" in settings:
-        python["ssl_check_hostname"] = settings["ssl.endpoint.identification.algorithm"] not in (
-            "",
-            "none",
-        )
+        algorithm = settings["ssl.endpoint.identification.algorithm"]
+        python["ssl_check_hostname"] = algorithm not in ("", "none")
     return python
 
 
 def _jaas_login(settings: Mapping[str, str]) -> str:
+    """User and password in the form that Java's clients take."""
     mechanism = settings.get("sasl.mechanism", "PLAIN")
     if mechanism not in LOGIN_MODULES:
         raise ConfigError(
             f"sasl.mechanism {mechanism!r} is not supported", allowed=", ".join(LOGIN_MODULES)
         )
-    user, password = (
-        _quote_java(settings.get(key, "")) for key in ("sasl.username", "sasl.password")
-    )
+    user = _quote_java(settings.get("sasl.username", ""))
+    password = _quote_java(settings.get("sasl.password", ""))
     return f"{LOGIN_MODULES[mechanism]} required username={user} password={password};"
 
 
 def _read_pem(settings: Mapping[str, str], key: str) -> str:
+    """The content of the PEM file that a setting names."""
     try:
         return Path(settings[key]).read_text()
     except KeyError:
@@ -170,8 +173,8 @@ def _read_pem(settings: Mapping[str, str], key: str) -> str:
 
 
 def _decrypt_key(key: str, password: str | None) -> str:
-    """A private key without its password: Kafka's Java client cannot open what OpenSSL writes today
-    (PBES2).
+    """A private key without its password. Kafka's Java client cannot open the encryption that
+    OpenSSL writes today (PBES2).
     """
     if "ENCRYPTED" not in key:
         return key
@@ -183,15 +186,16 @@ def _decrypt_key(key: str, password: str | None) -> str:
             next="install cryptography, or take the password off the key and make it readable by its owner alone",
         ) from None
     try:
-        opened = keys.load_pem_private_key(key.encode(), (password or "").encode())
-    except (ValueError, TypeError):  # its text may say more than a log should have
+        private_key = keys.load_pem_private_key(key.encode(), (password or "").encode())
+    except (ValueError, TypeError):  # its text may have secrets that must not be in a log
         raise ConfigError(
             "kafka_config: ssl.key.password does not open the key of ssl.key.location",
             next="fix SERIATIM_KAFKA_CONFIG",
         ) from None
-    return opened.private_bytes(
+    plain_key = private_key.private_bytes(
         keys.Encoding.PEM, keys.PrivateFormat.PKCS8, keys.NoEncryption()
-    ).decode()
+    )
+    return plain_key.decode()
 
 
 def _quote_java(text: str) -> str:
@@ -200,18 +204,17 @@ def _quote_java(text: str) -> str:
 
 
 def _refused_line_error(path: Path, number: int, key: str) -> ConfigError:
-    """What is wrong with a line. Only what looks like a key is shown: anything else may be a
+    """The error of a line. It shows only text that looks like a key: anything else may be a
     password.
     """
-    close = difflib.get_close_matches(key, ALLOWED_SETTINGS, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    named = (
-        f"{key} is not a setting we take{hint}"
-        if SETTING_NAME.fullmatch(key)
-        else "this line is not KEY=VALUE"
-    )
+    problem = "this line is not KEY=VALUE"
+    if SETTING_NAME.fullmatch(key):
+        problem = f"{key} is not a setting we take"
+        close_matches = difflib.get_close_matches(key, ALLOWED_SETTINGS, n=1)
+        if close_matches:
+            problem += f"; did you mean {close_matches[0]}?"
     return ConfigError(
-        f"{path.name}:{number}: {named}",
+        f"{path.name}:{number}: {problem}",
         allowed=", ".join(ALLOWED_SETTINGS),
         next=f"fix {path}",
     )

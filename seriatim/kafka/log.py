@@ -1,7 +1,7 @@
-"""Kafka as discovery sees it: topics by whole-name regex, their ids, log start and log end, how
-long they keep.
+"""Kafka's log for discovery: topics by regex over the whole name, their ids, log start, log end and
+retention.
 
-Next room: spark.py reads the messages.
+Next: kafka/spark_reader.py and kafka/task_reader.py read the messages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOPIC_GONE_ERRORS = (
     KafkaError._UNKNOWN_PARTITION,
 )
 LEADER_CHANGE_ERRORS = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
-"""A partition just made, or just given to another broker: it answers in a moment."""
+"""A partition that was just created or moved to another broker answers after a moment."""
 AUTHORIZATION_ERRORS = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -48,11 +48,13 @@ NO_MESSAGE_ERRORS = (
     KafkaError._AUTO_OFFSET_RESET,
     KafkaError.OFFSET_OUT_OF_RANGE,
 )
-"""No message at an offset: the log ends there, or has just lost it."""
-SAMPLE_PARTITIONS, SAMPLE_MESSAGES, SAMPLE_SECONDS = 8, 100, 3.0
-"""How much is looked at to know how large messages are."""
+"""There is no message at an offset: the log ends there, or Kafka has just dropped it."""
+SAMPLE_PARTITIONS = 8
+SAMPLE_MESSAGES = 100
+SAMPLE_SECONDS = 3.0
+"""Bounds of the sample that tells how large messages are."""
 INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
-"""Kafka's own: a stream never means these."""
+"""Kafka's own topics: a stream never reads these, whatever its regex matches."""
 
 
 class KafkaLog:
@@ -70,100 +72,97 @@ class KafkaLog:
         self._admin = create_client(
             AdminClient, {**client_settings, "log_level": 0, "logger": _NULL_LOGGER}
         )
-        committed = isolation == "read_committed"
         self._isolation_name = isolation
-        self._isolation = (
-            IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        )
+        self._isolation = IsolationLevel.READ_UNCOMMITTED
+        if isolation == "read_committed":
+            self._isolation = IsolationLevel.READ_COMMITTED
 
     def bounds(self, pattern: str) -> dict[Partition, Bounds]:
-        """Every partition of every topic whose whole name matches."""
-        partitions = self._matching_partitions(pattern)
-        starts = self._list_offsets(partitions, OffsetSpec.earliest())
-        ends = self._list_offsets(partitions, OffsetSpec.latest())
-        return {
-            partition: Bounds(topic_id, starts[partition], max(ends[partition], starts[partition]))
-            for partition, topic_id in partitions.items()
-            if partition in starts and partition in ends
-        }
+        """The bounds of every partition of every topic whose whole name matches."""
+        topic_ids = self._matching_partitions(pattern)
+        starts = self._list_offsets(topic_ids, OffsetSpec.earliest())
+        ends = self._list_offsets(topic_ids, OffsetSpec.latest())
+        bounds = {}
+        for partition, topic_id in topic_ids.items():
+            # A topic may be deleted between the requests.
+            if partition in starts and partition in ends:
+                log_start = starts[partition]
+                # Start and end are two requests: the log may have changed between them.
+                log_end = max(ends[partition], log_start)
+                bounds[partition] = Bounds(topic_id, log_start, log_end)
+        return bounds
 
     def offsets_for_time(self, partitions: list[Partition], timestamp: int) -> dict[Partition, int]:
         """The first offset at or after a time (milliseconds since 1970); -1 where there is none."""
-        return self._list_offsets(
-            dict.fromkeys(partitions, ""), OffsetSpec.for_timestamp(timestamp)
-        )
+        return self._list_offsets(partitions, OffsetSpec.for_timestamp(timestamp))
 
     def first_unreadable_messages(self, ranges: Ranges) -> dict[Partition, tuple[int, str]]:
-        """The first message of each range whose timestamp Spark cannot read, by offset, and why."""
-        found: dict[Partition, tuple[int, str]] = {}
+        """The first message of each range whose timestamp Spark cannot read: its offset, and the
+        reason. Ranges without one are left out.
+        """
+        unreadable: dict[Partition, tuple[int, str]] = {}
+        lowest_ms, highest_ms = SPARK_TIMESTAMP_RANGE_MS
         consumer = self._create_consumer({**SCAN_SETTINGS, "isolation.level": self._isolation_name})
         try:
-            for partition, whole in ranges.items():
-                consumer.assign([TopicPartition(partition.topic, partition.number, whole.start)])
-                for message in self._scan_range(consumer, partition, whole):
-                    if (
-                        not SPARK_TIMESTAMP_RANGE_MS[0]
-                        <= (stamp := message.timestamp()[1])
-                        <= SPARK_TIMESTAMP_RANGE_MS[1]
-                    ):
-                        found[partition] = (
-                            message.offset() or 0,
-                            f"its timestamp is {stamp} ms since 1970",
-                        )
+            for partition, offset_range in ranges.items():
+                consumer.assign(
+                    [TopicPartition(partition.topic, partition.number, offset_range.start)]
+                )
+                for message in self._scan_range(consumer, partition, offset_range):
+                    timestamp_ms = message.timestamp()[1]
+                    if not lowest_ms <= timestamp_ms <= highest_ms:
+                        reason = f"its timestamp is {timestamp_ms} ms since 1970"
+                        unreadable[partition] = (message.offset() or 0, reason)
                         break
         except KafkaException as error:
             raise self._unreachable_error(error) from None
         finally:
             consumer.close()
-        return found
+        return unreadable
 
     def sample_message_bytes(self, ranges: Ranges) -> dict[Partition, int]:
-        """How large the first messages of a few of these ranges are, on average. None that come in
-        time: not known.
+        """The average size of the first messages of a few of these ranges. A range whose messages
+        do not arrive in time is left out.
         """
-        sizes: dict[Partition, list[int]] = {
-            partition: [] for partition in list(ranges)[:SAMPLE_PARTITIONS]
-        }
-        ended, until = set(), time.monotonic() + SAMPLE_SECONDS
+        sampled_partitions = list(ranges)[:SAMPLE_PARTITIONS]
         consumer = self._create_consumer({**SCAN_SETTINGS, "isolation.level": self._isolation_name})
         try:
-            consumer.assign([TopicPartition(p.topic, p.number, ranges[p].start) for p in sizes])
-            while time.monotonic() < until and any(not sizes[p] and p not in ended for p in sizes):
-                for message in consumer.consume(SAMPLE_MESSAGES, timeout=0.2):
-                    partition = Partition(message.topic() or "", message.partition() or 0)
-                    if message.error() is None:
-                        sizes[partition].append(
-                            len(message.key() or b"") + len(message.value() or b"")
-                        )
-                    else:
-                        ended.add(partition)
+            consumer.assign(
+                [
+                    TopicPartition(partition.topic, partition.number, ranges[partition].start)
+                    for partition in sampled_partitions
+                ]
+            )
+            sizes = _sample_sizes(consumer, sampled_partitions)
         except KafkaException as error:
             raise self._unreachable_error(error) from None
         finally:
             consumer.close()
-        return {
-            partition: sum(those) // len(those) + 1 for partition, those in sizes.items() if those
-        }
+        averages = {}
+        for partition, partition_sizes in sizes.items():
+            if partition_sizes:
+                averages[partition] = sum(partition_sizes) // len(partition_sizes) + 1
+        return averages
 
     def _create_consumer(self, settings: Mapping[str, str]) -> Consumer:
-        return create_client(
-            Consumer, {**self._client_settings, **settings, "logger": _NULL_LOGGER}
-        )
+        all_settings = {**self._client_settings, **settings, "logger": _NULL_LOGGER}
+        return create_client(Consumer, all_settings)
 
     def _scan_range(
         self, consumer: Consumer, partition: Partition, offset_range: OffsetRange
     ) -> Iterator[Message]:
-        """The messages of a range, until its end or the log's."""
-        heard = time.monotonic()
+        """The messages of a range, until its end or the end of the log."""
+        last_answer = time.monotonic()
         while True:
             for message in consumer.consume(1000, timeout=1):
-                heard, error = time.monotonic(), message.error()
+                last_answer = time.monotonic()
+                error = message.error()
                 if error is not None and error.code() not in NO_MESSAGE_ERRORS:
                     raise KafkaException(error)
                 if error is not None or (message.offset() or 0) >= offset_range.end:
                     return
                 yield message
-            if time.monotonic() - heard > self.timeout_seconds:
+            if time.monotonic() - last_answer > self.timeout_seconds:
                 raise self._no_message_error(partition)
 
     def read_retention(
@@ -173,98 +172,125 @@ class KafkaLog:
         long.
         """
         rules = self._retention_rules({partition.topic for partition in bounds})
-        there = {partition: seen for partition, seen in bounds.items() if partition.topic in rules}
-        oldest = self._timestamps_by_spec(there, OffsetSpec.for_timestamp(0))
-        newest = self._timestamps_by_spec(there, OffsetSpec.max_timestamp())
-        inside = {
-            p: frontiers[p]
-            for p, seen in there.items()
-            if seen.log_start < frontiers[p] < seen.log_end
+        # Topics that were deleted since the bounds were read have no rules.
+        known_bounds = {
+            partition: partition_bounds
+            for partition, partition_bounds in bounds.items()
+            if partition.topic in rules
         }
-        waiting = {
-            p: oldest[p]
-            for p, seen in there.items()
-            if p in oldest and frontiers[p] <= seen.log_start
-        }
-        waiting |= self._timestamps_at(inside)
+        oldest_ms = self._timestamps_by_spec(known_bounds, OffsetSpec.for_timestamp(0))
+        newest_ms = self._timestamps_by_spec(known_bounds, OffsetSpec.max_timestamp())
+        frontier_ms = self._frontier_timestamps(known_bounds, frontiers, oldest_ms)
         sizes = self._log_sizes(
-            [partition for partition in there if rules[partition.topic].has_size_limit]
+            [partition for partition in known_bounds if rules[partition.topic].has_size_limit]
         )
         return {
-            p: RetainedLog(
-                rules=rules[p.topic],
-                frontier=frontiers[p],
-                log_start=seen.log_start,
-                log_end=seen.log_end,
-                oldest_ms=oldest.get(p),
-                frontier_ms=waiting.get(p),
-                newest_ms=newest.get(p),
-                log_bytes=sizes.get(p),
+            partition: RetainedLog(
+                rules=rules[partition.topic],
+                frontier=frontiers[partition],
+                log_start=partition_bounds.log_start,
+                log_end=partition_bounds.log_end,
+                oldest_ms=oldest_ms.get(partition),
+                frontier_ms=frontier_ms.get(partition),
+                newest_ms=newest_ms.get(partition),
+                log_bytes=sizes.get(partition),
             )
-            for p, seen in there.items()
+            for partition, partition_bounds in known_bounds.items()
         }
 
+    def _frontier_timestamps(
+        self,
+        bounds: Mapping[Partition, Bounds],
+        frontiers: Mapping[Partition, int],
+        oldest_ms: Mapping[Partition, int],
+    ) -> dict[Partition, int]:
+        """The timestamp of the first message at or after each frontier, where there is one."""
+        timestamps = {}
+        offsets_to_read = {}
+        for partition, partition_bounds in bounds.items():
+            frontier = frontiers[partition]
+            if frontier <= partition_bounds.log_start:
+                if partition in oldest_ms:
+                    timestamps[partition] = oldest_ms[partition]
+            elif frontier < partition_bounds.log_end:
+                offsets_to_read[partition] = frontier
+        return timestamps | self._timestamps_at(offsets_to_read)
+
     def _retention_rules(self, topics: Iterable[str]) -> dict[str, RetentionRules]:
-        """Topics' retention settings, broker defaults included. Topics that vanished are left out."""
-        asked = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in sorted(topics)]
-        if not asked:
+        """The retention settings of topics, broker defaults included. Topics that vanished are left
+        out.
+        """
+        resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in sorted(topics)]
+        if not resources:
             return {}
         answers = self._call_kafka(
-            lambda: self._admin.describe_configs(asked, request_timeout=self.timeout_seconds)
+            lambda: self._admin.describe_configs(resources, request_timeout=self.timeout_seconds)
         )
-        found: dict[str, RetentionRules] = {}
+        rules: dict[str, RetentionRules] = {}
         for resource, answer in answers.items():
             if _is_error(answer, AUTHORIZATION_ERRORS):
-                found[resource.name] = RetentionRules(is_known=False)
-            elif (entries := self._result_or_none(answer)) is not None:
-                found[resource.name] = RetentionRules(
+                rules[resource.name] = RetentionRules(is_known=False)
+                continue
+            entries = self._result_or_none(answer)
+            if entries is not None:
+                rules[resource.name] = RetentionRules(
                     retention_ms=int(entries["retention.ms"].value),
                     retention_bytes=int(entries["retention.bytes"].value),
                     has_delete_policy="delete" in entries["cleanup.policy"].value,
                 )
-        return found
+        return rules
 
     def _timestamps_by_spec(
         self, partitions: Iterable[Partition], offset_spec: OffsetSpec
     ) -> dict[Partition, int]:
-        """The timestamps of the messages that a question finds; partitions without one are left
-        out.
+        """The timestamp of the message that a specification finds in each partition; partitions
+        without one are left out.
         """
-        answers = {
-            p: self._result_or_none(a)
-            for p, a in self._request_offsets(partitions, offset_spec).items()
-        }
-        return {
-            p: answer.timestamp
-            for p, answer in answers.items()
-            if answer is not None and answer.timestamp >= 0
-        }
+        timestamps = {}
+        for partition, answer in self._request_offsets(partitions, offset_spec).items():
+            result = self._result_or_none(answer)
+            if result is not None and result.timestamp >= 0:
+                timestamps[partition] = result.timestamp
+        return timestamps
 
     def _timestamps_at(self, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
         """The timestamp of the first message at or after each offset, by reading it."""
         if not offsets:
             return {}
         consumer = self._create_consumer(SINGLE_MESSAGE_SETTINGS)
-        found: dict[Partition, int] = {}
-        until = time.monotonic() + self.timeout_seconds
         try:
             consumer.assign(
-                [TopicPartition(p.topic, p.number, offset) for p, offset in offsets.items()]
+                [
+                    TopicPartition(partition.topic, partition.number, offset)
+                    for partition, offset in offsets.items()
+                ]
             )
-            while missing := [place for place in offsets if place not in found]:
-                message = self._call_kafka(lambda: consumer.poll(0.5))
-                if message is not None and message.topic() is not None:
-                    place = Partition(message.topic(), message.partition())
-                    found.setdefault(place, self._timestamp_of(message))
-                    consumer.incremental_unassign([TopicPartition(place.topic, place.number)])
-                elif time.monotonic() > until:
-                    raise self._no_message_error(missing[0])
+            timestamps = self._poll_timestamps(consumer, set(offsets))
         finally:
             consumer.close()
-        return {place: timestamp for place, timestamp in found.items() if timestamp >= 0}
+        return {
+            partition: timestamp for partition, timestamp in timestamps.items() if timestamp >= 0
+        }
+
+    def _poll_timestamps(
+        self, consumer: Consumer, partitions: set[Partition]
+    ) -> dict[Partition, int]:
+        """The timestamp of the first message of each partition; -1 where there is none."""
+        timestamps: dict[Partition, int] = {}
+        deadline = time.monotonic() + self.timeout_seconds
+        while missing := partitions - timestamps.keys():
+            message = self._call_kafka(lambda: consumer.poll(0.5))
+            if message is not None and message.topic() is not None:
+                partition = Partition(message.topic(), message.partition())
+                timestamps.setdefault(partition, self._timestamp_of(message))
+                # Without this the consumer would go on fetching messages that nobody needs.
+                consumer.incremental_unassign([TopicPartition(partition.topic, partition.number)])
+            elif time.monotonic() > deadline:
+                raise self._no_message_error(min(missing))
+        return timestamps
 
     def _timestamp_of(self, message: Message) -> int:
-        """A message's timestamp; -1 if it has none, or none is there."""
+        """The timestamp of a message; -1 if it has none, or if there is no message."""
         error = message.error()
         if error is None:
             return int(message.timestamp()[1])
@@ -273,19 +299,19 @@ class KafkaLog:
         raise self._unreachable_error(KafkaException(error))
 
     def _log_sizes(self, partitions: list[Partition]) -> dict[Partition, int]:
-        """The size of each partition's log. Empty where the broker will not tell: what was folded
-        serves then.
+        """The size of each partition's log in bytes. Empty where the broker does not tell it: the
+        caller then estimates it from the messages folded so far.
         """
         if not partitions:
             return {}
         from kafka.admin import KafkaAdminClient
         from kafka.errors import KafkaError as PythonKafkaError
 
-        logging.getLogger("kafka").setLevel(logging.CRITICAL)  # what matters comes back as an error
-        topics = {
-            partition.topic: [p.number for p in partitions if p.topic == partition.topic]
-            for partition in partitions
-        }
+        # Everything important comes back as an error.
+        logging.getLogger("kafka").setLevel(logging.CRITICAL)
+        topics: dict[str, list[int]] = {}
+        for partition in partitions:
+            topics.setdefault(partition.topic, []).append(partition.number)
         try:
             admin = KafkaAdminClient(
                 **python_settings(self._client_settings),
@@ -299,14 +325,16 @@ class KafkaLog:
             return {}
 
     def _matching_partitions(self, pattern: str) -> dict[Partition, str]:
-        """Matching partitions and their topics' ids."""
-        wanted = re.compile(pattern)
-        known = self._call_kafka(
+        """The matching partitions, each with the id of its topic."""
+        topic_regex = re.compile(pattern)
+        topics = self._call_kafka(
             lambda: self._admin.list_topics(timeout=self.timeout_seconds).topics
         )
-        names = sorted(
-            name for name in known if wanted.fullmatch(name) and name not in INTERNAL_TOPICS
-        )
+        names = [
+            name
+            for name in sorted(topics)
+            if topic_regex.fullmatch(name) and name not in INTERNAL_TOPICS
+        ]
         if not names:
             return {}
         answers = self._call_kafka(
@@ -314,40 +342,51 @@ class KafkaLog:
                 TopicCollection(names), request_timeout=self.timeout_seconds
             )
         )
-        found: dict[Partition, str] = {}
+        topic_ids: dict[Partition, str] = {}
         for name, answer in answers.items():
-            topic = self._result_or_none(answer)
-            if topic is not None:
-                found |= {
-                    Partition(name, part.id): str(topic.topic_id) for part in topic.partitions
-                }
-        return found
+            description = self._result_or_none(answer)
+            if description is not None:
+                for partition in description.partitions:
+                    topic_ids[Partition(name, partition.id)] = str(description.topic_id)
+        return topic_ids
 
     def _list_offsets(
-        self, partitions: Mapping[Partition, str], offset_spec: OffsetSpec
+        self, partitions: Iterable[Partition], offset_spec: OffsetSpec
     ) -> dict[Partition, int]:
-        found: dict[Partition, int] = {}
-        left, until = set(partitions), time.monotonic() + self.timeout_seconds
-        while left:
-            for partition, answer in self._request_offsets(left, offset_spec).items():
-                if not (_is_leader_change(answer) and time.monotonic() < until):
-                    left.discard(partition)
-                    offset = self._result_or_none(answer)
-                    found |= {} if offset is None else {partition: offset.offset}
-            time.sleep(0.1 if left else 0)
-        return found
+        """The offset that a specification finds in each partition. While a partition has no leader
+        it is asked again, until the timeout.
+        """
+        offsets: dict[Partition, int] = {}
+        waiting = set(partitions)
+        deadline = time.monotonic() + self.timeout_seconds
+        while waiting:
+            for partition, answer in self._request_offsets(waiting, offset_spec).items():
+                if _is_error(answer, LEADER_CHANGE_ERRORS) and time.monotonic() < deadline:
+                    continue
+                waiting.discard(partition)
+                result = self._result_or_none(answer)
+                if result is not None:
+                    offsets[partition] = result.offset
+            if waiting:
+                time.sleep(0.1)
+        return offsets
 
     def _request_offsets(
         self, partitions: Iterable[Partition], offset_spec: OffsetSpec
     ) -> dict[Partition, Any]:
-        asked = {TopicPartition(p.topic, p.number): offset_spec for p in partitions}
+        """Kafka's answer for each partition, not looked at yet."""
+        requests = {
+            TopicPartition(partition.topic, partition.number): offset_spec
+            for partition in partitions
+        }
         answers = self._call_kafka(
             lambda: self._admin.list_offsets(
-                asked, isolation_level=self._isolation, request_timeout=self.timeout_seconds
+                requests, isolation_level=self._isolation, request_timeout=self.timeout_seconds
             )
         )
         return {
-            Partition(place.topic, place.partition): answer for place, answer in answers.items()
+            Partition(topic_partition.topic, topic_partition.partition): answer
+            for topic_partition, answer in answers.items()
         }
 
     def _call_kafka(self, request: Callable[[], T]) -> T:
@@ -357,7 +396,7 @@ class KafkaLog:
             raise self._unreachable_error(error) from None
 
     def _result_or_none(self, answer: Any) -> Any:
-        """An answer, or None if the topic vanished while we asked."""
+        """The result of an answer; None if the topic was deleted meanwhile."""
         try:
             return answer.result()
         except KafkaException as error:
@@ -379,47 +418,61 @@ class KafkaLog:
         )
 
 
-def _is_leader_change(answer: Any) -> bool:
-    return _is_error(answer, LEADER_CHANGE_ERRORS)
-
-
 def _is_error(answer: Any, codes: tuple[int, ...]) -> bool:
     error = answer.exception()
     return isinstance(error, KafkaException) and error.args[0].code() in codes
 
 
+def _sample_sizes(
+    consumer: Consumer, partitions: Iterable[Partition]
+) -> dict[Partition, list[int]]:
+    """The sizes of messages, until each partition has one or has ended, or the time is over."""
+    sizes: dict[Partition, list[int]] = {partition: [] for partition in partitions}
+    waiting = set(sizes)
+    deadline = time.monotonic() + SAMPLE_SECONDS
+    while waiting and time.monotonic() < deadline:
+        for message in consumer.consume(SAMPLE_MESSAGES, timeout=0.2):
+            partition = Partition(message.topic() or "", message.partition() or 0)
+            waiting.discard(partition)
+            # An error is the end of the log, or a partition that cannot be read now.
+            if message.error() is None:
+                size = len(message.key() or b"") + len(message.value() or b"")
+                sizes[partition].append(size)
+    return sizes
+
+
 def _largest_replicas(answers: Iterable[Mapping[str, Any]]) -> dict[Partition, int]:
-    """Of each partition's replicas the largest: those that are behind, or move to another disk, are
-    smaller.
+    """The size of the largest replica of each partition. Replicas that are behind, or that move to
+    another disk, are smaller.
     """
-    found: dict[Partition, int] = {}
-    topics = (
-        topic for answer in answers for folder in answer["log_dirs"] for topic in folder["topics"]
-    )
-    for topic in topics:
-        for replica in topic["partitions"]:
-            place = Partition(topic["name"], replica["partition_index"])
-            found[place] = max(found.get(place, 0), replica["partition_size"])
-    return found
+    sizes: dict[Partition, int] = {}
+    for answer in answers:
+        for folder in answer["log_dirs"]:
+            for topic in folder["topics"]:
+                for replica in topic["partitions"]:
+                    partition = Partition(topic["name"], replica["partition_index"])
+                    sizes[partition] = max(sizes.get(partition, 0), replica["partition_size"])
+    return sizes
 
 
 class _NullLogger:
-    """Takes the client library's own log lines, which would end up in a person's face."""
+    """Drops the log lines of the client library, which would be printed on the terminal."""
 
     def log(self, *_: Any, **__: Any) -> None:
-        """Say nothing: what matters comes back as an error."""
+        """Print nothing: everything important comes back as an error."""
 
 
 _NULL_LOGGER = _NullLogger()
 SCAN_SETTINGS = {
-    "group.id": "seriatim-scan",  # the library wants a name; no group is joined, nothing is committed
+    # The library needs a group name. No group is joined, and nothing is committed.
+    "group.id": "seriatim-scan",
     "enable.auto.commit": "false",
     "enable.partition.eof": "true",
     "auto.offset.reset": "error",
     "log_level": "0",
 }
 SINGLE_MESSAGE_SETTINGS = {
-    "group.id": "seriatim-clock",  # the library wants a name; no group is joined, nothing is committed
+    "group.id": "seriatim-clock",
     "enable.auto.commit": "false",
     "enable.partition.eof": "true",
     "auto.offset.reset": "error",
@@ -427,4 +480,4 @@ SINGLE_MESSAGE_SETTINGS = {
     "queued.min.messages": "1",
     "log_level": "0",
 }
-"""Settings of a client that wants one message of each partition and no more."""
+"""Settings of a consumer that reads one message of each partition and then stops."""

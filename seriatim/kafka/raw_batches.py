@@ -1,15 +1,15 @@
-"""Raw record batches: what the log itself says about offsets that no reader gets to see. Implements
-`Explain`.
+"""Explains missing offsets from raw record batches: the log itself says why a reader does not get
+them. Implements `Explain`.
 
-Kafka has no request for headers alone, so a hole is explained by fetching its region once more, as
-bytes, of which only the batch headers are looked at. A transactional topic has a hole every few
-messages: each look goes further ahead than the one before, and what it saw is kept, so that many
+Kafka has no request for headers alone. So a hole is explained by fetching its region once more as
+bytes, of which only the batch headers are read. A transactional topic has a hole every few
+messages: each fetch reads further ahead than the one before and its result is kept, so that many
 holes cost few fetches.
 
-It lives where the fold lives, in a Spark worker: plain settings go in, connections are opened for
-one look and closed after it, and there is no thread.
+This runs inside Spark workers, as the fold does: it takes plain settings, opens connections for one
+explanation and closes them again, and starts no thread.
 
-Next room: engine/holes.py decides what the batches mean.
+Next: engine/holes.py decides what the batches mean.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from seriatim.kafka.wire import (
 FETCH_BYTES = 4 << 20
 READ_AHEAD_BYTES = 1 << 20
 READ_AHEAD_BYTES_MAX = 32 << 20
-"""How far a look goes beyond its hole: a lone hole is cheap, and many cost a fetch per 32 MiB of
-log.
+"""How far a read goes beyond its hole, at first and at most. A single hole stays cheap, and many
+holes cost one read per 32 MiB of log.
 """
 RETRY_SECONDS_MAX = 20.0
 RETRY_WAIT_SECONDS = 0.25
@@ -58,7 +58,7 @@ TOPIC_RESOURCE_TYPE = 2
 
 
 class KafkaHoleExplainer:
-    """Explains holes from the log's own batches."""
+    """Explains holes from the record batches of the log."""
 
     def __init__(
         self,
@@ -66,92 +66,110 @@ class KafkaHoleExplainer:
         isolation: str = "read_committed",
         retry_seconds_max: float = RETRY_SECONDS_MAX,
     ) -> None:
-        self.servers, self.isolation = settings["bootstrap.servers"], isolation
+        self.servers = settings["bootstrap.servers"]
+        self.isolation = isolation
         self.retry_seconds_max = retry_seconds_max
         self._settings = client.python_settings(settings)
         self._read_ahead_bytes = READ_AHEAD_BYTES
         self._cached_view: tuple[Partition, LogView] | None = None
         self.log_reads = 0
-        """How often the log was looked at: far fewer times than there are holes."""
+        """How often the log was read. This is far less often than there are holes."""
 
     def __call__(self, partition: Partition, hole: OffsetRange) -> list[ExplainedRange]:
-        """Every offset of the hole with its cause."""
-        if self._cached_view is not None and self._cached_view[0] == partition:
-            view = self._cached_view[1]
-            if view.start <= hole.start and hole.end <= view.end:
-                pieces = explain_hole(hole, view, self.isolation)
-                # What was there when we looked may have been compacted before the reader came by.
-                if not (view.is_compacted and any(cause in LOSS_FINDINGS for _, cause in pieces)):
-                    return pieces
+        """Ranges that cover the hole, each with its cause."""
+        pieces = self._explain_from_cache(partition, hole)
+        if pieces is not None:
+            return pieces
         view = self._read_log(partition, hole)
         self._cached_view = partition, view
         self._read_ahead_bytes = min(self._read_ahead_bytes * 4, READ_AHEAD_BYTES_MAX)
         return explain_hole(hole, view, self.isolation)
 
+    def _explain_from_cache(
+        self, partition: Partition, hole: OffsetRange
+    ) -> list[ExplainedRange] | None:
+        """The explanation from the last read; None if that read does not answer."""
+        if self._cached_view is None:
+            return None
+        cached_partition, view = self._cached_view
+        if cached_partition != partition or hole.start < view.start or hole.end > view.end:
+            return None
+        pieces = explain_hole(hole, view, self.isolation)
+        if view.is_compacted and any(cause in LOSS_FINDINGS for _, cause in pieces):
+            # Messages may have been compacted away between that read and the reader's fetch.
+            return None
+        return pieces
+
     def _read_log(self, partition: Partition, hole: OffsetRange) -> LogView:
-        """The log from the hole on; leaders move, so a few times."""
+        """The log from the hole on. Leaders move, so it is tried again for a while."""
         self.log_reads += 1
-        until = time.monotonic() + self.retry_seconds_max
+        deadline = time.monotonic() + self.retry_seconds_max
         while True:
             try:
                 with open_connections(self._settings, self.retry_seconds_max) as manager:
-                    return _PartitionLogReader(manager, partition, self.isolation).read_view(
-                        hole, self._read_ahead_bytes
-                    )
+                    log_reader = _PartitionLogReader(manager, partition, self.isolation)
+                    return log_reader.read_view(hole, self._read_ahead_bytes)
             except (kafka_errors.KafkaError, OSError) as error:
-                if time.monotonic() > until or not _is_retriable(error):
+                if time.monotonic() > deadline or not _is_retriable(error):
                     raise self._unreachable_error(partition, error) from None
             time.sleep(RETRY_WAIT_SECONDS)
 
     def _unreachable_error(self, partition: Partition, error: Exception) -> PlatformError:
-        told = str(error).splitlines()[0] if str(error) else ""
+        lines = str(error).splitlines()
+        reason = lines[0] if lines else ""
         return PlatformError(
             f"{partition}: offsets are missing, and Kafka at {self.servers} cannot be asked why: "
-            f"{type(error).__name__} {told}".rstrip(),
+            f"{type(error).__name__} {reason}".rstrip(),
             next="check the broker and that this user may read the topic, then run again: nothing is lost",
         )
 
 
 def _is_retriable(error: Exception) -> bool:
-    """Whether another try may help. Messages can expire between two requests."""
-    return isinstance(error, OSError | kafka_errors.OffsetOutOfRangeError) or bool(
-        getattr(error, "retriable", False)
-    )
+    """Whether another try may help."""
+    # The log start may move between two requests, so OffsetOutOfRange is worth another try.
+    if isinstance(error, OSError | kafka_errors.OffsetOutOfRangeError):
+        return True
+    return bool(getattr(error, "retriable", False))
 
 
 class _PartitionLogReader:
-    """One look at one partition's log."""
+    """Reads the batch headers of one partition."""
 
     def __init__(
         self, manager: KafkaConnectionManager, partition: Partition, isolation: str
     ) -> None:
-        self.partition, self.leader = partition, PartitionLeader(manager, partition, isolation)
+        self.partition = partition
+        self.leader = PartitionLeader(manager, partition, isolation)
 
     def read_view(self, hole: OffsetRange, ahead_bytes: int) -> LogView:
-        """Every batch from the hole on, to its end and then `ahead_bytes` further."""
-        log_start, stable = self.leader.list_offset(EARLIEST), self.leader.list_offset(LATEST)
+        """Every batch from the start of the hole to its end, and `ahead_bytes` further."""
+        log_start = self.leader.list_offset(EARLIEST)
+        stable_end = self.leader.list_offset(LATEST)
+        start = max(hole.start, log_start)
+        offset = start
+        bytes_read = 0
         batches: list[KafkaRecordBatch] = []
-        start = at = max(hole.start, log_start)
-        read = 0
-        while at < stable and (at < hole.end or read < ahead_bytes):
-            answer = self.leader.fetch(at, FETCH_BYTES)
-            found = [
-                batch
-                for raw in parse_raw_batches(memoryview(answer.records or b""))
-                for batch in _batches_from_raw(raw)
+        while offset < stable_end and (offset < hole.end or bytes_read < ahead_bytes):
+            answer = self.leader.fetch(offset, FETCH_BYTES)
+            content = answer.records or b""
+            fetched: list[KafkaRecordBatch] = []
+            for raw in parse_raw_batches(memoryview(content)):
+                fetched += _batches_from_raw(raw)
+            aborted_transactions = [
+                (transaction.producer_id, transaction.first_offset)
+                for transaction in answer.aborted_transactions or ()
             ]
-            listed = [
-                (one.producer_id, one.first_offset) for one in answer.aborted_transactions or ()
-            ]
-            batches += mark_aborted_batches(found, listed)
-            read += len(answer.records or b"")
-            at = found[-1].last_offset + 1 if found else stable
-        compacted = self._is_compacted(batches, start, at)
-        return LogView(start, min(at, stable), log_start, stable, compacted, tuple(batches))
+            batches += mark_aborted_batches(fetched, aborted_transactions)
+            bytes_read += len(content)
+            # An empty answer before the stable end: the rest of the log has no batches any more.
+            offset = fetched[-1].last_offset + 1 if fetched else stable_end
+        is_compacted = self._is_compacted(batches, start, offset)
+        end = min(offset, stable_end)
+        return LogView(start, end, log_start, stable_end, is_compacted, tuple(batches))
 
     def _is_compacted(self, batches: list[KafkaRecordBatch], start: int, end: int) -> bool:
-        """Whether the topic is compacted. Asking may be forbidden, which matters only where
-        something is absent.
+        """Whether the topic is compacted. If this user may not ask, that is an error only where
+        offsets are missing.
         """
         resource = DescribeConfigsRequest.DescribeConfigsResource(
             resource_type=TOPIC_RESOURCE_TYPE,
@@ -179,24 +197,30 @@ def _is_forbidden(code: int) -> bool:
 
 
 def _has_missing_offsets(batches: list[KafkaRecordBatch], start: int, end: int) -> bool:
-    """Whether the log lacks offsets between two batches, within one, or before and after all."""
+    """Whether the log lacks offsets of a range: between batches, inside one, or at the ends."""
     if not batches:
         return start < end
-    apart = any(a.last_offset + 1 != b.first_offset for a, b in pairwise(batches))
-    inside = any(batch.record_offsets is not None and not batch.is_control for batch in batches)
-    return apart or inside or batches[0].first_offset > start or batches[-1].last_offset + 1 < end
+    if batches[0].first_offset > start or batches[-1].last_offset + 1 < end:
+        return True
+    for batch, following in pairwise(batches):
+        if batch.last_offset + 1 != following.first_offset:
+            return True
+    return any(batch.record_offsets is not None and not batch.is_control for batch in batches)
 
 
 def _batches_from_raw(raw: RawBatch) -> list[KafkaRecordBatch]:
-    """A batch as its header has it; a message set from before Kafka 0.11 has no span of its own,
-    only its records.
+    """A batch as its header describes it. A message set of before Kafka 0.11 has no such header:
+    its offsets are those of its records.
     """
     if raw.magic < MAGIC_V2:
         offsets = tuple(record.offset for batch in MemoryRecords(raw.content) for record in batch)
-        return (
-            [KafkaRecordBatch(offsets[0], offsets[-1], record_offsets=offsets)] if offsets else []
-        )
-    whole = raw.is_control or raw.record_count == raw.last_offset - raw.base_offset + 1
+        if not offsets:
+            return []
+        return [KafkaRecordBatch(offsets[0], offsets[-1], record_offsets=offsets)]
+    is_complete = raw.record_count == raw.last_offset - raw.base_offset + 1
+    record_offsets = None
+    if not raw.is_control and not is_complete:
+        record_offsets = _offsets_in_batch(raw)
     return [
         KafkaRecordBatch(
             raw.base_offset,
@@ -205,20 +229,21 @@ def _batches_from_raw(raw: RawBatch) -> list[KafkaRecordBatch]:
             is_abort_marker=raw.is_abort,
             producer_id=raw.producer_id,
             is_transactional=raw.is_transactional,
-            record_offsets=None if whole else _offsets_in_batch(raw),
+            record_offsets=record_offsets,
         )
     ]
 
 
 def _offsets_in_batch(raw: RawBatch) -> tuple[int, ...]:
-    """The offsets of the records that compaction left in a batch."""
+    """The offsets of the records that compaction has left in a batch."""
     content = raw.decompressed_records()
-    found, at = [], 0
+    offsets = []
+    position = 0
     for _ in range(raw.record_count):
-        length, at = decode_varint(content, at)
-        _, delta_at = decode_varint(
-            content, at + 1
-        )  # past the attributes, one byte, and the timestamp
-        found.append(raw.base_offset + decode_varint(content, delta_at)[0])
-        at += length
-    return tuple(found)
+        length, position = decode_varint(content, position)
+        # One byte of attributes and the timestamp come before the offset.
+        _, delta_position = decode_varint(content, position + 1)
+        offset_delta, _ = decode_varint(content, delta_position)
+        offsets.append(raw.base_offset + offset_delta)
+        position += length
+    return tuple(offsets)

@@ -1,9 +1,9 @@
-"""A raw capture: messages as somebody wrote them down, JSON lines, one per message.
+"""Raw captures: messages that somebody wrote to a file of JSON lines, one per message.
 
-Fields: topic, partition, offset, key, value (text, or null), timestamp; bytes that are no text come
-as `key_base64` and `value_base64`. What `kcat -J` writes (payload, ts) is taken too.
+Fields: topic, partition, offset, key, value (text or null), timestamp. Bytes that are not text come
+as `key_base64` and `value_base64`. The output of `kcat -J` (payload, ts) is accepted as well.
 
-Next room: operations/prove/verify_at.py judges what was captured.
+Next: operations/prove/verify_at.py checks captured messages.
 """
 
 from __future__ import annotations
@@ -20,28 +20,35 @@ from seriatim.errors import ConfigError
 
 
 def read_capture(path: Path) -> list[CapturedMessage]:
-    """All messages of a capture, in the order in which they are there."""
+    """All messages of a capture, in the order of the file."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(
             f"--capture {path}: {error.strerror}", next="give a file of JSON lines"
         ) from None
-    return [_parse_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    messages = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            messages.append(_parse_line(path, number, line))
+    return messages
 
 
 def _parse_line(path: Path, number: int, line: bytes) -> CapturedMessage:
     try:
-        given = json.loads(line)
-        topic, partition, offset = given["topic"], given["partition"], given["offset"]
-        if not TOPIC_NAME.fullmatch(topic) or min(int(partition), int(offset)) < 0:
+        fields = json.loads(line)
+        topic = fields["topic"]
+        partition = int(fields["partition"])
+        offset = int(fields["offset"])
+        if not TOPIC_NAME.fullmatch(topic) or partition < 0 or offset < 0:
             raise ValueError("topic, partition or offset is none")
-        timestamp = given.get("timestamp", given.get("ts"))
+        timestamp = fields.get("timestamp", fields.get("ts"))
+        value_name = "payload" if "payload" in fields else "value"
         return CapturedMessage(
-            partition=Partition(topic, int(partition)),
-            offset=int(offset),
-            key=_decode_bytes(given, "key"),
-            value=_decode_bytes(given, "value" if "payload" not in given else "payload"),
+            partition=Partition(topic, partition),
+            offset=offset,
+            key=_decode_bytes(fields, "key"),
+            value=_decode_bytes(fields, value_name),
             timestamp=timestamp if isinstance(timestamp, int) else 0,
         )
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
@@ -53,6 +60,7 @@ def _parse_line(path: Path, number: int, line: bytes) -> CapturedMessage:
 
 
 def _decode_bytes(fields: dict[str, Any], name: str) -> bytes | None:
+    """The bytes of a key or value: from base64, from text, or None for null."""
     if f"{name}_base64" in fields:
         return base64.b64decode(fields[f"{name}_base64"], validate=True)
     value = fields.get(name)

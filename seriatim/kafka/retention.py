@@ -1,18 +1,18 @@
-"""Retention: how long until Kafka drops the oldest message that is not committed yet. It warns, it
-never decides.
+"""Retention: how long until Kafka drops the oldest message that is not committed yet. The figure only
+warns; no step of the fold depends on it.
 
-Two limits, each taken as if Kafka dropped single messages: by `retention.ms` a message goes when
-its own timestamp is that old; by `retention.bytes` when so many bytes were appended after it, at
-the rate at which messages came so far. Kafka drops whole segments, and looks every few minutes
-only, so **the figure is a lower bound**: a message lives on for as long as younger ones share its
-segment (`segment.ms`, `segment.bytes`). -1 is never; a topic that is only compacted drops nothing
+Two limits are estimated, each as if Kafka dropped single messages. By `retention.ms` a message goes
+when its own timestamp is that old. By `retention.bytes` it goes when that many bytes were appended
+after it, at the rate of the messages so far. Kafka drops whole segments, and looks only every few
+minutes, so **the figure is a lower bound**: a message lives on as long as younger ones share its
+segment (`segment.ms`, `segment.bytes`). -1 means never. A topic that is only compacted drops nothing
 by retention.
 
-The warning comes when time left is below `alerts.time_left_warning_hours`, but at no less than 25%
-of the retention and at no more than 50% of it: never too late to act, and a short retention does
-not warn for ever.
+A person is warned when the time left is below `alerts.time_left_warning_hours`, but not below 25%
+and not above 50% of the retention. So a warning never comes too late to act, and a short retention
+does not warn all the time.
 
-Next room: operations/status.py asks Kafka and calls this; operations/watch.py tells a person.
+Next: operations/status.py asks Kafka and calls this; operations/watch.py warns a person.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from seriatim.errors import ensure
 
 HOUR_SECONDS = 3600.0
 SHORT_RETENTION_HOURS = 72
-"""A weekend and a day: with less, nobody may be back before messages are gone."""
-WARNING_SHARE_MIN, WARNING_SHARE_MAX = 0.25, 0.50
+"""A weekend and a day. With less, messages may be gone before anybody is back at work."""
+WARNING_SHARE_MIN = 0.25
+WARNING_SHARE_MAX = 0.50
+"""The warning time as a share of the retention is kept between these."""
 RATE_SPAN_MS = 60_000
-"""A rate is taken over at least so much message time, if the log has it: a few messages tell
-little.
+"""A rate is measured over at least this span of message timestamps, if the log has it. A few
+messages tell little.
 """
 MESSAGE_OVERHEAD_BYTES = 70
-"""Of a message in the log, at most: added where only the bytes of keys and values are known."""
+"""What a message takes in the log at most, beyond its key and value."""
 RetentionLimit = Literal["retention.ms", "retention.bytes"]
 
 
@@ -48,7 +50,7 @@ class RetentionRules(Struct, frozen=True, kw_only=True):
     has_delete_policy: bool = True
     """Whether `cleanup.policy` names delete. Compaction alone drops nothing by retention."""
     is_known: bool = True
-    """Whether we may read the topic's settings; if not, the clock is blind."""
+    """Whether we are allowed to read the topic's settings. If not, no time left can be told."""
 
     @property
     def has_time_limit(self) -> bool:
@@ -62,20 +64,20 @@ class RetentionRules(Struct, frozen=True, kw_only=True):
 
 
 class RetainedLog(Struct, frozen=True, kw_only=True):
-    """What Kafka holds of one partition, as seen from a frontier. Times in milliseconds since 1970."""
+    """What Kafka holds of one partition, seen from a frontier. Times are milliseconds since 1970."""
 
     rules: RetentionRules
     frontier: int
     log_start: int
     log_end: int
     oldest_ms: int | None = None
-    """The timestamp at the log start; None: no message, or it has none."""
+    """The timestamp at the log start; None: there is no message, or it has no timestamp."""
     frontier_ms: int | None = None
     """The timestamp of the first message at or after the frontier."""
     newest_ms: int | None = None
     """The highest timestamp in the log."""
     log_bytes: int | None = None
-    """The size of the log, if the broker tells."""
+    """The size of the log; None: the broker does not tell it."""
 
     def __post_init__(self) -> None:
         ensure(
@@ -87,43 +89,43 @@ class RetainedLog(Struct, frozen=True, kw_only=True):
 
     @property
     def lag(self) -> int:
-        """Offsets that are there and not committed."""
+        """How many offsets the log holds that are not committed."""
         return max(0, self.log_end - max(self.frontier, self.log_start))
 
 
 class TimeLeft(Struct, frozen=True, order=True):
-    """Until Kafka drops the oldest message not committed yet, and out of how long."""
+    """The time until Kafka drops the oldest message that is not committed, by one limit."""
 
     seconds: float
     retention_seconds: float
-    """How long this limit keeps a message, at the present rate."""
+    """How long this limit keeps a message in all, at the present rate."""
     limit: RetentionLimit
 
     def is_below_warning(self, warning_hours: float) -> bool:
-        """Whether a person is told: see the rule above."""
+        """Whether a person is warned. The module docstring has the rule."""
         return self.seconds <= self.warning_seconds(warning_hours)
 
     def warning_seconds(self, warning_hours: float) -> float:
-        """How much time is left when a person is told."""
-        least, most = (
-            WARNING_SHARE_MIN * self.retention_seconds,
-            WARNING_SHARE_MAX * self.retention_seconds,
-        )
-        return min(max(warning_hours * HOUR_SECONDS, least), most)
+        """The time left at which a person is warned."""
+        shortest = WARNING_SHARE_MIN * self.retention_seconds
+        longest = WARNING_SHARE_MAX * self.retention_seconds
+        return min(max(warning_hours * HOUR_SECONDS, shortest), longest)
 
 
 class Pace(Struct, frozen=True, kw_only=True):
-    """How fast a stream was folded lately: each entry counts twice as much as the one before it."""
+    """How fast a stream was folded lately. Each entry counts twice as much as the entry before."""
 
     at_seconds: float = 0.0
-    """The clock at the last entry."""
+    """The time of the last entry."""
     messages: float = 0.0
     seconds: float = 0.0
 
     @property
     def rate(self) -> float | None:
         """Messages folded per second of work; None: nothing was timed yet."""
-        return self.messages / self.seconds if self.seconds > 0 else None
+        if self.seconds <= 0:
+            return None
+        return self.messages / self.seconds
 
     def after_entry(self, at_seconds: float, messages: int, took_seconds: float) -> Pace:
         """The pace after one more entry. Only entries that folded something are timed."""
@@ -139,172 +141,165 @@ class Pace(Struct, frozen=True, kw_only=True):
 def times_left(
     retained: RetainedLog, now_seconds: float, message_bytes: float | None = None
 ) -> list[TimeLeft]:
-    """What each limit leaves, the nearest first. Empty: nothing waits, or nothing is ever dropped.
+    """The time left by each limit, the shortest first. Empty: nothing waits, or nothing is dropped.
 
-    `message_bytes` is the size of a message as folded so far, used where the broker does not tell
-    the log's.
+    `message_bytes` is the average size of the messages folded so far. It is used where the broker
+    does not tell the size of the log.
     """
     if not retained.lag:
         return []
     if retained.frontier < retained.log_start:
-        return [
-            TimeLeft(
-                0.0,
-                _retention_seconds(retained),
-                "retention.ms" if retained.rules.has_time_limit else "retention.bytes",
-            )
-        ]
-    return sorted(
-        [*_time_left_by_age(retained, now_seconds), *_time_left_by_size(retained, message_bytes)]
-    )
+        # Messages were dropped already. Which limit dropped them is not known.
+        if retained.rules.has_time_limit:
+            return [TimeLeft(0.0, retained.rules.retention_ms / 1000, "retention.ms")]
+        return [TimeLeft(0.0, 0.0, "retention.bytes")]
+    limits = [_time_left_by_age(retained, now_seconds), _time_left_by_size(retained, message_bytes)]
+    return sorted(limit for limit in limits if limit is not None)
 
 
-def _retention_seconds(retained: RetainedLog) -> float:
-    return retained.rules.retention_ms / 1000 if retained.rules.has_time_limit else 0.0
-
-
-def _time_left_by_age(retained: RetainedLog, now_seconds: float) -> list[TimeLeft]:
+def _time_left_by_age(retained: RetainedLog, now_seconds: float) -> TimeLeft | None:
     if not retained.rules.has_time_limit or retained.frontier_ms is None:
-        return []
-    whole = retained.rules.retention_ms / 1000
-    return [
-        TimeLeft(max(0.0, retained.frontier_ms / 1000 + whole - now_seconds), whole, "retention.ms")
-    ]
+        return None
+    retention_seconds = retained.rules.retention_ms / 1000
+    seconds = retained.frontier_ms / 1000 + retention_seconds - now_seconds
+    return TimeLeft(max(0.0, seconds), retention_seconds, "retention.ms")
 
 
-def _time_left_by_size(retained: RetainedLog, message_bytes: float | None) -> list[TimeLeft]:
+def _time_left_by_size(retained: RetainedLog, message_bytes: float | None) -> TimeLeft | None:
     size = message_size_bytes(retained, message_bytes)
-    if not retained.rules.has_size_limit or size is None:
-        return []
-    room, rate = retained.rules.retention_bytes - size * retained.lag, production_rate(retained)
-    if room <= 0:
-        return [
-            TimeLeft(
-                0.0,
-                retained.rules.retention_bytes / (size * rate) if rate else 0.0,
-                "retention.bytes",
-            )
-        ]
+    if not retained.rules.has_size_limit or not size:
+        return None
+    free_bytes = retained.rules.retention_bytes - size * retained.lag
+    rate = production_rate(retained)
     if not rate:
-        return []
-    return [
-        TimeLeft(
-            room / (size * rate), retained.rules.retention_bytes / (size * rate), "retention.bytes"
-        )
-    ]
+        # Nothing new comes, so nothing is dropped, unless the log is over its limit already.
+        return TimeLeft(0.0, 0.0, "retention.bytes") if free_bytes <= 0 else None
+    bytes_per_second = size * rate
+    seconds = max(0.0, free_bytes / bytes_per_second)
+    retention_seconds = retained.rules.retention_bytes / bytes_per_second
+    return TimeLeft(seconds, retention_seconds, "retention.bytes")
 
 
 def message_size_bytes(retained: RetainedLog, message_bytes: float | None) -> float | None:
-    """The size of a message in the log: as stored, or at most, from what was folded (compression:
-    far less).
+    """The average size of a message in the log; None: not known.
+
+    It is exact where the broker tells the size of the log. Else it is an upper bound made of the
+    messages folded so far: compressed messages take far less.
     """
-    if retained.log_bytes is not None:
-        return (
-            retained.log_bytes / (retained.log_end - retained.log_start)
-            if retained.log_end > retained.log_start
-            else None
-        )
-    return None if message_bytes is None else message_bytes + MESSAGE_OVERHEAD_BYTES
+    if retained.log_bytes is None:
+        return None if message_bytes is None else message_bytes + MESSAGE_OVERHEAD_BYTES
+    message_count = retained.log_end - retained.log_start
+    if message_count <= 0:
+        return None
+    return retained.log_bytes / message_count
 
 
 def production_rate(retained: RetainedLog) -> float | None:
-    """Messages that come per second: since the frontier if that is long enough, else over the whole
-    log.
+    """How many messages arrive per second: since the frontier if that is long enough, else over the
+    whole log; None: not known.
     """
     if retained.newest_ms is None:
         return None
-    since, span = (
-        retained.frontier,
-        retained.newest_ms - (retained.frontier_ms or retained.newest_ms),
-    )
-    if span < RATE_SPAN_MS and retained.oldest_ms is not None:
-        since, span = retained.log_start, retained.newest_ms - retained.oldest_ms
-    return (retained.log_end - 1 - since) * 1000 / span if span > 0 else None
+    first_offset = retained.frontier
+    span_ms = retained.newest_ms - (retained.frontier_ms or retained.newest_ms)
+    if span_ms < RATE_SPAN_MS and retained.oldest_ms is not None:
+        first_offset = retained.log_start
+        span_ms = retained.newest_ms - retained.oldest_ms
+    if span_ms <= 0:
+        return None
+    return (retained.log_end - 1 - first_offset) * 1000 / span_ms
 
 
 def catch_up_seconds(
     messages_per_second: float | None, retained_logs: Iterable[RetainedLog]
 ) -> float | None:
-    """How long a run takes to fold all that waits and what comes meanwhile; infinite: for ever;
-    None: not known.
+    """How long a run takes to fold everything that waits, and everything that arrives meanwhile.
 
-    `folded` is how many messages a second a run does.
+    `messages_per_second` is how fast a run folds. Infinite: it never catches up; None: not known.
     """
-    waiting = list(retained_logs)
-    lag = sum(one.lag for one in waiting)
-    if messages_per_second is None or not lag:
-        return None if lag else 0.0
-    room = messages_per_second - sum(production_rate(one) or 0.0 for one in waiting)
-    return lag / room if room > 0 else inf
+    waiting_logs = list(retained_logs)
+    lag = sum(log.lag for log in waiting_logs)
+    if not lag:
+        return 0.0
+    if messages_per_second is None:
+        return None
+    arriving_per_second = sum(production_rate(log) or 0.0 for log in waiting_logs)
+    net_per_second = messages_per_second - arriving_per_second
+    return lag / net_per_second if net_per_second > 0 else inf
 
 
 def will_catch_up(
     retained: RetainedLog, limits: list[TimeLeft], needed_seconds: float | None
 ) -> bool | None:
-    """Whether nothing is dropped before it is folded, if a run starts now and keeps its rate; None:
-    not known.
-
-    The newest message of now is dropped later than the oldest, by as long as the two lie apart.
+    """Whether everything is folded before Kafka drops it, if a run starts now and keeps its rate;
+    None: not known.
     """
-    if not retained.lag or needed_seconds is None:
-        return None if retained.lag else True
+    if not retained.lag:
+        return True
+    if needed_seconds is None:
+        return None
     if not limits:
         return needed_seconds < inf
-    newest = retained.newest_ms or 0
-    apart = max(0, newest - (retained.frontier_ms or newest)) / 1000
-    return limits[0].seconds > 0 and needed_seconds <= limits[0].seconds + apart
+    # The newest waiting message is dropped later than the oldest, by the time between the two.
+    newest_ms = retained.newest_ms or 0
+    oldest_waiting_ms = retained.frontier_ms or newest_ms
+    span_seconds = max(0, newest_ms - oldest_waiting_ms) / 1000
+    nearest = limits[0]
+    return nearest.seconds > 0 and needed_seconds <= nearest.seconds + span_seconds
 
 
 def short_limits(
     retained_logs: Iterable[RetainedLog], message_bytes: float | None = None
 ) -> dict[RetentionLimit, float]:
-    """The limits that keep a topic's messages for less than 72 hours, and for how many hours.
-    Empty: none.
+    """The limits that keep a topic's messages for less than 72 hours, and for how many hours. Empty:
+    there is none.
     """
-    found: dict[RetentionLimit, float] = {}
-    for one in retained_logs:
-        if one.rules.has_time_limit:
-            found["retention.ms"] = one.rules.retention_ms / 1000 / HOUR_SECONDS
-        size, rate = message_size_bytes(one, message_bytes), production_rate(one)
-        if one.rules.has_size_limit and size and rate:
-            hours = one.rules.retention_bytes / (size * rate) / HOUR_SECONDS
-            found["retention.bytes"] = min(hours, found.get("retention.bytes", hours))
-    return {limit: hours for limit, hours in found.items() if hours < SHORT_RETENTION_HOURS}
+    hours_by_limit: dict[RetentionLimit, float] = {}
+    for log in retained_logs:
+        if log.rules.has_time_limit:
+            hours_by_limit["retention.ms"] = log.rules.retention_ms / 1000 / HOUR_SECONDS
+        size = message_size_bytes(log, message_bytes)
+        rate = production_rate(log)
+        if log.rules.has_size_limit and size and rate:
+            hours = log.rules.retention_bytes / (size * rate) / HOUR_SECONDS
+            shortest_hours = hours_by_limit.get("retention.bytes", hours)
+            hours_by_limit["retention.bytes"] = min(hours, shortest_hours)
+    return {
+        limit: hours for limit, hours in hours_by_limit.items() if hours < SHORT_RETENTION_HOURS
+    }
 
 
 def is_drained(retained_logs: Iterable[RetainedLog], now_seconds: float, hours: float) -> bool:
-    """Whether a topic is fully folded and had no new message for so long. One that never had any is
-    not.
-
-    Where Kafka has dropped all of it, the last message is at least as old as the retention.
+    """Whether a topic is completely folded and got no message for this many hours. A topic that
+    never had a message is not drained.
     """
-    partitions = list(retained_logs)
-    if any(one.lag for one in partitions) or not any(one.log_end for one in partitions):
+    logs = list(retained_logs)
+    if any(log.lag for log in logs) or not any(log.log_end for log in logs):
         return False
-    newest = max((one.newest_ms for one in partitions if one.newest_ms is not None), default=None)
-    if newest is not None:
-        return now_seconds - newest / 1000 >= hours * HOUR_SECONDS
+    newest_times_ms = [log.newest_ms for log in logs if log.newest_ms is not None]
+    if newest_times_ms:
+        return now_seconds - max(newest_times_ms) / 1000 >= hours * HOUR_SECONDS
+    # Kafka has dropped all messages, so the last one is at least as old as the retention.
     return all(
-        one.rules.has_time_limit and one.rules.retention_ms / 1000 >= hours * HOUR_SECONDS
-        for one in partitions
+        log.rules.has_time_limit and log.rules.retention_ms / 1000 >= hours * HOUR_SECONDS
+        for log in logs
     )
 
 
 def longer_retention_setting(time_left: TimeLeft) -> str:
-    """A setting that would give time: twice as much, and three days at least."""
-    if time_left.limit == "retention.ms":
-        return f"retention.ms={round(max(2 * time_left.retention_seconds, SHORT_RETENTION_HOURS * HOUR_SECONDS)) * 1000}"
-    return "retention.bytes=-1"
+    """A topic setting that gives more time: twice the retention, and three days at least."""
+    if time_left.limit == "retention.bytes":
+        return "retention.bytes=-1"
+    seconds = max(2 * time_left.retention_seconds, SHORT_RETENTION_HOURS * HOUR_SECONDS)
+    return f"retention.ms={round(seconds) * 1000}"
 
 
 def format_duration(seconds: float) -> str:
-    """As people read it: 61 h 20 min."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours} h {minutes} min"
-        if hours
-        else f"{minutes} min {rest} s"
-        if minutes
-        else f"{rest} s"
-    )
+    """A duration as people read it: 61 h 20 min."""
+    all_minutes, remaining_seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(all_minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    if minutes:
+        return f"{minutes} min {remaining_seconds} s"
+    return f"{remaining_seconds} s"

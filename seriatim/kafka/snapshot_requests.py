@@ -1,6 +1,7 @@
-"""Requests on a Kafka topic, and the note of how far they go: asked.json beside the ledger.
+"""Snapshot requests on a Kafka topic, and the file `asked.json` beside the ledger that says up to
+which entry producers were asked.
 
-Next room: ledger/snapshot_needs.py has what is sent; demo/producer.py is a producer that answers.
+Next: ledger/snapshot_needs.py has what is sent; demo/producer.py is a producer that answers.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from seriatim.ledger.snapshot_needs import SnapshotRequest
 from seriatim.storage.files import write_file
 
 SEND_TIMEOUT_SECONDS = 20
+ASKED_FILE = "asked.json"
 
 
 class KafkaSnapshotRequester:
-    """Snapshot requests of one stream."""
+    """Sends the snapshot requests of one stream."""
 
     def __init__(
         self,
@@ -30,63 +32,63 @@ class KafkaSnapshotRequester:
         root: Path,
         timeout_seconds: float = SEND_TIMEOUT_SECONDS,
     ) -> None:
-        self.client_settings, self.topic, self.root, self.timeout_seconds = (
-            client_settings,
-            topic,
-            root,
-            timeout_seconds,
-        )
+        self.client_settings = client_settings
+        self.topic = topic
+        self.root = root
+        self.timeout_seconds = timeout_seconds
         self._delivery_error = ""
 
     def last_requested_entry(self) -> tuple[int, str]:
-        """The entry up to which producers were asked. Losing the file means asking again, never
-        silence.
+        """The ledger entry up to which producers were asked, and its SHA-256. Without a readable
+        file that is none: producers are asked again.
         """
         try:
-            seen = json.loads((self.root / "asked.json").read_bytes())
-            return int(seen["sequence"]), str(seen["sha256"])
+            content = json.loads((self.root / ASKED_FILE).read_bytes())
+            return int(content["sequence"]), str(content["sha256"])
         except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return -1, ""
 
     def put_last_requested_entry(self, sequence: int, sha256: str) -> None:
-        """Note that producers were asked up to this entry."""
-        write_file(
-            self.root / "asked.json", json.dumps({"sequence": sequence, "sha256": sha256}).encode()
-        )
+        """Store that producers were asked up to this entry."""
+        content = json.dumps({"sequence": sequence, "sha256": sha256})
+        write_file(self.root / ASKED_FILE, content.encode())
 
     def send(self, requests: Sequence[SnapshotRequest]) -> None:
-        """Send them all, and know that they arrived."""
-        self._delivery_error, until = "", time.monotonic() + self.timeout_seconds
-        timeout_ms = int(1000 * self.timeout_seconds)
-        producer = create_client(
-            Producer,
-            {
-                **self.client_settings,
-                "message.timeout.ms": timeout_ms,
-                "linger.ms": 5,
-                "log_level": 0,
-            },
-        )
+        """Send all requests, and wait until Kafka has confirmed them. Raises `PlatformError` if one
+        did not arrive.
+        """
+        self._delivery_error = ""
+        deadline = time.monotonic() + self.timeout_seconds
+        producer_settings = {
+            **self.client_settings,
+            "message.timeout.ms": int(1000 * self.timeout_seconds),
+            "linger.ms": 5,
+            "log_level": 0,
+        }
+        producer = create_client(Producer, producer_settings)
         try:
             self._require_topic(producer)
             for request in requests:
-                while not self._try_produce(producer, request) and time.monotonic() < until:
+                # The producer's queue may be full. Polling delivers what is in it.
+                while not self._try_produce(producer, request) and time.monotonic() < deadline:
                     producer.poll(0.1)
         except KafkaException as error:
             raise self._send_error(error.args[0].str()) from None
-        left = producer.flush(self.timeout_seconds)
-        if self._delivery_error or left:
-            raise self._send_error(
-                self._delivery_error or f"{left} of {len(requests)} did not arrive"
-            )
+        unsent_count = producer.flush(self.timeout_seconds)
+        if self._delivery_error:
+            raise self._send_error(self._delivery_error)
+        if unsent_count:
+            raise self._send_error(f"{unsent_count} of {len(requests)} did not arrive")
 
     def _require_topic(self, producer: Producer) -> None:
-        """The topic is there: nobody waits for one that is not."""
-        found = producer.list_topics(self.topic, timeout=self.timeout_seconds).topics[self.topic]
-        if found.error is not None:
-            raise self._send_error(found.error.str())
+        """Refuse a topic that does not exist, instead of waiting for it."""
+        metadata = producer.list_topics(self.topic, timeout=self.timeout_seconds)
+        topic_error = metadata.topics[self.topic].error
+        if topic_error is not None:
+            raise self._send_error(topic_error.str())
 
     def _try_produce(self, producer: Producer, request: SnapshotRequest) -> bool:
+        """Put a request into the producer's queue; False if the queue is full."""
         try:
             producer.produce(
                 self.topic, request.to_json(), request.key, on_delivery=self._on_delivery

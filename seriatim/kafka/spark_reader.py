@@ -1,11 +1,11 @@
-"""Spark: reads bounded ranges of Kafka, one task per topic-partition, no shuffle.
+"""Spark: reads bounded ranges of Kafka, one task per topic-partition, without a shuffle.
 
-AvailableNow through `foreachBatch` on the main path; the batch reader where ranges are given. Both
-give the same frame to the same task. The checkpoint is scratch: a new folder per reading, deleted
-after it. Where the stream says `read = "task"`, Spark hands out the ranges alone, and each task
-reads its own.
+The main path is an AvailableNow query with `foreachBatch`; the batch reader is used where the ranges
+are given. Both give the same frame to the same task. The checkpoint is temporary: a new folder for
+each reading, deleted after it. Where a stream file says `read = "task"`, Spark only hands out the
+ranges, and each task reads its own.
 
-Next room: wiring.py makes the task; operations/run.py asks for slices.
+Next: context.py makes the task; operations/run.py asks for slices.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -40,41 +41,47 @@ from seriatim.storage.files import scratch_folder
 
 ArrowTask = Callable[[Partition, Iterable[pa.RecordBatch]], bytes]
 ReadRange = Callable[[Partition, OffsetRange, bool], Iterator[pa.RecordBatch]]
-"""Reads a range where it is called, with headers or without."""
+"""Reads a range in the process that calls it, with headers or without."""
 RESULT_SCHEMA = "result binary"
 PYTHON_ERROR = re.compile(
     r"[\w.]+(Error|Exception|Interrupt|Exit|SourceFailedError|UnreadableMessageError)\b"
 )
+TRACEBACK_LINE = "Traceback (most recent call last):"
+ERROR_LINE_MAX = 600
 MESSAGE_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
-UNBOUNDED_BATCH_BYTES, BATCH_BYTES = str(2**31 - 1), str(64 << 20)
-"""Bounds of an Arrow batch. Without one Spark need not weigh every row, which costs half a
-microsecond.
+UNBOUNDED_BATCH_BYTES = str(2**31 - 1)
+BATCH_BYTES = str(64 << 20)
+"""Bounds of an Arrow batch. Without a bound Spark does not measure every row, which saves half a
+microsecond per message.
 """
 FETCH_SETTINGS = {
     "kafka.max.partition.fetch.bytes": str(8 << 20),
     "kafka.fetch.max.bytes": str(32 << 20),
 }
-"""Large fetches cost less CPU per message than the defaults; larger ones fill the heap where
-messages are large.
+"""Large fetches cost less CPU per message than the defaults. Still larger ones would fill the heap
+where messages are large.
 """
-POLL_BYTES, POLL_MESSAGES_MAX, POLL_MESSAGES_MIN, POLL_MESSAGES_DEFAULT = 64 << 20, 5000, 10, 200
-"""A poll is unpacked into the heap as a whole, and a fetch of 8 MiB may unpack to gigabytes. Of
-messages that nobody has seen yet it takes few (half a microsecond a message), of known ones as many
-as fit.
+POLL_BYTES = 64 << 20
+POLL_MESSAGES_MAX = 5000
+POLL_MESSAGES_MIN = 10
+POLL_MESSAGES_DEFAULT = 200
+"""A poll is unpacked into the heap as a whole, and a compressed fetch of 8 MiB may become gigabytes.
+Where the size of messages is not known yet, a poll takes few (this costs half a microsecond per
+message); else it takes as many as fit.
 """
 UNREADABLE_MESSAGE_ERRORS = (
     "java.lang.ArithmeticException: long overflow",
     UnreadableMessageError.__name__,
 )
-"""What Spark's source, and our own, say of a message whose timestamp in microseconds does not fit
-64 bits.
+"""The errors of Spark's source, and of ours, for a message whose timestamp in microseconds does not
+fit into 64 bits.
 """
 HEAP = ("Java heap space", "OutOfMemoryError")
-"""What Java says when it has no memory left."""
+"""Java's errors when it has no memory left."""
 JVM_DEATH_ERRORS = ("Answer from Java side is empty", *HEAP)
-"""What is said of a JVM that died or has no memory left."""
+"""Errors that mean that the JVM died or has no memory left."""
 JVM_END_SECONDS = 5.0
-"""Between the moment when a JVM stops answering and the end of its process."""
+"""How long we wait for the process to end after the JVM has stopped answering."""
 SESSION_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
@@ -95,7 +102,7 @@ def create_spark_session(
     java_options: str,
     extra_settings: Mapping[str, str],
 ) -> SparkSession:
-    """A Spark session of ours: quiet and in UTC."""
+    """Start a Spark session with our settings: few log lines, times in UTC."""
     _silence_py4j()
     settings = {
         **SESSION_SETTINGS,
@@ -104,11 +111,12 @@ def create_spark_session(
         "spark.driver.extraJavaOptions": java_options,
         **extra_settings,
     }
-    return _start_session(SparkSession.builder.appName(f"seriatim {name}").master(master), settings)
+    builder = SparkSession.builder.appName(f"seriatim {name}").master(master)
+    return _start_session(builder, settings)
 
 
 def create_submitted_session(name: str) -> SparkSession:
-    """A session in the JVM that spark-submit started: master, JARs and memory are those it was
+    """A session in the JVM that spark-submit has started. Master, JARs and memory are those it was
     submitted with.
     """
     _silence_py4j()
@@ -120,56 +128,55 @@ def _start_session(builder: SparkSession.Builder, settings: Mapping[str, str]) -
         builder = builder.config(key, value)
     try:
         return builder.getOrCreate()
-    except Exception as error:  # py4j and pyspark raise many kinds
+    except Exception as error:  # py4j and pyspark raise many different classes
         raise PlatformError(
             "Spark did not start", cause=first_error_line(error), next="run `seriatim doctor`"
         ) from error
 
 
 def stop_spark_session(session: SparkSession) -> None:
-    """End a session; one whose JVM died has ended."""
+    """End a session. It is no error if its JVM has died already."""
     with suppress(Py4JError, ConnectionError), warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", RuntimeWarning
-        )  # pyspark's word that the JVM is gone: it was told already
+        # pyspark warns that the JVM is gone, which was reported already.
+        warnings.simplefilter("ignore", RuntimeWarning)
         session.stop()
 
 
 def _silence_py4j() -> None:
-    """No traces of py4j's: what they tell is in the error that we raise."""
+    """Drop py4j's log lines with their stack traces: the error that we raise has the facts."""
     py4j = logging.getLogger("py4j")
     py4j.setLevel(logging.CRITICAL)
     py4j.propagate = False
-    logging.getLogger().addFilter(_is_not_py4j)  # it also logs to the root, in its own name nowhere
+    # py4j also logs to the root logger, where only the path of the caller tells who it is.
+    logging.getLogger().addFilter(_is_not_py4j)
 
 
-def _is_not_py4j(line: logging.LogRecord) -> bool:
-    return "py4j" not in Path(line.pathname).parts
+def _is_not_py4j(log_record: logging.LogRecord) -> bool:
+    return "py4j" not in Path(log_record.pathname).parts
 
 
 @contextmanager
 def _translate_spark_errors() -> Iterator[None]:
-    """Failures of Spark, told apart: it died, or reading broke and discovery decides what that
-    means.
+    """Raise Spark's failures as our errors: Spark died, or reading failed and discovery decides what
+    that means.
     """
     try:
         yield
     except (PySparkException, Py4JError, ConnectionError) as error:
-        if not is_jvm_dead(error):
-            failed = (
-                UnreadableMessageError
-                if any(said in str(error) for said in UNREADABLE_MESSAGE_ERRORS)
-                else SourceFailedError
-            )
-            raise failed(first_error_line(error)) from error
-        raise death(error, _jvm_signal()) from error
+        if is_jvm_dead(error):
+            raise death(error, _jvm_signal()) from error
+        text = str(error)
+        if any(unreadable in text for unreadable in UNREADABLE_MESSAGE_ERRORS):
+            raise UnreadableMessageError(first_error_line(error)) from error
+        raise SourceFailedError(first_error_line(error)) from error
 
 
 def death(error: Exception, signal_number: int | None) -> PlatformError:
-    """What is known of the end of Spark's JVM. `signal_number`: None if no signal ended it, or
-    nobody knows.
+    """The error for the end of Spark's JVM. `signal_number`: None if no signal ended it, or if that
+    is not known.
     """
-    if any(words in str(error) for words in HEAP):
+    text = str(error)
+    if any(heap_error in text for heap_error in HEAP):
         advice = "lower --messages-max or raise SERIATIM_SPARK_DRIVER_MEMORY, then run again"
         return PlatformError("Spark is out of memory", cause=first_error_line(error), next=advice)
     if signal_number is None:
@@ -177,46 +184,42 @@ def death(error: Exception, signal_number: int | None) -> PlatformError:
         return PlatformError("Spark's JVM is gone", cause=first_error_line(error), next=advice)
     message = f"Spark's JVM was ended by signal {signal_number}"
     if signal_number == signal.SIGKILL:
-        return PlatformError(
-            message, cause=SIGKILL_CAUSE, next=f"{SIGKILL_ADVICE}.\nThen run again"
-        )
-    return PlatformError(
-        message, cause="somebody ended it", next="run again: a run goes on from the last commit"
-    )
+        advice = f"{SIGKILL_ADVICE}.\nThen run again"
+        return PlatformError(message, cause=SIGKILL_CAUSE, next=advice)
+    advice = "run again: a run goes on from the last commit"
+    return PlatformError(message, cause="somebody ended it", next=advice)
 
 
 def _jvm_signal() -> int | None:
-    """The signal that ended the JVM; None if it ended otherwise, still runs, or is not a process of
-    ours.
+    """The signal that ended the JVM; None if it ended otherwise, still runs, or is not our child.
 
-    Under spark-submit the JVM started us, and how it ends is seen by whoever started spark-submit.
+    Under spark-submit the JVM has started us, and only the process that started spark-submit sees
+    how it ends.
     """
     gateway = SparkContext._gateway
     process = getattr(gateway, "proc", None)
     if process is None:
         return None
     try:
-        code: int = process.wait(JVM_END_SECONDS)
+        exit_code: int = process.wait(JVM_END_SECONDS)
     except subprocess.TimeoutExpired:
         return None
-    return -code if code < 0 else None
+    return -exit_code if exit_code < 0 else None
 
 
 def is_jvm_dead(error: Exception) -> bool:
-    """Whether an error means that the JVM is gone or out of memory. Only such a Py4JError comes
-    without a trace.
-    """
+    """Whether an error means that the JVM is gone or out of memory."""
+    if isinstance(error, Py4JNetworkError | ConnectionError):
+        return True
     text = str(error)
-    gone = isinstance(error, Py4JNetworkError | ConnectionError)
-    return (
-        gone
-        or any(said in text for said in JVM_DEATH_ERRORS)
-        or (type(error) is Py4JError and "\n" not in text)
-    )
+    if any(death_error in text for death_error in JVM_DEATH_ERRORS):
+        return True
+    # A plain Py4JError has a stack trace of several lines, unless nobody was there to write one.
+    return type(error) is Py4JError and "\n" not in text
 
 
 class SparkReader:
-    """Kafka through Spark's own source."""
+    """Reads Kafka through Spark's own source."""
 
     def __init__(self, spark: SparkSession, kafka: Mapping[str, str]) -> None:
         self.spark = spark
@@ -233,128 +236,122 @@ class SparkReader:
         on_slice: OnSlice,
         options: ReadOptions = DEFAULT_READ_OPTIONS,
     ) -> None:
-        """From `starts` to the log ends of now: AvailableNow, a slice per batch."""
-        with scratch_folder("checkpoint") as scratch, _translate_spark_errors():
-            _AvailableNowQuery(
-                self._stream_frame(starts, messages_max, options),
-                scratch,
-                dict(starts),
-                on_slice,
-                options,
-            ).run()
+        """Read from `starts` to the present log ends, with one slice per batch of an AvailableNow
+        query.
+        """
+        with scratch_folder("checkpoint") as checkpoint_folder, _translate_spark_errors():
+            frame = self._stream_frame(starts, messages_max, options)
+            query = _AvailableNowQuery(frame, checkpoint_folder, dict(starts), on_slice, options)
+            query.run()
 
     def read_ranges(
         self, ranges: Ranges, options: ReadOptions = DEFAULT_READ_OPTIONS
     ) -> SparkSource:
-        """These ranges and no others, through the batch reader."""
+        """Read exactly these ranges, through the batch reader."""
+        starts = {partition: offset_range.start for partition, offset_range in ranges.items()}
+        ends = {partition: offset_range.end for partition, offset_range in ranges.items()}
         with _translate_spark_errors():
-            reader = self.spark.read.format("kafka").options(
-                **self._options, **_spark_options(options)
-            )
-            frame = (
-                reader.option("assign", _assignment_json(ranges))
-                .option(
-                    "startingOffsets",
-                    _offsets_json({p: whole.start for p, whole in ranges.items()}),
-                )
-                .option(
-                    "endingOffsets", _offsets_json({p: whole.end for p, whole in ranges.items()})
-                )
-                .load()
-            )
-            return SparkSource(frame, options)
+            reader = self.spark.read.format("kafka")
+            reader = reader.options(**self._options, **_spark_options(options))
+            reader = reader.option("assign", _assignment_json(ranges))
+            reader = reader.option("startingOffsets", _offsets_json(starts))
+            reader = reader.option("endingOffsets", _offsets_json(ends))
+            return SparkSource(reader.load(), options)
 
     def _stream_frame(
         self, starts: Mapping[Partition, int], messages_max: int, options: ReadOptions
     ) -> DataFrame:
-        reader = self.spark.readStream.format("kafka").options(
-            **self._options, **_spark_options(options)
-        )
-        return (
-            reader.option("assign", _assignment_json(starts))
-            .option("startingOffsets", _offsets_json(starts))
-            .option("maxOffsetsPerTrigger", messages_max)
-            .load()
-        )
+        reader = self.spark.readStream.format("kafka")
+        reader = reader.options(**self._options, **_spark_options(options))
+        reader = reader.option("assign", _assignment_json(starts))
+        reader = reader.option("startingOffsets", _offsets_json(starts))
+        reader = reader.option("maxOffsetsPerTrigger", messages_max)
+        return reader.load()
 
 
 def _spark_options(options: ReadOptions) -> dict[str, str]:
-    """What a wish means for the source."""
-    fitting = (
-        POLL_BYTES // options.average_message_bytes
-        if options.average_message_bytes
-        else POLL_MESSAGES_DEFAULT
-    )
-    records = max(POLL_MESSAGES_MIN, min(POLL_MESSAGES_MAX, fitting))
+    """Read options as options of Spark's source."""
+    poll_messages = POLL_MESSAGES_DEFAULT
+    if options.average_message_bytes:
+        poll_messages = POLL_BYTES // options.average_message_bytes
+    poll_messages = max(POLL_MESSAGES_MIN, min(POLL_MESSAGES_MAX, poll_messages))
     return {
         "includeHeaders": str(options.with_headers).lower(),
-        "kafka.max.poll.records": str(records),
+        "kafka.max.poll.records": str(poll_messages),
     }
 
 
 class SparkSource:
-    """A slice's messages as a frame, ready for one task per partition."""
+    """The messages of a slice as a frame, for one task per partition."""
 
     def __init__(self, frame: DataFrame, options: ReadOptions) -> None:
-        self.frame, self.options = frame, options
+        self.frame = frame
+        self.options = options
 
     def build_frame(self, task: ArrowTask, *, has_small_messages: bool = False) -> DataFrame:
-        """Sorted explicitly, then through the task; nothing is exchanged between partitions."""
-        limit = UNBOUNDED_BATCH_BYTES if has_small_messages else BATCH_BYTES
-        self.frame.sparkSession.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", limit)
-        columns = [*MESSAGE_COLUMNS, "headers"] if self.options.with_headers else MESSAGE_COLUMNS
-        ordered = self.frame.select(*columns).sortWithinPartitions("topic", "partition", "offset")
+        """The frame that sorts the messages of each partition and runs the task on them. Nothing is
+        exchanged between partitions.
+        """
+        batch_bytes = UNBOUNDED_BATCH_BYTES if has_small_messages else BATCH_BYTES
+        self.frame.sparkSession.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", batch_bytes)
+        columns = list(MESSAGE_COLUMNS)
+        if self.options.with_headers:
+            columns.append("headers")
+        # Spark promises no order inside a partition, so the sort is explicit. It costs next to
+        # nothing on messages that are in order, and the task checks the offsets in any case.
+        messages = self.frame.select(*columns)
+        ordered = messages.sortWithinPartitions("topic", "partition", "offset")
         return ordered.mapInArrow(_PartitionMapper(task), RESULT_SCHEMA)
 
     def map(self, task: ArrowTask, *, has_small_messages: bool = False) -> list[bytes]:
-        """Run the task on every partition; its answers."""
+        """Run the task on every partition; the results."""
         with _translate_spark_errors():
-            return [
-                bytes(row.result)
-                for row in self.build_frame(task, has_small_messages=has_small_messages).collect()
-            ]
+            frame = self.build_frame(task, has_small_messages=has_small_messages)
+            return [bytes(row.result) for row in frame.collect()]
 
 
 class _PartitionMapper:
-    """What runs in the worker: finds out which partition it has, and hands it to the task."""
+    """Runs in the worker: finds out which partition it has, and gives its batches to the task."""
 
     def __init__(self, task: ArrowTask) -> None:
         self.task = task
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        filled = (batch for batch in batches if batch.num_rows)
-        first = next(filled, None)
-        if first is None:
+        filled_batches = (batch for batch in batches if batch.num_rows)
+        first_batch = next(filled_batches, None)
+        if first_batch is None:
             return
-        partition = Partition(
-            first.column("topic")[0].as_py(), first.column("partition")[0].as_py()
-        )
-        result = self.task(partition, _checked_batches(partition, first, filled))
-        yield pa.RecordBatch.from_pydict({"result": pa.array([result], pa.binary())})
+        topic = first_batch.column("topic")[0].as_py()
+        number = first_batch.column("partition")[0].as_py()
+        partition = Partition(topic, number)
+        result = self.task(partition, _checked_batches(partition, first_batch, filled_batches))
+        yield _result_batch(result)
+
+
+def _result_batch(result: bytes) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"result": pa.array([result], pa.binary())})
 
 
 def _checked_batches(
-    partition: Partition, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
+    partition: Partition, first_batch: pa.RecordBatch, further_batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """All batches, each proved to be of this partition alone."""
-    for batch in _chain(first, rest):
-        topics, numbers = batch.column("topic"), batch.column("partition")
+    """All batches, each checked to be of this partition alone."""
+    expected = [(partition.topic, partition.number)] * 2
+    for batch in chain([first_batch], further_batches):
+        topics = batch.column("topic")
+        numbers = batch.column("partition")
+        # The rows are sorted by topic and partition, so the first and the last one say it for all.
         ends = [(topics[i].as_py(), numbers[i].as_py()) for i in (0, batch.num_rows - 1)]
-        if ends != [(partition.topic, partition.number)] * 2:
+        if ends != expected:
             raise_broken_promise(
                 "a task has one partition", partition=str(partition), found=str(ends)
             )
         yield batch
 
 
-def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest
-
-
 class TaskReader:
-    """Kafka read by the tasks themselves: Spark hands out ranges, and no message passes through the
-    JVM.
+    """Lets the tasks read Kafka themselves: Spark hands out ranges, and no message passes through
+    the JVM.
     """
 
     def __init__(
@@ -363,7 +360,9 @@ class TaskReader:
         read_range: ReadRange,
         read_bounds: Callable[[], Mapping[Partition, Bounds]],
     ) -> None:
-        self.spark, self.read_range, self.read_bounds = spark, read_range, read_bounds
+        self.spark = spark
+        self.read_range = read_range
+        self.read_bounds = read_bounds
 
     def read_slices(
         self,
@@ -372,56 +371,65 @@ class TaskReader:
         on_slice: OnSlice,
         options: ReadOptions = DEFAULT_READ_OPTIONS,
     ) -> None:
-        """From `starts` to the log ends of now."""
+        """Read from `starts` to the present log ends. Raises `SourceFailedError` if a start is not
+        in its log.
+        """
         bounds = self.read_bounds()
+        ranges = {}
         for partition, start in starts.items():
-            seen = bounds.get(partition)
-            if seen is None or not seen.log_start <= start <= seen.log_end:
-                there = "gone" if seen is None else f"[{seen.log_start}, {seen.log_end})"
-                raise SourceFailedError(
-                    f"{partition}: offset {start} was to be read, and the log is {there}"
-                )
-        ranges = {
-            partition: OffsetRange(start, bounds[partition].log_end)
-            for partition, start in starts.items()
-        }
-        for piece in cut_into_slices(ranges, messages_max):
-            if not on_slice(piece, self.read_ranges(piece, options)):
+            log_bounds = bounds.get(partition)
+            if log_bounds is None:
+                raise _start_error(partition, start, "gone")
+            if not log_bounds.log_start <= start <= log_bounds.log_end:
+                extent = f"[{log_bounds.log_start}, {log_bounds.log_end})"
+                raise _start_error(partition, start, extent)
+            ranges[partition] = OffsetRange(start, log_bounds.log_end)
+        for slice_ranges in cut_into_slices(ranges, messages_max):
+            if not on_slice(slice_ranges, self.read_ranges(slice_ranges, options)):
                 return
 
     def read_ranges(
         self, ranges: Ranges, options: ReadOptions = DEFAULT_READ_OPTIONS
     ) -> TaskSource:
-        """These ranges and no others."""
+        """Read exactly these ranges."""
         return TaskSource(self.spark, ranges, self.read_range, options)
 
 
+def _start_error(partition: Partition, start: int, log_extent: str) -> SourceFailedError:
+    return SourceFailedError(
+        f"{partition}: offset {start} was to be read, and the log is {log_extent}"
+    )
+
+
 class TaskSource:
-    """A slice's ranges, ready for one task per partition."""
+    """The ranges of a slice, for one task per partition."""
 
     def __init__(
         self, spark: SparkSession, ranges: Ranges, read_range: ReadRange, options: ReadOptions
     ) -> None:
-        self.spark, self.read_range, self.options = spark, read_range, options
-        filled = [(partition, whole) for partition, whole in sorted(ranges.items()) if len(whole)]
-        self.ranges = sorted(filled, key=lambda one: -len(one[1]))  # the longest begin first
+        self.spark = spark
+        self.read_range = read_range
+        self.options = options
+        filled_ranges = [item for item in sorted(ranges.items()) if len(item[1])]
+        # The longest begins first, so that it is not the one that all others wait for.
+        self.ranges = sorted(filled_ranges, key=lambda item: -len(item[1]))
 
-    def map(
-        self, task: ArrowTask, *, has_small_messages: bool = False
-    ) -> list[bytes]:  # we weigh what we gather
-        """Run the task on every partition; its answers."""
+    def map(self, task: ArrowTask, *, has_small_messages: bool = False) -> list[bytes]:
+        """Run the task on every partition; the results. `has_small_messages` has no effect: the
+        range reader bounds its batches by itself.
+        """
         if not self.ranges:
             return []
         with _translate_spark_errors():
-            numbers = self.spark.range(0, len(self.ranges), 1, len(self.ranges))
-            found = numbers.mapInArrow(
-                _RangeMapper(task, self.read_range, self.ranges, self.options), RESULT_SCHEMA
-            )
-            return [bytes(row.result) for row in found.collect()]
+            range_count = len(self.ranges)
+            numbers = self.spark.range(0, range_count, 1, range_count)
+            mapper = _RangeMapper(task, self.read_range, self.ranges, self.options)
+            results = numbers.mapInArrow(mapper, RESULT_SCHEMA)
+            return [bytes(row.result) for row in results.collect()]
 
 
 class _RangeMapper:
-    """What runs in the worker: reads the range of its number, and hands it to the task."""
+    """Runs in the worker: reads the range of its number, and gives its batches to the task."""
 
     def __init__(
         self,
@@ -430,19 +438,24 @@ class _RangeMapper:
         ranges: list[tuple[Partition, OffsetRange]],
         options: ReadOptions,
     ) -> None:
-        self.task, self.read_range, self.ranges, self.options = task, read_range, ranges, options
+        self.task = task
+        self.read_range = read_range
+        self.ranges = ranges
+        self.options = options
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in (number for batch in batches for number in batch.column("id").to_pylist()):
-            partition, whole = self.ranges[number]
-            found = self.read_range(partition, whole, self.options.with_headers)
-            if (first := next(found, None)) is not None:
-                result = self.task(partition, _chain(first, found))
-                yield pa.RecordBatch.from_pydict({"result": pa.array([result], pa.binary())})
+        for number_batch in batches:
+            for number in number_batch.column("id").to_pylist():
+                partition, offset_range = self.ranges[number]
+                messages = self.read_range(partition, offset_range, self.options.with_headers)
+                first_batch = next(messages, None)
+                if first_batch is not None:
+                    result = self.task(partition, chain([first_batch], messages))
+                    yield _result_batch(result)
 
 
 class _StopQuery(Exception):  # noqa: N818  # a signal to Spark, not an error
-    """Ends a query from inside its own batch."""
+    """Ends a query from inside one of its batches."""
 
 
 class _AvailableNowQuery:
@@ -456,17 +469,16 @@ class _AvailableNowQuery:
         on_slice: OnSlice,
         options: ReadOptions,
     ) -> None:
-        self.frame, self.checkpoint_folder, self.frontier, self.on_slice, self.options = (
-            frame,
-            checkpoint_folder,
-            starts,
-            on_slice,
-            options,
-        )
+        self.frame = frame
+        self.checkpoint_folder = checkpoint_folder
+        self.frontier = starts
+        self.on_slice = on_slice
+        self.options = options
         self.failure: BaseException | None = None
+        """What `_on_batch` raised. Spark passes it on as text only."""
 
     def run(self) -> None:
-        """Until the query ends by itself, or a slice says enough."""
+        """Run until the query ends by itself, or `on_slice` returns False."""
         writer = self.frame.writeStream.foreachBatch(self._on_batch).trigger(availableNow=True)
         try:
             query = writer.option("checkpointLocation", str(self.checkpoint_folder)).start()
@@ -479,26 +491,32 @@ class _AvailableNowQuery:
             raise
 
     def _on_batch(self, frame: DataFrame, number: int) -> None:
-        """One batch is one slice; its ends are in the checkpoint's offset log."""
+        """Handle one batch, which is one slice. Spark does not tell its ranges; the ends are in the
+        offset log of the checkpoint.
+        """
         try:
             ends = self._end_offsets(number)
-            ranges = {p: OffsetRange(start, ends[p]) for p, start in self.frontier.items()}
-            go_on = self.on_slice(ranges, SparkSource(frame, self.options))
+            ranges = {}
+            for partition, start in self.frontier.items():
+                ranges[partition] = OffsetRange(start, ends[partition])
+            should_continue = self.on_slice(ranges, SparkSource(frame, self.options))
             self.frontier = ends
-            if not go_on:
+            if not should_continue:
                 raise _StopQuery
         except BaseException as error:
             self.failure = error
             raise
 
     def _end_offsets(self, number: int) -> dict[Partition, int]:
+        """The end offset of each partition in a batch."""
         lines = (self.checkpoint_folder / "offsets" / str(number)).read_text().splitlines()
-        ends = {
-            Partition(t, int(p)): o
-            for t, parts in json.loads(lines[2]).items()
-            for p, o in parts.items()
-        }
-        return {partition: ends.get(partition, start) for partition, start in self.frontier.items()}
+        # The third line has the source's offsets: {"topic": {"0": 1234}}.
+        end_offsets = json.loads(lines[2])
+        ends = {}
+        for partition, start in self.frontier.items():
+            partition_ends = end_offsets.get(partition.topic, {})
+            ends[partition] = partition_ends.get(str(partition.number), start)
+        return ends
 
 
 def _assignment_json(partitions: Iterable[Partition]) -> str:
@@ -516,14 +534,19 @@ def _offsets_json(offsets: Mapping[Partition, int]) -> str:
 
 
 def first_error_line(error: BaseException) -> str:
-    """What a JVM's hundred lines really say: a worker's own exception, the last cause, or the first
-    line.
+    """The line that matters of an error of many lines: the Python worker's own exception, the last
+    cause, or the first line.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if "Traceback (most recent call last):" in lines:
-        after = lines[lines.index("Traceback (most recent call last):") + 1 :]
-        lines = [line for line in after if PYTHON_ERROR.match(line)] or lines
-    causes = [
-        line.removeprefix("Caused by:").strip() for line in lines if line.startswith("Caused by:")
-    ]
-    return (causes[-1:] or lines[:1] or [type(error).__name__])[0][:600]
+    if TRACEBACK_LINE in lines:
+        traceback_lines = lines[lines.index(TRACEBACK_LINE) + 1 :]
+        python_errors = [line for line in traceback_lines if PYTHON_ERROR.match(line)]
+        lines = python_errors or lines
+    causes = [line for line in lines if line.startswith("Caused by:")]
+    if causes:
+        line = causes[-1].removeprefix("Caused by:").strip()
+    elif lines:
+        line = lines[0]
+    else:
+        line = type(error).__name__
+    return line[:ERROR_LINE_MAX]

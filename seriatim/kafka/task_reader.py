@@ -1,12 +1,12 @@
-"""Ranges read where they are folded: raw record batches from the partition's leader, unpacked into
-Arrow in bulk.
+"""Reads ranges where they are folded: raw record batches from the partition's leader, unpacked into
+Arrow columns.
 
-The same messages that Spark's source gives, in the same columns, without a JVM between broker and
-fold: each batch's checksum is proved, transaction markers and aborted records are passed over,
-holes stay holes and are explained as ever. What cannot be read raises `SourceFailedError`, and
-discovery decides what it means.
+It returns the same messages as Spark's source, in the same columns, without a JVM between broker
+and fold. The checksum of every batch is checked. Transaction markers and aborted records are
+skipped. Holes stay holes, and the fold explains them as usual. If a range cannot be read,
+`SourceFailedError` is raised, and discovery decides what that means.
 
-Next room: spark.py runs it in a task per partition; wire.py speaks to the broker.
+Next: kafka/spark_reader.py runs this in one task per partition; kafka/wire.py talks to the broker.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ from seriatim.kafka.wire import (
 from seriatim.ports import SourceFailedError, UnreadableMessageError
 
 FETCH_BYTES = 8 << 20
-ROWS_PER_BATCH, BATCH_BYTES = 20_000, 64 << 20
-"""A batch for the fold has about so many messages, and not many more bytes than this."""
+ROWS_PER_BATCH = 20_000
+BATCH_BYTES = 64 << 20
+"""The size of a batch for the fold. Only a single larger record batch makes it larger."""
 RETRY_SECONDS_MAX = 60.0
 RETRY_WAIT_SECONDS = 0.25
 OLD_FORMAT_ADVICE = 'say slice.read = "spark"'
 COMPILED_MIN = 5_000
-"""Messages from which on compiled unpacking is worth loading it, which takes half a second once per
+"""From this many messages on, the compiled code is worth loading. That takes half a second, once per
 worker.
 """
 RECORD_BYTES_MIN = 7
-"""Of a message without key, value and headers: seven numbers."""
+"""The size of a record without key, value and headers: seven numbers."""
 MILLISECONDS_MAX = (2**63 - 1) // 1000
 CHECKSUM_START = DefaultRecordBatch.ATTRIBUTES_OFFSET
 TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
@@ -57,13 +58,13 @@ HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]
 
 Checksum = Callable[[memoryview], int]
 Unpack = Callable[[RawBatch, Array, OffsetRange, int, "_MessageColumns"], int]
-"""Appends a batch's messages that are in a range from a row on; the row after them, -1 if the batch
-is damaged.
+"""Writes those messages of a batch that are in a range into columns, from a row on. Returns the row
+after them, or -1 if the batch is damaged.
 """
 
 
 class KafkaRangeReader:
-    """Ranges of partitions, as a consumer of this isolation sees them. Pickled to the workers."""
+    """Reads ranges of partitions with this isolation. It is pickled and sent to the workers."""
 
     def __init__(
         self,
@@ -71,37 +72,36 @@ class KafkaRangeReader:
         isolation: str = "read_committed",
         retry_seconds_max: float = RETRY_SECONDS_MAX,
     ) -> None:
-        self.settings, self.isolation, self.retry_seconds_max = (
-            dict(settings),
-            isolation,
-            retry_seconds_max,
-        )
+        self.settings = dict(settings)
+        self.isolation = isolation
+        self.retry_seconds_max = retry_seconds_max
 
     def __call__(
         self, partition: Partition, offset_range: OffsetRange, with_headers: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """The messages of a range in order, as batches of Spark's columns."""
-        gathered = _BatchBuilder(partition, offset_range, headers=with_headers)
-        with _PartitionFetcher(self, partition) as fetches:
-            at = offset_range.start
-            while at < offset_range.end:
-                for raw in fetches.next_batches(at, offset_range.end):
-                    content = gathered.decompressed_records(raw)
-                    if not gathered.has_capacity(raw.record_count, len(content)):
-                        yield gathered.take_batch()
-                    gathered.add_batch(raw, content)
-                at = fetches.next_offset
-        if gathered.row_count:
-            yield gathered.take_batch()
+        builder = _BatchBuilder(partition, offset_range, headers=with_headers)
+        with _PartitionFetcher(self, partition) as fetcher:
+            offset = offset_range.start
+            while offset < offset_range.end:
+                for raw in fetcher.next_batches(offset, offset_range.end):
+                    content = builder.decompressed_records(raw)
+                    if not builder.has_capacity(raw.record_count, len(content)):
+                        yield builder.take_batch()
+                    builder.add_batch(raw, content)
+                offset = fetcher.next_offset
+        if builder.row_count:
+            yield builder.take_batch()
 
 
 class _PartitionFetcher:
-    """One partition's log, fetched piece by piece from whoever leads it now."""
+    """Fetches the log of one partition, piece by piece, from the broker that leads it now."""
 
     def __init__(self, reader: KafkaRangeReader, partition: Partition) -> None:
-        self.reader, self.partition = reader, partition
+        self.reader = reader
+        self.partition = partition
         self.next_offset = 0
-        """The offset after the last batch fetched."""
+        """The offset after the last fetched batch."""
         self._stack = ExitStack()
         self._leader: PartitionLeader | None = None
 
@@ -112,38 +112,45 @@ class _PartitionFetcher:
         self._stack.close()
 
     def next_batches(self, offset: int, end: int) -> Iterator[RawBatch]:
-        """The batches of the next fetch whose records count, up to `end`."""
-        answer, raws = self._fetch_with_retry(offset)
-        listed = [(one.producer_id, one.first_offset) for one in answer.aborted_transactions or ()]
-        for raw, batch in zip(
-            raws, mark_aborted_batches(map(_batch_header, raws), listed), strict=True
-        ):
+        """The batches of the next fetch with messages before `end`, without markers and aborted
+        ones.
+        """
+        answer, raw_batches = self._fetch_with_retry(offset)
+        aborted_transactions = [
+            (transaction.producer_id, transaction.first_offset)
+            for transaction in answer.aborted_transactions or ()
+        ]
+        headers = [_batch_header(raw) for raw in raw_batches]
+        marked_headers = mark_aborted_batches(headers, aborted_transactions)
+        for raw, header in zip(raw_batches, marked_headers, strict=True):
             if raw.magic < MAGIC_V2:
                 raise SourceFailedError(
-                    f"{self.partition}: {raw.base_offset} is in the format of before Kafka 0.11: {OLD_FORMAT_ADVICE}"
+                    f"{self.partition}: {raw.base_offset} is in the format of before Kafka 0.11: "
+                    f"{OLD_FORMAT_ADVICE}"
                 )
-            aborted = batch.is_aborted and self.reader.isolation == "read_committed"
-            if raw.base_offset < end and not raw.is_control and not aborted:
+            is_skipped = header.is_aborted and self.reader.isolation == "read_committed"
+            if raw.base_offset < end and not raw.is_control and not is_skipped:
                 yield raw
-        self.next_offset = raws[-1].last_offset + 1
+        self.next_offset = raw_batches[-1].last_offset + 1
 
     def _fetch_with_retry(self, offset: int) -> tuple[Any, list[RawBatch]]:
-        """An answer with at least one whole batch. Leaders move and networks break, so with
-        patience.
+        """An answer with at least one complete batch, and its batches. Leaders move and networks
+        break, so it is tried again for a while.
         """
-        until = time.monotonic() + self.reader.retry_seconds_max
+        deadline = time.monotonic() + self.reader.retry_seconds_max
         trouble = "it sends nothing"
-        while time.monotonic() < until:
+        while time.monotonic() < deadline:
             try:
                 answer = self._connect_leader().fetch(offset, FETCH_BYTES)
-                if raws := list(parse_raw_batches(memoryview(answer.records or b""))):
-                    return answer, raws
+                raw_batches = list(parse_raw_batches(memoryview(answer.records or b"")))
+                if raw_batches:
+                    return answer, raw_batches
                 self._refuse_log_end(answer, offset)
             except kafka_errors.OffsetOutOfRangeError:
-                raise SourceFailedError(
-                    f"{self.partition}: offset {offset} is not in the log"
-                ) from None
+                reason = f"{self.partition}: offset {offset} is not in the log"
+                raise SourceFailedError(reason) from None
             except (kafka_errors.KafkaError, OSError) as error:
+                # The leader may have moved: connect anew, which also asks who leads.
                 self._stack.close()
                 self._leader = None
                 trouble = f"{type(error).__name__} {error}".strip()
@@ -156,9 +163,10 @@ class _PartitionFetcher:
         )
 
     def _refuse_log_end(self, answer: Any, offset: int) -> None:
-        """Nothing more to come is not the same as nothing yet."""
-        committed = self.reader.isolation == "read_committed"
-        end = answer.last_stable_offset if committed else answer.high_watermark
+        """Refuse an empty answer where the log ends; elsewhere messages may still arrive."""
+        end = answer.high_watermark
+        if self.reader.isolation == "read_committed":
+            end = answer.last_stable_offset
         if 0 <= end <= offset:
             raise SourceFailedError(
                 f"{self.partition}: the log ends at {end}, and offset {offset} was to be read"
@@ -167,15 +175,14 @@ class _PartitionFetcher:
     def _connect_leader(self) -> PartitionLeader:
         if self._leader is None:
             settings = client.python_settings(self.reader.settings)
-            manager = self._stack.enter_context(
-                open_connections(settings, self.reader.retry_seconds_max)
-            )
+            connections = open_connections(settings, self.reader.retry_seconds_max)
+            manager = self._stack.enter_context(connections)
             self._leader = PartitionLeader(manager, self.partition, self.reader.isolation)
         return self._leader
 
 
 def _batch_header(raw: RawBatch) -> KafkaRecordBatch:
-    """What decides whether a batch was aborted."""
+    """The fields of a batch that decide whether it was aborted."""
     return KafkaRecordBatch(
         raw.base_offset,
         raw.last_offset,
@@ -187,7 +194,7 @@ def _batch_header(raw: RawBatch) -> KafkaRecordBatch:
 
 
 def _as_uint8_array(content: memoryview) -> Array:
-    """Bytes for compiled code, which is compiled for bytes that nobody changes."""
+    """Bytes for the compiled code, whose signatures take read-only arrays."""
     return np.frombuffer(content.toreadonly(), np.uint8)
 
 
@@ -198,65 +205,66 @@ def _damaged_batch_error(partition: Partition, raw: RawBatch, reason: str) -> So
 
 
 class _BytesColumn:
-    """Keys or values: bytes one after the other, where each ends, and -1 as the size of null."""
+    """A column of keys or values: their bytes one after the other, the position where each ends, and
+    their sizes, where -1 is null.
+    """
 
     def __init__(self, row_capacity: int, byte_capacity: int) -> None:
-        self.sizes, self.edges = (
-            np.empty(row_capacity, np.int32),
-            np.zeros(row_capacity + 1, np.int32),
-        )
+        self.sizes = np.empty(row_capacity, np.int32)
+        self.edges = np.zeros(row_capacity + 1, np.int32)
         self.content = np.empty(byte_capacity, np.uint8)
 
     def set_value(self, row: int, value: bytes | None) -> None:
-        """One more, in plain Python."""
+        """Write one value, in plain Python."""
+        content = value or b""
         begin = int(self.edges[row])
-        end = begin + len(value or b"")
-        self.sizes[row], self.edges[row + 1] = -1 if value is None else len(value), end
-        self.content[begin:end] = np.frombuffer(value or b"", np.uint8)
+        end = begin + len(content)
+        self.sizes[row] = -1 if value is None else len(value)
+        self.edges[row + 1] = end
+        self.content[begin:end] = np.frombuffer(content, np.uint8)
 
     def to_arrow(self, rows: int) -> pa.Array:
-        """The first rows, as Arrow has them."""
-        there = self.sizes[:rows] >= 0
-        nulls = rows - int(np.count_nonzero(there))
-        valid = pa.py_buffer(np.packbits(there, bitorder="little")) if nulls else None
-        buffers = [valid, pa.py_buffer(self.edges[: rows + 1]), pa.py_buffer(self.content)]
-        return pa.Array.from_buffers(pa.binary(), rows, buffers, nulls)
+        """The first rows as an Arrow array, which shares the memory of this column."""
+        is_valid = self.sizes[:rows] >= 0
+        null_count = rows - int(np.count_nonzero(is_valid))
+        validity = None
+        if null_count:
+            validity = pa.py_buffer(np.packbits(is_valid, bitorder="little"))
+        edges = pa.py_buffer(self.edges[: rows + 1])
+        content = pa.py_buffer(self.content)
+        return pa.Array.from_buffers(pa.binary(), rows, [validity, edges, content], null_count)
 
 
 class _MessageColumns:
-    """Room for messages, in columns."""
+    """Columns for messages, allocated for a number of rows and bytes."""
 
     def __init__(self, row_capacity: int, byte_capacity: int) -> None:
-        self.row_capacity, self.byte_capacity = row_capacity, byte_capacity
-        self.offsets, self.times = (
-            np.empty(row_capacity, np.int64),
-            np.empty(row_capacity, np.int64),
-        )
-        self.keys, self.values = (
-            _BytesColumn(row_capacity, byte_capacity),
-            _BytesColumn(row_capacity, byte_capacity),
-        )
+        self.row_capacity = row_capacity
+        self.byte_capacity = byte_capacity
+        self.offsets = np.empty(row_capacity, np.int64)
+        self.times = np.empty(row_capacity, np.int64)
+        self.keys = _BytesColumn(row_capacity, byte_capacity)
+        self.values = _BytesColumn(row_capacity, byte_capacity)
         self.header_positions = np.empty(row_capacity, np.int64)
 
 
 class _BatchBuilder:
-    """Messages of a range on their way into one batch."""
+    """Collects messages of a range into one batch for the fold."""
 
     def __init__(self, partition: Partition, offset_range: OffsetRange, *, headers: bool) -> None:
-        self.partition, self.offset_range = partition, offset_range
-        self.row_count = self.bytes_used = 0
+        self.partition = partition
+        self.offset_range = offset_range
+        self.row_count = 0
+        self.bytes_used = 0
         self.columns: _MessageColumns | None = None
         self.headers: list[list[Header]] | None = [] if headers else None
-        self.checksum: Checksum
-        self.unpack: Unpack
-        self.checksum, self.unpack = (
-            _compiled_functions()
-            if len(offset_range) >= COMPILED_MIN
-            else (calc_crc32c, _unpack_in_python)
-        )
+        self.checksum: Checksum = calc_crc32c
+        self.unpack: Unpack = _unpack_in_python
+        if len(offset_range) >= COMPILED_MIN:
+            self.checksum, self.unpack = _compiled_functions()
 
     def decompressed_records(self, raw: RawBatch) -> Array:
-        """A batch's records, uncompressed; proved to be what the producer sent."""
+        """The records of a batch, uncompressed, after its checksum was checked."""
         if self.checksum(raw.content[CHECKSUM_START:]) != raw.crc:
             raise _damaged_batch_error(self.partition, raw, "its checksum is wrong")
         try:
@@ -264,62 +272,60 @@ class _BatchBuilder:
         except (OSError, ValueError, KeyError) as error:
             raise _damaged_batch_error(self.partition, raw, str(error)) from None
         if raw.record_count * RECORD_BYTES_MIN > len(content):
-            raise _damaged_batch_error(
-                self.partition, raw, f"it cannot hold {raw.record_count} messages"
-            )
+            reason = f"it cannot hold {raw.record_count} messages"
+            raise _damaged_batch_error(self.partition, raw, reason)
         return content
 
     def has_capacity(self, rows: int, size: int) -> bool:
-        """Whether there is room for so many messages and bytes; where there is none yet, it is made
-        to measure.
+        """Whether this many messages and bytes still fit. An empty builder allocates columns that
+        are large enough.
         """
         if self.columns is None:
             self.columns = _MessageColumns(max(rows, ROWS_PER_BATCH), max(size, BATCH_BYTES))
-        return (
-            self.row_count + rows <= self.columns.row_capacity
-            and self.bytes_used + size <= self.columns.byte_capacity
-        )
+        has_rows = self.row_count + rows <= self.columns.row_capacity
+        return has_rows and self.bytes_used + size <= self.columns.byte_capacity
 
     def add_batch(self, raw: RawBatch, content: Array) -> None:
-        """A batch's messages, as far as they are in the range."""
+        """Add those messages of a batch that are in the range."""
         fits = self.has_capacity(raw.record_count, len(content))
+        columns = self.columns
         ensure(
-            fits and self.columns is not None,
+            fits and columns is not None,
             "there is room",
             rows=raw.record_count,
             bytes=len(content),
         )
-        assert self.columns is not None
-        before, self.row_count = (
-            self.row_count,
-            self.unpack(raw, content, self.offset_range, self.row_count, self.columns),
-        )
-        if self.row_count < 0:
+        assert columns is not None
+        row_count = self.unpack(raw, content, self.offset_range, self.row_count, columns)
+        if row_count < 0:
             raise _damaged_batch_error(self.partition, raw, "its records are none")
-        self.bytes_used += len(content)
         if self.headers is not None:
-            places = self.columns.header_positions[before : self.row_count].tolist()
-            self.headers += [_read_headers(memoryview(content), at) for at in places]
+            positions = columns.header_positions[self.row_count : row_count].tolist()
+            data = memoryview(content)
+            self.headers += [_read_headers(data, position) for position in positions]
+        self.row_count = row_count
+        self.bytes_used += len(content)
 
     def take_batch(self) -> pa.RecordBatch:
-        """What was gathered, as Spark's columns; the next begins empty."""
-        columns, rows, headers = self.columns, self.row_count, self.headers
+        """The messages collected so far, in Spark's columns. The builder is empty afterwards."""
+        columns = self.columns
+        rows = self.row_count
+        headers = self.headers
         ensure(
             columns is not None and rows > 0,
             "an empty batch is not handed on",
             partition=str(self.partition),
         )
         assert columns is not None
-        self.columns, self.row_count, self.bytes_used, self.headers = (
-            None,
-            0,
-            0,
-            None if headers is None else [],
-        )
+        # The Arrow arrays share memory with the columns, so the next batch gets new ones.
+        self.columns = None
+        self.row_count = 0
+        self.bytes_used = 0
+        self.headers = None if headers is None else []
         times = columns.times[:rows]
         if (np.abs(times) > MILLISECONDS_MAX).any():
             raise UnreadableMessageError(f"{self.partition}: a timestamp that no calendar has")
-        given = {
+        arrays = {
             "topic": pa.repeat(self.partition.topic, rows),
             "partition": pa.repeat(pa.scalar(self.partition.number, pa.int32()), rows),
             "offset": pa.array(columns.offsets[:rows]),
@@ -328,59 +334,70 @@ class _BatchBuilder:
             "value": columns.values.to_arrow(rows),
         }
         if headers is not None:
-            given["headers"] = pa.array(
-                [[{"key": key, "value": value} for key, value in one] for one in headers],
-                HEADERS_TYPE,
-            )
-        return pa.RecordBatch.from_pydict(given)
+            arrays["headers"] = _headers_array(headers)
+        return pa.RecordBatch.from_pydict(arrays)
+
+
+def _headers_array(headers: list[list[Header]]) -> pa.Array:
+    """The headers of all messages as one Arrow array."""
+    header_rows = [_header_structs(message_headers) for message_headers in headers]
+    return pa.array(header_rows, HEADERS_TYPE)
+
+
+def _header_structs(headers: list[Header]) -> list[dict[str, str | bytes | None]]:
+    return [{"key": key, "value": value} for key, value in headers]
 
 
 def _compiled_functions() -> tuple[Checksum, Unpack]:
-    """Checking and unpacking in bulk."""
+    """The compiled functions that check and unpack a batch."""
     from seriatim.fast.kafka_records import CRC_TABLES, crc32c, unpack_records
 
-    place = np.zeros(1, np.int64)
+    position = np.zeros(1, np.int64)
 
     def checksum(content: memoryview) -> int:
         return int(crc32c(_as_uint8_array(content), 0, len(content), CRC_TABLES))
 
-    def unpacked(
-        raw: RawBatch, content: Array, whole: OffsetRange, row: int, to: _MessageColumns
+    def unpack(
+        raw: RawBatch, content: Array, offset_range: OffsetRange, row: int, columns: _MessageColumns
     ) -> int:
-        stamped = raw.append_time_ms
-        numbers = (
+        append_time_ms = raw.append_time_ms
+        batch_numbers = (
             raw.record_count,
             raw.base_offset,
             raw.first_timestamp_ms,
-            stamped or 0,
-            stamped is not None,
-            whole.start,
-            whole.end,
+            append_time_ms or 0,
+            append_time_ms is not None,
+            offset_range.start,
+            offset_range.end,
         )
-        columns = [
-            part for one in (to.keys, to.values) for part in (one.sizes, one.edges, one.content)
-        ]
+        keys = columns.keys
+        values = columns.values
         return int(
             unpack_records(
                 content,
-                np.array(numbers),
+                np.array(batch_numbers),
                 row,
-                place,
-                to.offsets,
-                to.times,
-                to.header_positions,
-                *columns,
+                position,
+                columns.offsets,
+                columns.times,
+                columns.header_positions,
+                keys.sizes,
+                keys.edges,
+                keys.content,
+                values.sizes,
+                values.edges,
+                values.content,
             )
         )
 
-    return checksum, unpacked
+    return checksum, unpack
 
 
 def _unpack_in_python(
     raw: RawBatch, content: Array, offset_range: OffsetRange, row: int, columns: _MessageColumns
 ) -> int:
-    """Unpacking in Python: of a few messages it is done before the compiled code is loaded. -1:
-    damaged.
+    """Unpack a batch in Python; -1 if it is damaged. For a few messages this is faster than loading
+    the compiled code.
     """
     try:
         return _unpack_records(raw, memoryview(content), offset_range, row, columns)
@@ -391,41 +408,45 @@ def _unpack_in_python(
 def _unpack_records(
     raw: RawBatch, data: memoryview, offset_range: OffsetRange, row: int, columns: _MessageColumns
 ) -> int:
-    at = 0
+    position = 0
+    append_time_ms = raw.append_time_ms
     for _ in range(raw.record_count):
-        length, at = decode_varint(data, at)
-        end = at + length
-        delta_ms, at = decode_varint(data, at + 1)
-        delta, at = decode_varint(data, at)
-        if offset_range.start <= raw.base_offset + delta < offset_range.end:
-            columns.offsets[row] = raw.base_offset + delta
-            columns.times[row] = (
-                raw.first_timestamp_ms + delta_ms
-                if raw.append_time_ms is None
-                else raw.append_time_ms
-            )
+        length, position = decode_varint(data, position)
+        record_end = position + length
+        # One byte of attributes comes before the timestamp.
+        delta_ms, position = decode_varint(data, position + 1)
+        offset_delta, position = decode_varint(data, position)
+        offset = raw.base_offset + offset_delta
+        if offset_range.start <= offset < offset_range.end:
+            columns.offsets[row] = offset
+            if append_time_ms is None:
+                columns.times[row] = raw.first_timestamp_ms + delta_ms
+            else:
+                columns.times[row] = append_time_ms
             for column in (columns.keys, columns.values):
-                value, at = _read_bytes(data, at)
+                value, position = _read_bytes(data, position)
                 column.set_value(row, value)
-            columns.header_positions[row] = at
+            columns.header_positions[row] = position
             row += 1
-        at = end
+        position = record_end
     return row
 
 
 def _read_bytes(data: memoryview, position: int) -> tuple[bytes | None, int]:
-    size, position = decode_varint(data, position)
-    return (
-        (None, position) if size < 0 else (bytes(data[position : position + size]), position + size)
-    )
+    """The bytes at a position, None for null, and the position after them."""
+    size, start = decode_varint(data, position)
+    if size < 0:
+        return None, start
+    end = start + size
+    return bytes(data[start:end]), end
 
 
 def _read_headers(data: memoryview, position: int) -> list[Header]:
-    """A message's headers: pairs of a name and bytes."""
+    """The headers of a message: pairs of a name and bytes."""
     count, position = decode_varint(data, position)
-    found: list[Header] = []
+    headers: list[Header] = []
     for _ in range(count):
         name, position = _read_bytes(data, position)
         value, position = _read_bytes(data, position)
-        found.append(((name or b"").decode(errors="replace"), value))
-    return found
+        headers.append(((name or b"").decode(errors="replace"), value))
+    return headers

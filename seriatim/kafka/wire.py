@@ -1,10 +1,10 @@
-"""Kafka's wire: connections, raw fetches and the headers of record batches, through kafka-python's
-protocol.
+"""Kafka's wire protocol: connections, raw fetches and the headers of record batches, through
+kafka-python.
 
-It lives where the fold lives, in a Spark worker: plain settings go in, connections are driven by
-the calling thread, and there is no other. Shared by two adapters, as disk.py is.
+This runs inside Spark workers, as the fold does: it takes plain settings, and the calling thread
+drives the connections; there is no other thread.
 
-Next room: kafka/raw_batches.py explains holes with it; kafka/task_reader.py reads ranges.
+Next: kafka/raw_batches.py explains holes with it; kafka/task_reader.py reads ranges.
 """
 
 from __future__ import annotations
@@ -25,23 +25,29 @@ from msgspec import Struct
 
 from seriatim.engine.offsets import Partition
 
-EARLIEST, LATEST = -2, -1
+EARLIEST = -2
+LATEST = -1
+"""Kafka's special timestamps that ask for the start and the end of a log."""
 BATCH_HEADER = DefaultRecordBatch.HEADER_STRUCT
 LENGTH_END = DefaultRecordBatch.AFTER_LEN_OFFSET
 ABORT_KEY = b"\x00\x00\x00\x00"
 """A control record's key begins with its version and its type, two bytes each; type 0 is an abort."""
 CODECS = {1: "gzip", 3: "lz4", 4: "zstd"}
-SNAPPY, SNAPPY_FRAMED, SNAPPY_FRAME_HEADER = 2, b"\x82SNAPPY\x00", 16
+"""Arrow's names of Kafka's compression codecs, except snappy."""
+SNAPPY = 2
+SNAPPY_FRAMED = b"\x82SNAPPY\x00"
+SNAPPY_FRAME_HEADER = 16
+"""Java's snappy format: its first bytes, and the length of its header."""
 FETCH_WAIT_MS = 500
 MAGIC_V2 = 2
-"""Record batches as Kafka 0.11 and later write them."""
+"""The format version of record batches since Kafka 0.11."""
 
 
 class RawBatch(Struct, frozen=True):
-    """One record batch as it lies in the log: its header's fields, and where its bytes are."""
+    """One record batch as it is stored in the log: the fields of its header, and its bytes."""
 
     content: memoryview
-    """All of it, header included."""
+    """All bytes of the batch, header included."""
     base_offset: int
     last_offset: int
     magic: int
@@ -66,40 +72,39 @@ class RawBatch(Struct, frozen=True):
 
     @property
     def is_abort(self) -> bool:
-        """Whether its marker, never compressed, ends an aborted transaction."""
+        """Whether it is the marker that ends an aborted transaction. Markers are never compressed."""
         if not self.is_control or not self.record_count:
             return False
         body = self.content[BATCH_HEADER.size :]
-        _, at = decode_varint(body, 0)
-        _, at = decode_varint(body, at + 1)
-        _, at = decode_varint(body, at)
-        _, at = decode_varint(body, at)
-        return bytes(body[at : at + len(ABORT_KEY)]) == ABORT_KEY
+        # Before the key of a record: its length, one byte of attributes, and three more numbers.
+        _, position = decode_varint(body, 0)
+        _, position = decode_varint(body, position + 1)
+        _, position = decode_varint(body, position)
+        _, position = decode_varint(body, position)
+        return bytes(body[position : position + len(ABORT_KEY)]) == ABORT_KEY
 
     @property
     def append_time_ms(self) -> int | None:
-        """The time of all its records, where the broker gave it; None: each has its own."""
-        return (
-            self.max_timestamp_ms
-            if self.attributes & DefaultRecordBatch.TIMESTAMP_TYPE_MASK
-            else None
-        )
+        """The time that the broker gave to all its records; None: each record has its own."""
+        if self.attributes & DefaultRecordBatch.TIMESTAMP_TYPE_MASK:
+            return self.max_timestamp_ms
+        return None
 
     def decompressed_records(self) -> memoryview:
-        """Its records, uncompressed."""
-        return decompress(
-            self.content[BATCH_HEADER.size :], self.attributes & DefaultRecordBatch.CODEC_MASK
-        )
+        """The bytes of its records, uncompressed."""
+        codec = self.attributes & DefaultRecordBatch.CODEC_MASK
+        return decompress(self.content[BATCH_HEADER.size :], codec)
 
 
 @contextmanager
 def open_connections(
     settings: Mapping[str, Any], timeout_seconds: float
 ) -> Iterator[KafkaConnectionManager]:
-    """Connections to the cluster, driven by this thread alone. Settings as `client.python_settings`
-    gives them.
+    """Connections to the cluster, driven by this thread alone. `settings` come from
+    `client.python_settings`.
     """
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)  # what matters comes back as an error
+    # Everything important comes back as an error.
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
     net = NetworkSelector()
     manager = KafkaConnectionManager(net, **settings, receive_message_max_bytes=2**31 - 1)
     try:
@@ -111,40 +116,45 @@ def open_connections(
 
 
 class PartitionLeader:
-    """The broker that has a partition, asked about it."""
+    """The broker that leads a partition, and the requests that we send to it."""
 
     def __init__(
         self, manager: KafkaConnectionManager, partition: Partition, isolation: str
     ) -> None:
-        self.manager, self.partition = manager, partition
+        self.manager = manager
+        self.partition = partition
         self.isolation_level = int(isolation == "read_committed")
         self.broker_id = self._find_broker_id()
 
     def send_request(self, request: Any) -> Any:
-        """Its answer."""
+        """Send a request to the leader; its answer."""
         return self.manager.run(self.manager.send, request, self.broker_id)
 
     def _find_broker_id(self) -> int:
-        wanted = MetadataRequest.MetadataRequestTopic(name=self.partition.topic)
-        request = MetadataRequest(topics=[wanted], allow_auto_topic_creation=False, max_version=9)
+        topic_request = MetadataRequest.MetadataRequestTopic(name=self.partition.topic)
+        request = MetadataRequest(
+            topics=[topic_request], allow_auto_topic_creation=False, max_version=9
+        )
         (topic,) = self.manager.run(self.manager.send, request).topics
         raise_for_code(topic.error_code)
-        for part in topic.partitions:
-            if part.partition_index == self.partition.number:
-                raise_for_code(part.error_code)
-                return int(part.leader_id)
+        for partition in topic.partitions:
+            if partition.partition_index == self.partition.number:
+                raise_for_code(partition.error_code)
+                return int(partition.leader_id)
         raise kafka_errors.UnknownTopicOrPartitionError(str(self.partition))
 
     def list_offset(self, timestamp: int) -> int:
-        """The earliest offset, or the end that readers of this isolation get to."""
+        """The first offset of the log (`EARLIEST`), or the end that readers of this isolation
+        reach (`LATEST`).
+        """
         topic = ListOffsetsRequest.ListOffsetsTopic
-        part = topic.ListOffsetsPartition(
+        partition = topic.ListOffsetsPartition(
             partition_index=self.partition.number, timestamp=timestamp
         )
         request = ListOffsetsRequest(
             replica_id=-1,
             isolation_level=self.isolation_level,
-            topics=[topic(name=self.partition.topic, partitions=[part])],
+            topics=[topic(name=self.partition.topic, partitions=[partition])],
             min_version=2,
             max_version=6,
         )
@@ -153,11 +163,11 @@ class PartitionLeader:
         return int(answer.offset)
 
     def fetch(self, offset: int, bytes_max: int) -> Any:
-        """Raw bytes from an offset on. Isolation makes Kafka name the aborted transactions beside
-        them.
+        """Kafka's answer with raw bytes from an offset on. With read_committed it also names the
+        aborted transactions.
         """
         topic = FetchRequest.FetchTopic
-        part = topic.FetchPartition(
+        partition = topic.FetchPartition(
             partition=self.partition.number, fetch_offset=offset, partition_max_bytes=bytes_max
         )
         request = FetchRequest(
@@ -165,67 +175,67 @@ class PartitionLeader:
             min_bytes=1,
             max_bytes=bytes_max,
             isolation_level=self.isolation_level,
-            topics=[topic(topic=self.partition.topic, partitions=[part])],
+            topics=[topic(topic=self.partition.topic, partitions=[partition])],
             min_version=5,
-            max_version=12,  # the last that takes topics by name
+            max_version=12,  # later versions take topics by id only
         )
         answer = self.send_request(request)
         raise_for_code(answer.error_code)
-        if not answer.responses:  # a throttled client is sent away with nothing
+        if not answer.responses:  # a throttled client gets an empty answer
             raise kafka_errors.ThrottlingQuotaExceededError
-        found = answer.responses[0].partitions[0]
-        raise_for_code(found.error_code)
-        return found
+        partition_answer = answer.responses[0].partitions[0]
+        raise_for_code(partition_answer.error_code)
+        return partition_answer
 
 
 def raise_for_code(code: int) -> None:
-    """Raise what an answer's code means, unless it is 0."""
+    """Raise the error that an answer's code stands for, unless it is 0."""
     if code:
         raise kafka_errors.for_code(code)
 
 
 def parse_raw_batches(content: memoryview) -> Iterator[RawBatch]:
-    """A fetch's batches; the last one may be cut off, and does not count then. Older ones have no
-    span of their own.
+    """The batches of a fetch. Kafka may cut off the last one; it is left out then.
+
+    Batches in the format of before Kafka 0.11 do not say which offset is their last.
     """
-    at = 0
-    while len(content) - at >= BATCH_HEADER.size:
+    position = 0
+    while len(content) - position >= BATCH_HEADER.size:
         (
-            base,
+            base_offset,
             length,
             _,
             magic,
             crc,
             attributes,
-            delta,
-            first_ms,
-            newest_ms,
-            producer,
+            last_offset_delta,
+            first_timestamp_ms,
+            max_timestamp_ms,
+            producer_id,
             _,
             _,
-            count,
-        ) = BATCH_HEADER.unpack_from(content, at)
-        end = at + LENGTH_END + length
+            record_count,
+        ) = BATCH_HEADER.unpack_from(content, position)
+        end = position + LENGTH_END + length
         if end > len(content):
             return
-        last = base + delta if magic >= MAGIC_V2 else base
         yield RawBatch(
-            content[at:end],
-            base,
-            last,
+            content[position:end],
+            base_offset,
+            base_offset + last_offset_delta if magic >= MAGIC_V2 else base_offset,
             magic,
             crc,
             attributes,
-            count,
-            first_ms,
-            newest_ms,
-            producer,
+            record_count,
+            first_timestamp_ms,
+            max_timestamp_ms,
+            producer_id,
         )
-        at = end
+        position = end
 
 
 def decompress(body: memoryview, codec: int) -> memoryview:
-    """Records uncompressed, by Arrow: it has every codec of Kafka's wherever we run."""
+    """Uncompress records with Arrow, which has all codecs of Kafka wherever we run."""
     if codec == 0:
         return body
     if codec == SNAPPY:
@@ -235,20 +245,24 @@ def decompress(body: memoryview, codec: int) -> memoryview:
 
 
 def _snappy_blocks(body: bytes) -> Iterator[bytes]:
-    """Java's producers write snappy as a chain of blocks, the others as one."""
+    """The uncompressed blocks. Java's producers write snappy as a chain of blocks, others as one."""
     if not body.startswith(SNAPPY_FRAMED):
         yield _snappy(body)
         return
-    at = SNAPPY_FRAME_HEADER
-    while at < len(body):
-        length = int.from_bytes(body[at : at + 4], "big")
-        yield _snappy(body[at + 4 : at + 4 + length])
-        at += 4 + length
+    position = SNAPPY_FRAME_HEADER
+    while position < len(body):
+        block_start = position + 4
+        block_end = block_start + int.from_bytes(body[position:block_start], "big")
+        yield _snappy(body[block_start:block_end])
+        position = block_end
 
 
 def _snappy(block: bytes) -> bytes:
-    """A block begins with its size once uncompressed, seven bits a byte."""
-    size = shift = 0
+    """Uncompress one block. It begins with its uncompressed size, seven bits per byte, lowest
+    first, which Arrow needs to be told.
+    """
+    size = 0
+    shift = 0
     for byte in block:
         size |= (byte & 127) << shift
         shift += 7

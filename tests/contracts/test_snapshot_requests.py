@@ -33,10 +33,10 @@ def test_the_note_is_what_was_last_put(kind: str, tmp_path: Path) -> None:
     one: Any = (
         MemoryRequests() if kind == "memory" else KafkaSnapshotRequester(NOBODY, "asks", tmp_path)
     )
-    assert one.asked() == (-1, "")
+    assert one.last_requested_entry() == (-1, "")
     one.put_last_requested_entry(4, "abc")
     one.put_last_requested_entry(5, "def")
-    assert one.asked() == (5, "def")
+    assert one.last_requested_entry() == (5, "def")
     if kind == "kafka":
         assert KafkaSnapshotRequester(NOBODY, "asks", tmp_path).last_requested_entry() == (5, "def")
 

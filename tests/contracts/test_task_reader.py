@@ -222,10 +222,10 @@ def test_batches_are_cut_by_messages_and_by_bytes(
     )
     expected = consumed(broker.bootstrap_servers, partition, OffsetRange(0, 3000))
     for limits in (
-        {"ROWS": 100},
+        {"ROWS_PER_BATCH": 100},
         {"BATCH_BYTES": 1000},
         {"FETCH_BYTES": 100},
-        {"ROWS": 1000, "BATCH_BYTES": 50_000},
+        {"ROWS_PER_BATCH": 1000, "BATCH_BYTES": 50_000},
     ):
         for name_of, value in limits.items():
             monkeypatch.setattr(task_reader, name_of, value)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seriatim.engine.findings import format_duration
 from seriatim.kafka.retention import (
     MESSAGE_OVERHEAD_BYTES,
     Pace,
@@ -16,7 +17,6 @@ from seriatim.kafka.retention import (
     RetentionRules,
     TimeLeft,
     catch_up_seconds,
-    format_duration,
     production_rate,
     short_limits,
     times_left,
@@ -38,7 +38,7 @@ def held(**fields: Any) -> RetainedLog:
         "oldest_ms": NOW_MS - 10 * HOUR_MS,
         "frontier_ms": NOW_MS - 5 * HOUR_MS,
         "newest_ms": NOW_MS - 1000,
-        "bytes": 3_600_000,
+        "log_bytes": 3_600_000,
     }
     return RetainedLog(**{**given, **fields})
 
