@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 from msgspec import MsgspecError, Struct
@@ -31,9 +31,17 @@ from seriatim.engine.record_kinds import MAIN_TABLE, table_of_path
 from seriatim.errors import ConfigError, IntegrityError, ensure
 from seriatim.ledger.model import Change, Entry, File, Ledger, Manifest, decode_manifest
 from seriatim.ports import CommitConflictError, LedgerHead
+from seriatim.storage.delta import (
+    COMMIT_METADATA_KEY,
+    add_actions_by_path,
+    column_types,
+    commit_history,
+    commit_properties,
+    first_line,
+    table_column_types,
+)
 from seriatim.storage.files import file_names, sweep_drafts, sync, sync_log, write_file
 
-COMMIT_METADATA_KEY = "seriatim"
 MANIFEST_NAME = re.compile(r"\d{10,}-[0-9a-f]{64}\.json\.zst")
 TABLE_SETTINGS = {
     "delta.logRetentionDuration": "interval 3650 days",
@@ -123,11 +131,7 @@ class DeltaLedger:
             "manifest": manifest,
             "sha256": sha256,
         }
-        properties = CommitProperties(
-            custom_metadata={COMMIT_METADATA_KEY: mark},
-            max_commit_retries=0,
-            app_transactions=[Transaction("seriatim", entry.sequence)],
-        )
+        properties = commit_properties(mark, entry.sequence)
         # Nothing is retried inside delta-rs, so the commit becomes the version after the one that
         # was loaded.
         version = 0 if head is None else head.token.version() + 1
@@ -192,7 +196,7 @@ class DeltaLedger:
         try:
             return _files_of_table(DeltaTable(self.table_path, version=version))
         except DeltaError as error:
-            raise _unreadable_error(stream, _first_line(error)) from error
+            raise _unreadable_error(stream, first_line(error)) from error
 
     def sweep(self, head: LedgerHead) -> list[str]:
         """Delete drafts, and manifests of entries up to `head` that were never committed. Returns
@@ -298,8 +302,7 @@ class DeltaLedger:
                 removed.add(path.removeprefix("records/"))
         if not removed:
             return []
-        add_actions = pa.table(table.get_add_actions()).to_pylist()
-        active = {add["path"]: add for add in add_actions}
+        active = add_actions_by_path(table)
         not_active = sorted(removed - set(active))
         if not_active:
             raise CommitConflictError(
@@ -340,14 +343,14 @@ class DeltaLedger:
         try:
             return DeltaTable(self.table_path)
         except DeltaError as error:
-            raise _unreadable_error(stream, _first_line(error)) from error
+            raise _unreadable_error(stream, first_line(error)) from error
 
     def _last_entry(self, stream: str, table: DeltaTable) -> tuple[CommitMark, list[Finding]]:
         """The newest commit of Seriatim, and findings for later commits of others that changed
         data.
         """
         foreign_findings: list[Finding] = []
-        for commit in _commit_history(stream, table):
+        for commit in _commits(stream, table):
             if COMMIT_METADATA_KEY in commit:
                 return _parse_mark(stream, commit), foreign_findings
             if self._has_data_change(commit["version"]):
@@ -422,13 +425,12 @@ class DeltaLedger:
                 f"the stream file says {list(self.partition_by)}",
                 next="set output.partition_by back, or give the stream a new output path",
             )
-        table_schema = pa.schema(table.schema().to_arrow())
-        table_types = {column.name: str(column.type) for column in table_schema}
-        stream_types = {column.name: str(column.type) for column in self.schema}
-        for name in dict.fromkeys([*stream_types, *table_types]):
-            table_type = table_types.get(name)
-            stream_type = stream_types.get(name)
-            if _normalized_type(table_type) != _normalized_type(stream_type):
+        types_in_table = table_column_types(table)
+        types_by_stream = column_types(self.schema)
+        for name in dict.fromkeys([*types_by_stream, *types_in_table]):
+            table_type = types_in_table.get(name)
+            stream_type = types_by_stream.get(name)
+            if table_type != stream_type:
                 raise ConfigError(
                     f"{stream}: column {name!r} is {table_type or 'not there'} in the records"
                     f" table, {stream_type or 'not there'} by the stream file and its machine",
@@ -439,7 +441,7 @@ class DeltaLedger:
 def _files_of_table(table: DeltaTable) -> list[File]:
     """The files of a table, with what the Delta log says about each."""
     files = []
-    for add in pa.table(table.get_add_actions()).to_pylist():
+    for add in add_actions_by_path(table).values():
         file = File(
             path=f"records/{add['path']}",
             size_bytes=add["size_bytes"],
@@ -452,31 +454,17 @@ def _files_of_table(table: DeltaTable) -> list[File]:
     return files
 
 
-def _normalized_type(type_name: str | None) -> str | None:
-    """An Arrow type without what Delta does not keep: offset sizes, views, names of list items."""
-    if type_name is None:
-        return None
-    return type_name.replace("large_", "").replace("_view", "").replace("element", "item")
-
-
-HISTORY_PAGE = 16
-"""Commits that are read first. The whole history is read only if the caller wants more."""
-
-
-def _commit_history(stream: str, table: DeltaTable) -> Iterator[dict[str, Any]]:
-    """The commits of a table, newest first."""
+def _commits(stream: str, table: DeltaTable) -> Iterator[dict[str, Any]]:
+    """All commits of a table, newest first."""
     try:
-        newest = table.history(HISTORY_PAGE)
-        yield from newest
-        if len(newest) == HISTORY_PAGE:
-            yield from table.history()[HISTORY_PAGE:]
+        yield from commit_history(table)
     except (DeltaError, ValueError) as error:
-        raise _unreadable_error(stream, _first_line(error)) from error
+        raise _unreadable_error(stream, first_line(error)) from error
 
 
 def _entry_marks(stream: str, table: DeltaTable) -> Iterator[CommitMark]:
     """The marks of all entries, newest first. Commits of others are left out."""
-    for commit in _commit_history(stream, table):
+    for commit in _commits(stream, table):
         if COMMIT_METADATA_KEY in commit:
             yield _parse_mark(stream, commit)
 
@@ -489,12 +477,6 @@ def _parse_mark(stream: str, commit: dict[str, Any]) -> CommitMark:
             stream, f"the mark of Delta version {commit['version']}: {error}"
         ) from error
     return replace(mark, version=commit["version"])
-
-
-def _first_line(error: Exception) -> str:
-    """The first line of an error, without the stack frames that delta-rs adds below it."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]
 
 
 def _foreign_finding(commit: dict[str, Any]) -> Finding:

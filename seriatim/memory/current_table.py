@@ -16,10 +16,10 @@ from seriatim.ledger.model import File, Ledger
 from seriatim.ports import CommitConflictError
 from seriatim.storage.current_rows import (
     CurrentWriteResult,
-    Lives,
     PartitionCatchUp,
     PublishedVersion,
     RowKeySpec,
+    TopicIdsByPartition,
     is_row_deleted,
 )
 
@@ -34,15 +34,15 @@ class MemoryCurrentVersion(Struct, frozen=True):
     version: int
     sequence: int
     sha256: str
-    lives: Lives
+    topic_ids: TopicIdsByPartition
     rows: dict[Partition, CurrentRowsByKey]
 
 
 class MemoryCurrent:
     """Implements `CurrentStore`."""
 
-    def __init__(self, keyed: RowKeySpec, read: Callable[[File], list[dict[str, Any]]]) -> None:
-        self.keyed, self.read = keyed, read
+    def __init__(self, row_key_spec: RowKeySpec, read: Callable[[File], list[dict[str, Any]]]) -> None:
+        self.row_key_spec, self.read = row_key_spec, read
         """The rows of a record file."""
         self.table: MemoryCurrentVersion | None = None
         self.refusals = 0
@@ -59,7 +59,7 @@ class MemoryCurrent:
         """How far the table is."""
         found = self.table
         return (
-            PublishedVersion(found.sequence, found.sha256, found.lives, found.version)
+            PublishedVersion(found.sequence, found.sha256, found.topic_ids, found.version)
             if found
             else PublishedVersion()
         )
@@ -68,7 +68,7 @@ class MemoryCurrent:
         self,
         expected: PublishedVersion,
         ledger: Ledger,
-        lives: Lives,
+        topic_ids: TopicIdsByPartition,
         catch_ups: Sequence[PartitionCatchUp],
         progress: Callable[[int], None],
     ) -> CurrentWriteResult:
@@ -85,7 +85,7 @@ class MemoryCurrent:
         if expected.token != (found.version if found else None):
             raise CommitConflictError("somebody else committed meanwhile")
         self.table = MemoryCurrentVersion(
-            found.version + 1 if found else 0, ledger.sequence, ledger.sha256, lives, parts
+            found.version + 1 if found else 0, ledger.sequence, ledger.sha256, topic_ids, parts
         )
         progress(sum(catch.record_count() for catch in catch_ups))
         touched = [parts[catch.partition] for catch in catch_ups]
@@ -99,13 +99,13 @@ class MemoryCurrent:
         rows: CurrentRowsByKey = {} if catch_up_derived.is_full_rebuild else dict(before)
         for record in sorted(
             self._records(catch_up_derived),
-            key=lambda row: _record_order(row, catch_up_derived.lives),
+            key=lambda row: _record_order(row, catch_up_derived.topic_ids),
         ):
-            name = (record["session"], *(record[column] for column in self.keyed.key))
+            name = (record["session"], *(record[column] for column in self.row_key_spec.key))
             rows.pop(name, None)
-            if not is_row_deleted(self.keyed, record):
+            if not is_row_deleted(self.row_key_spec, record):
                 rows[name] = {
-                    column: record[column] for column in (*OWN_COLUMNS, *self.keyed.columns)
+                    column: record[column] for column in (*OWN_COLUMNS, *self.row_key_spec.columns)
                 }
         return rows
 
@@ -115,7 +115,7 @@ class MemoryCurrent:
                 mine = Partition(row["topic"], row["partition"]) == catch_up_derived.partition
                 if (
                     mine
-                    and row["topic_id"] in catch_up_derived.lives
+                    and row["topic_id"] in catch_up_derived.topic_ids
                     and row["offset"] >= catch_up_derived.first_new_offset
                 ):
                     yield row

@@ -237,7 +237,7 @@ class MemoryFiles:
         self,
         files: Iterable[File],
         offset_range: OffsetRange,
-        partition_life: tuple[Partition, str] | None = None,
+        partition_and_topic_id: tuple[Partition, str] | None = None,
     ) -> bool:
         """Whether any of these files has a record at these offsets; of one partition and topic id,
         if that is asked.
@@ -245,16 +245,16 @@ class MemoryFiles:
         rows = (
             row
             for file in files
-            for row in (self.files[file.path] if partition_life else self.read(file)).rows
+            for row in (self.files[file.path] if partition_and_topic_id else self.read(file)).rows
         )
         at = (row for row in rows if row["offset"] in offset_range)
         return any(
-            not partition_life or (_partition_of(row), row["topic_id"]) == partition_life
+            not partition_and_topic_id or (_partition_of(row), row["topic_id"]) == partition_and_topic_id
             for row in at
         )
 
     def session_tables(
-        self, partition: Partition, topic_id: str, files: Sequence[File], keyed: RowKeySpec
+        self, partition: Partition, topic_id: str, files: Sequence[File], row_key_spec: RowKeySpec
     ) -> Iterable[SessionTable]:
         """What a partition's records make of each session."""
         words = [
@@ -271,11 +271,11 @@ class MemoryFiles:
         for row in words:
             sessions.setdefault(row["session"], []).append(row)
         for session, mine in sessions.items():
-            last = {tuple(row[name] for name in keyed.key): row for row in mine}
+            last = {tuple(row[name] for name in row_key_spec.key): row for row in mine}
             kept = [
-                tuple(row[name] for name in keyed.columns)
+                tuple(row[name] for name in row_key_spec.columns)
                 for row in last.values()
-                if not is_row_deleted(keyed, row)
+                if not is_row_deleted(row_key_spec, row)
             ]
             yield SessionTable(
                 session, kept, mine[-1]["offset"], mine[-1]["timestamp"], mine[-1]["sequence"]

@@ -1,12 +1,14 @@
-"""Current: the table as of a published entry, one row for each key that a session has now. Pure.
+"""What the table `current` is made of: one row for each key that a session has now, as of a
+published entry. Pure.
 
-The last record of a row says what it is, or that it is gone: last by the topic's life, then offset,
-then index. So what changed between two entries is what lies between their frontiers, in whichever
-files it is now: compaction needs no care. Where a repair made records again, or a topic began a new
-life, the partition's rows are made anew.
+The last record of a row says what the row is, or that it is deleted. Records are ordered by topic
+id (a topic that was created again has a new one), then by offset, then by index. So what changed
+between two entries lies between their frontiers, in whichever files it is now, and compaction needs
+no care. If a repair wrote records again, or a topic was created again, all rows of the partition
+are built anew.
 
-Next room: operations/publish.py asks what is to be read; storage/current_table.py reads it and has
-the table.
+Next: operations/publish.py decides what is read; storage/current_table.py reads it and has the
+table.
 """
 
 from __future__ import annotations
@@ -15,167 +17,192 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from seriatim.engine.offsets import Partition
-from seriatim.ledger.model import Account, Change, Entry, File, Ledger, Manifest
+from seriatim.ledger.model import Change, Entry, File, Ledger, Manifest
 
-Lives = dict[str, tuple[str, ...]]
-"""By partition: the topic ids it had, oldest first; of partitions that had several."""
+TopicIdsByPartition = dict[str, tuple[str, ...]]
+"""The topic ids of each partition that had several, oldest first."""
 
 
 class RowKeySpec(Struct, frozen=True, kw_only=True):
-    """How records are rows: what names a row, what it holds, and how a record says that it is gone."""
+    """How records become rows: which columns are the key, which the row, and which values mean that
+    the row is deleted.
+    """
 
     key: tuple[str, ...]
     columns: tuple[str, ...]
-    """Of the row, keys included."""
+    """The columns of the row, including the key."""
     deleted_when: dict[str, Any] = {}
-    """A record with these values takes its row away; none: rows never go."""
+    """A record with these values deletes its row. If it is empty, rows are never deleted."""
 
 
 class SessionTable(Struct, frozen=True):
-    """What its records make of one session."""
+    """The table of one session, as its records leave it."""
 
     session: str
     rows: list[tuple[Any, ...]]
-    """Those that are not gone."""
+    """The rows that are not deleted."""
     offset: int
-    """Of the last record, whatever row it is of; so are the next two."""
+    """The offset of the session's last record."""
     timestamp: int
+    """The timestamp of the session's last record."""
     sequence: int | None
+    """The sequence of the session's last record."""
 
 
 class PartitionCatchUp(Struct, frozen=True, kw_only=True):
-    """What is read of one partition to bring its rows up."""
+    """What is read of one partition to bring its rows up to an entry."""
 
     partition: Partition
     files: tuple[File, ...]
-    lives: tuple[str, ...]
+    topic_ids: tuple[str, ...]
     """Topic ids, oldest first."""
     first_new_offset: int = -1
-    """Only records from this offset on, over the rows that are there; -1: all records, and the rows
-    are made anew.
+    """Only records from this offset on are applied, on top of the present rows. -1: all records are
+    read, and the rows are built anew.
     """
     until: int = 0
-    """The frontier that they reach."""
+    """The frontier of the partition at that entry."""
     epoch: int = 0
-    """Of the partition, as of there."""
+    """The epoch of the partition at that entry."""
 
     @property
     def is_full_rebuild(self) -> bool:
-        """Whether the partition's rows are made anew."""
+        """Whether all rows of the partition are built anew."""
         return self.first_new_offset < 0
 
     def record_count(self) -> int:
-        """How many records its files have."""
+        """How many records the files have."""
         return sum(file.rows for file in self.files)
 
 
 def must_read_entries(before: Ledger | None, after: Ledger) -> bool:
-    """Whether the entries between must be looked at: only where an epoch was raised something else
-    than slices was.
+    """Whether the entries between two ledgers must be read.
+
+    Slices alone never replace records. Everything else raises the epoch of its partitions.
     """
-    known = before.partitions if before else {}
-    return any(
-        account.epoch != _epoch(known.get(place)) for place, account in after.partitions.items()
-    )
-
-
-def _epoch(account: Account | None) -> int:
-    return account.epoch if account else 0
+    accounts_before = before.partitions if before else {}
+    for partition_name, account in after.partitions.items():
+        account_before = accounts_before.get(partition_name)
+        epoch_before = account_before.epoch if account_before else 0
+        if account.epoch != epoch_before:
+            return True
+    return False
 
 
 def find_replaced_partitions(
-    previous_ledger: Ledger | None, manifests: Iterable[Manifest], lives: Lives
-) -> tuple[set[str], Lives]:
-    """Partitions whose records were made again by these entries, and the lives of those that have
-    several by now.
+    previous_ledger: Ledger | None, manifests: Iterable[Manifest], topic_ids: TopicIdsByPartition
+) -> tuple[set[str], TopicIdsByPartition]:
+    """The partitions whose records were written again by these entries, and the topic ids of those
+    that had several by now.
     """
-    known = previous_ledger.partitions if previous_ledger else {}
-    ids = {place: list(lives.get(place, (account.topic_id,))) for place, account in known.items()}
+    all_topic_ids: dict[str, list[str]] = {}
+    accounts_before = previous_ledger.partitions if previous_ledger else {}
+    for partition_name, account in accounts_before.items():
+        known_ids = topic_ids.get(partition_name, (account.topic_id,))
+        all_topic_ids[partition_name] = list(known_ids)
     replaced: set[str] = set()
     for manifest in manifests:
         for change in manifest.entry.changes:
-            place = str(change.partition)
-            life, seen = manifest.ledger.partitions[place].topic_id, ids.setdefault(place, [])
-            if life not in seen:
-                seen.append(life)
+            partition_name = str(change.partition)
+            topic_id = manifest.ledger.partitions[partition_name].topic_id
+            partition_ids = all_topic_ids.setdefault(partition_name, [])
+            if topic_id not in partition_ids:
+                partition_ids.append(topic_id)
             if _replaces_records(manifest.entry, change):
-                replaced.add(place)
-    return replaced, {place: tuple(seen) for place, seen in ids.items() if len(seen) > 1}
+                replaced.add(partition_name)
+    several = {name: tuple(ids) for name, ids in all_topic_ids.items() if len(ids) > 1}
+    return replaced, several
 
 
 def _replaces_records(entry: Entry, change: Change) -> bool:
-    """Whether an entry made a partition's records again; moving its frontier forward alone does
-    not.
+    """Whether an entry wrote records of a partition again. A repair that only moves the frontier
+    forward does not.
     """
-    return entry.kind == "repair" and bool(
-        change.records or change.removed_rows or change.replaced_from >= 0
-    )
+    if entry.kind != "repair":
+        return False
+    return bool(change.records or change.removed_rows or change.replaced_from >= 0)
 
 
 def plan_catch_ups(
     before: Ledger | None,
     after: Ledger,
     replaced_partitions: Collection[str],
-    lives: Lives,
+    topic_ids: TopicIdsByPartition,
     files: Iterable[File],
 ) -> list[PartitionCatchUp]:
-    """What is to be read to come from one entry (None: from nothing) to another, with the table's
-    files of then.
+    """What has to be read to get from one entry (None: from nothing) to another.
+
+    `files` are those of the table at the later entry.
     """
-    by_place, strange = _files_by_partition(files, after.partitions)
-    found = []
-    for place, account in after.partitions.items():
-        was, mine = before.partitions.get(place) if before else None, by_place.get(place, [])
-        since, ids = -1, lives.get(place, (account.topic_id,))
+    files_by_partition, foreign_files = _files_by_partition(files, after.partitions)
+    accounts_before = before.partitions if before else {}
+    catch_ups = []
+    for partition_name, account in after.partitions.items():
+        account_before = accounts_before.get(partition_name)
+        own_files = files_by_partition.get(partition_name, [])
         if (
-            was is not None
-            and was.topic_id == account.topic_id
-            and place not in replaced_partitions
+            account_before is not None
+            and account_before.topic_id == account.topic_id
+            and partition_name not in replaced_partitions
         ):
-            since, ids = was.frontier, (account.topic_id,)
-            mine = [file for file in mine if file.last_offset >= since]
-        touched = was is None or since < 0 or account.frontier > since
-        wanted = (*mine, *strange) if touched else ()
-        if wanted or (since < 0 and was is not None):
-            catch = PartitionCatchUp(
-                partition=Partition.parse(place), files=wanted, lives=ids, first_new_offset=since
+            first_new_offset = account_before.frontier
+            partition_ids: tuple[str, ...] = (account.topic_id,)
+            own_files = [file for file in own_files if file.last_offset >= first_new_offset]
+            has_news = account.frontier > first_new_offset
+        else:
+            first_new_offset = -1
+            partition_ids = topic_ids.get(partition_name, (account.topic_id,))
+            has_news = True
+        read_files = (*own_files, *foreign_files) if has_news else ()
+        # Without any file left, a partition that is built anew must still lose its old rows.
+        must_empty = first_new_offset < 0 and account_before is not None
+        if read_files or must_empty:
+            catch_up = PartitionCatchUp(
+                partition=Partition.parse(partition_name),
+                files=read_files,
+                topic_ids=partition_ids,
+                first_new_offset=first_new_offset,
+                until=account.frontier,
+                epoch=account.epoch,
             )
-            found.append(replace(catch, until=account.frontier, epoch=account.epoch))
-    return found
+            catch_ups.append(catch_up)
+    return catch_ups
 
 
 def _files_by_partition(
     files: Iterable[File], partition_names: Collection[str]
 ) -> tuple[dict[str, list[File]], list[File]]:
-    """Record files by the partition in their path, in order; and files that somebody else wrote
-    (OPTIMIZE).
+    """Record files by the partition in their path, in order of their offsets; and files that
+    somebody else wrote (OPTIMIZE).
     """
-    ours: dict[str, list[File]] = {}
-    strange: list[File] = []
+    own_files: dict[str, list[File]] = {}
+    foreign_files: list[File] = []
     for file in files:
-        place = file.path.partition("/")[2].rpartition("/")[0]
-        (ours.setdefault(place, []) if place in partition_names else strange).append(file)
-    return {
-        place: sorted(mine, key=lambda file: file.first_offset) for place, mine in ours.items()
-    }, strange
+        partition_name = file.path.partition("/")[2].rpartition("/")[0]
+        if partition_name in partition_names:
+            own_files.setdefault(partition_name, []).append(file)
+        else:
+            foreign_files.append(file)
+    for partition_files in own_files.values():
+        partition_files.sort(key=lambda file: file.first_offset)
+    return own_files, foreign_files
 
 
 class PublishedVersion(Struct, frozen=True):
-    """The entry as of which the table `current` is, and what the store needs to compare-and-set on
-    exactly that.
+    """The entry that the table `current` shows, and what the store needs to compare and set on
+    exactly that table.
     """
 
     sequence: int = -1
     sha256: str = ""
-    lives: Lives = {}
+    topic_ids: TopicIdsByPartition = {}
     token: Any = None
 
 
 class CurrentWriteResult(Struct, frozen=True):
-    """What bringing the table up wrote."""
+    """What one update of the table wrote."""
 
     written_rows: int = 0
     written_files: int = 0
@@ -187,32 +214,36 @@ class HashBucket(Struct, frozen=True, order=True):
     """A part of a partition's rows: the sessions whose hash ends in these bits."""
 
     depth: int = 0
+    """How many bits are compared; 0: all sessions."""
     value: int = 0
 
     def split(self) -> tuple[HashBucket, HashBucket]:
-        """The two parts that it falls into."""
-        return HashBucket(self.depth + 1, self.value), HashBucket(
-            self.depth + 1, self.value + (1 << self.depth)
-        )
+        """The two halves of the bucket, by one more bit."""
+        upper_value = self.value + (1 << self.depth)
+        return HashBucket(self.depth + 1, self.value), HashBucket(self.depth + 1, upper_value)
 
     def contains(self, bucket: HashBucket) -> bool:
-        """Whether the other lies in it."""
+        """Whether the other bucket is this one or a part of it."""
         return bucket.depth >= self.depth and bucket.value % (1 << self.depth) == self.value
 
 
+ALL_SESSIONS = HashBucket()
+
+
 def covering_buckets(
-    buckets: Collection[HashBucket], root: HashBucket = HashBucket()
-) -> list[HashBucket]:  # frozen
-    """Parts that hold every session once: those that are there, and the largest that fit between
-    them.
+    buckets: Collection[HashBucket], root: HashBucket = ALL_SESSIONS
+) -> list[HashBucket]:
+    """Buckets that hold every session exactly once: the given ones, and the largest that fit
+    between them.
     """
-    if root in buckets or not any(root.contains(part) for part in buckets):
+    if root in buckets or not any(root.contains(bucket) for bucket in buckets):
         return [root]
-    return [tile for half in root.split() for tile in covering_buckets(buckets, half)]
+    lower, upper = root.split()
+    return covering_buckets(buckets, lower) + covering_buckets(buckets, upper)
 
 
 def is_row_deleted(row_key_spec: RowKeySpec, record: Mapping[str, Any]) -> bool:
-    """Whether a record takes its row away."""
-    return bool(row_key_spec.deleted_when) and all(
-        record[column] == value for column, value in row_key_spec.deleted_when.items()
-    )
+    """Whether a record deletes its row."""
+    if not row_key_spec.deleted_when:
+        return False
+    return all(record[column] == value for column, value in row_key_spec.deleted_when.items())

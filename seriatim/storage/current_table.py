@@ -1,13 +1,13 @@
-"""The table `current` as a Delta table below a stream's output path: one row for each key that a
+"""The table `current` as a Delta table below the output path of a stream: one row for each key that a
 session has now.
 
-A data file holds one part of one topic-partition, sorted by session and key, under a name that says
-so: only parts with a changed row are written anew. Each commit names the entry that it reaches and
-is made on exactly the table that was looked at. Nothing depends on the table: it is made of the
+A data file holds one part of one partition, sorted by session and key, under a name that says so.
+Only parts with a changed row are written again. Each commit names the entry that it reaches and is
+made on exactly the table that was read before. Nothing depends on this table: it is built from the
 record files alone.
 
-Next room: operations/publish.py decides what is read; storage/current_rows.py has the rules;
-seriatim/storage/rows.py reads records.
+Next: operations/publish.py decides what is read; storage/current_rows.py has the rules;
+storage/rows.py reads the records.
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
-from deltalake.exceptions import DeltaError
+from deltalake import DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 from msgspec import Struct
 
@@ -34,51 +31,59 @@ from seriatim.engine.crash_points import crash_point
 from seriatim.engine.offsets import Partition
 from seriatim.errors import PlatformError, ensure
 from seriatim.ledger.model import File, Ledger
-from seriatim.ports import CommitConflictError
 from seriatim.storage.current_rows import (
     CurrentWriteResult,
     HashBucket,
-    Lives,
     PartitionCatchUp,
     PublishedVersion,
     RowKeySpec,
+    TopicIdsByPartition,
     covering_buckets,
+)
+from seriatim.storage.delta import (
+    COMMIT_METADATA_KEY,
+    STORAGE_ERRORS,
+    add_actions_by_path,
+    column_types,
+    commit_history,
+    commit_properties,
+    first_line,
+    storage_errors_as_conflict,
+    table_column_types,
 )
 from seriatim.storage.files import ROWS_PER_GROUP, ParquetFileWriter, sync_log
 from seriatim.storage.rows import RowMerger, session_hashes
 
-COMMIT_METADATA_KEY = "seriatim"
 FORMAT_VERSION = 1
 PART_ROWS_MAX = 500_000
-"""A part with more rows falls into two: what one update rewrites stays bounded."""
+"""A part with more rows is split in two, so that what one update rewrites stays bounded."""
 DEPTH_MAX = 16
-"""One session with very many rows does not fall apart."""
+"""A part is not split beyond this depth: one session with very many rows cannot be split."""
 KEEP_HOURS_MAX = 24
 """Old files are whole copies of parts: a publish every quarter of an hour would keep 2,880 of them
 in a month.
 """
 VACUUM_EVERY = 20
-"""Commits between two looks for files that no reader needs."""
+"""Commits between two deletions of files that no reader needs."""
 PART_FILE_NAME = re.compile(
-    r"(?P<place>[^/]+/\d+)/\d+-(?P<depth>\d+)-(?P<value>\d+)-[0-9a-f]{12}\.parquet"
+    r"(?P<partition>[^/]+/\d+)/\d+-(?P<depth>\d+)-(?P<value>\d+)-[0-9a-f]{12}\.parquet"
 )
 SESSION_NAME_CHARACTERS_MAX = 128
-"""Characters of a session's name in the statistics."""
+"""Characters of a session's name in the statistics of a file."""
 TABLE_SETTINGS: Mapping[str, str | None] = {
     "delta.dataSkippingStatsColumns": "topic,partition,offset,session"
 }
-"""delta-rs drops rows under a filter where statistics lack a column that it expects."""
+"""delta-rs drops rows under a filter where the statistics of a file lack a column that it expects."""
 MAINTENANCE_OPERATIONS = ("VACUUM START", "VACUUM END")
-STORAGE_ERRORS = (DeltaError, OSError, pa.ArrowException)
 
 
-class PublishedMark(Struct, frozen=True, kw_only=True):
-    """What a commit says of the table that it makes."""
+class PublishedMark(Struct, frozen=True, kw_only=True, rename={"topic_ids": "lives"}):
+    """What a commit says about the table that it makes."""
 
     sequence: int
     sha256: str
     key: tuple[str, ...]
-    lives: Lives = {}
+    topic_ids: TopicIdsByPartition = {}
     format: int = FORMAT_VERSION
 
 
@@ -86,11 +91,11 @@ class CurrentTableFile(Struct, frozen=True):
     """A file of the table."""
 
     path: str
-    bytes: int
+    size_bytes: int
 
 
 class PendingTableCommit(Struct):
-    """Files that come and go, until the commit."""
+    """The files that the next commit adds and removes."""
 
     add_actions: list[AddAction] = []
     replaced_files: list[CurrentTableFile] = []
@@ -98,7 +103,7 @@ class PendingTableCommit(Struct):
 
 
 FilesByPartition = dict[str, dict[HashBucket, CurrentTableFile]]
-"""The table's files by partition and part."""
+"""The files of the table by partition and part."""
 
 
 class DeltaCurrent:
@@ -111,18 +116,22 @@ class DeltaCurrent:
         root: Path,
         stream: str,
         schema: pa.Schema,
-        keyed: RowKeySpec,
+        row_key_spec: RowKeySpec,
         compression: str = "zstd",
         keep_days: int = 1,
     ) -> None:
-        self.root, self.keyed, self.compression = root, keyed, compression
+        self.root = root
+        self.row_key_spec = row_key_spec
+        self.compression = compression
         self.keep_hours = max(1, min(24 * keep_days, KEEP_HOURS_MAX))
-        self.row_merger = RowMerger(root, stream, schema, keyed)
+        self.row_merger = RowMerger(root, stream, schema, row_key_spec)
         self.path = root / "current"
 
     def published_version(self) -> PublishedVersion:
-        """As the last commit says; not to be relied on if somebody else changed it, or it has
-        another key.
+        """The entry that the table shows, as its last commit says.
+
+        The sequence is -1 if the table cannot be relied on: somebody else changed it, or it has
+        another key, format or columns.
         """
         try:
             if not DeltaTable.is_deltatable(str(self.path)):
@@ -131,85 +140,91 @@ class DeltaCurrent:
             mark = _read_mark(table)
         except (*STORAGE_ERRORS, msgspec.MsgspecError) as error:
             raise _unreadable_error(self.path, error) from error
-        if (
-            mark is None
-            or (mark.key, mark.format) != (self.keyed.key, FORMAT_VERSION)
-            or self._has_other_columns(table)
-        ):
-            return PublishedVersion(token=table)
-        return PublishedVersion(mark.sequence, mark.sha256, mark.lives, table)
+        unreliable = PublishedVersion(token=table)
+        if mark is None or mark.format != FORMAT_VERSION:
+            return unreliable
+        if mark.key != self.row_key_spec.key or self._has_other_columns(table):
+            return unreliable
+        return PublishedVersion(mark.sequence, mark.sha256, mark.topic_ids, table)
 
     def put_rows(
         self,
         expected: PublishedVersion,
         ledger: Ledger,
-        lives: Lives,
+        topic_ids: TopicIdsByPartition,
         catch_ups: Sequence[PartitionCatchUp],
         progress: Callable[[int], None],
     ) -> CurrentWriteResult:
-        """Write the touched parts anew, then commit. Trouble with writing is an answer: the step
-        tries again.
+        """Bring the table to the entry of `ledger`, in one commit on exactly the expected version.
+
+        1. Read which files the table has. All of them are replaced if it cannot be relied on.
+        2. Write the parts that have a changed row, partition by partition.
+        3. Commit.
+
+        Storage errors become a `CommitConflictError`: the caller decides whether to try again.
         """
-        with _storage_errors_as_conflict():
-            parts, strange = (
-                _files_by_partition(expected.token) if expected.token is not None else ({}, [])
-            )
+        # 1. The files of the table.
+        with storage_errors_as_conflict():
+            files_by_partition, foreign_files = _table_files(expected.token)
+        replaced_files = list(foreign_files)
         if expected.sequence < 0:
-            strange += [stored for mine in parts.values() for stored in mine.values()]
-            parts = {}
-        ensure(expected.sequence < 0 or not strange, "the files of current have names of ours")
-        done, read = PendingTableCommit(replaced_files=strange), 0
-        for catch in catch_ups:
-            rows = self.row_merger.read_changes(catch)
-            with _storage_errors_as_conflict():
-                self._write_partition(
-                    ledger, catch, parts.get(str(catch.partition), {}), rows, done
-                )
+            for files_by_part in files_by_partition.values():
+                replaced_files.extend(files_by_part.values())
+            files_by_partition = {}
+        else:
+            ensure(not foreign_files, "the files of current have names of ours")
+        # 2. The changed parts.
+        pending = PendingTableCommit(replaced_files=replaced_files)
+        records_read = 0
+        for catch_up in catch_ups:
+            changes = self.row_merger.read_changes(catch_up)
+            existing_files = files_by_partition.get(str(catch_up.partition), {})
+            with storage_errors_as_conflict():
+                self._write_partition(ledger, catch_up, existing_files, changes, pending)
             crash_point("current-half")
-            progress(read := read + catch.record_count())
+            records_read += catch_up.record_count()
+            progress(records_read)
         crash_point("current-written")
-        with _storage_errors_as_conflict():
-            self._commit(
-                expected,
-                PublishedMark(
-                    sequence=ledger.sequence, sha256=ledger.sha256, key=self.keyed.key, lives=lives
-                ),
-                done,
-            )
+        # 3. The commit.
+        mark = PublishedMark(
+            sequence=ledger.sequence,
+            sha256=ledger.sha256,
+            key=self.row_key_spec.key,
+            topic_ids=topic_ids,
+        )
+        with storage_errors_as_conflict():
+            self._commit(expected, mark, pending)
         return CurrentWriteResult(
-            written_rows=done.rows_written,
-            written_files=len(done.add_actions),
-            removed_files=len(done.replaced_files),
+            written_rows=pending.rows_written,
+            written_files=len(pending.add_actions),
+            removed_files=len(pending.replaced_files),
         )
 
     def _write_partition(
         self,
         ledger: Ledger,
-        catch_up_derived: PartitionCatchUp,
+        catch_up: PartitionCatchUp,
         existing_files: Mapping[HashBucket, CurrentTableFile],
         changes: pa.Table,
         pending: PendingTableCommit,
     ) -> None:
-        """Bring one partition up: the parts that have a changed row, or all of them where it is
-        made anew.
+        """Write the parts of one partition that have a changed row, or all of them if its rows are
+        built anew.
         """
-        if catch_up_derived.is_full_rebuild:
+        if catch_up.is_full_rebuild:
             pending.replaced_files += existing_files.values()
             existing_files = {}
-        for part, mine in _split_by_part(changes, covering_buckets(set(existing_files))):
-            if not mine.num_rows:
+        parts = covering_buckets(set(existing_files))
+        for part, part_changes in _split_by_part(changes, parts):
+            if not part_changes.num_rows:
                 continue
-            stored = existing_files.get(part)
-            before = self._read_file(stored) if stored else None
-            if stored:
-                pending.replaced_files.append(stored)
-            self._write_part(
-                ledger,
-                catch_up_derived.partition,
-                part,
-                self.row_merger.merge(before, mine, catch_up_derived.partition),
-                pending,
-            )
+            previous_rows = None
+            existing_file = existing_files.get(part)
+            if existing_file is not None:
+                previous_rows = self._read_file(existing_file)
+                pending.replaced_files.append(existing_file)
+            rows = self.row_merger.merge(previous_rows, part_changes, catch_up.partition)
+            self._write_part(ledger, catch_up.partition, part, rows, pending)
 
     def _read_file(self, file: CurrentTableFile) -> pa.Table:
         try:
@@ -225,12 +240,12 @@ class DeltaCurrent:
         rows: pa.Table,
         pending: PendingTableCommit,
     ) -> None:
-        """A part as a file, or as two parts where it has grown too large. Without rows there is no
-        file.
+        """Write a part as one file, or as two parts if it has grown too large. A part without rows
+        has no file.
         """
         if rows.num_rows > self.part_rows_max and part.depth < DEPTH_MAX:
-            for half, mine in _split_by_part(rows, part.split()):
-                self._write_part(ledger, partition, half, mine, pending)
+            for half, half_rows in _split_by_part(rows, part.split()):
+                self._write_part(ledger, partition, half, half_rows, pending)
             return
         name = f"{ledger.sequence}-{part.depth}-{part.value}-{uuid.uuid4().hex[:12]}.parquet"
         path = f"current/{partition}/{name}"
@@ -245,29 +260,14 @@ class DeltaCurrent:
     def _commit(
         self, expected: PublishedVersion, mark: PublishedMark, pending: PendingTableCommit
     ) -> None:
-        """One commit on exactly the table that was looked at."""
-        now = int(time.time() * 1000)
-        removes = [
-            RemoveAction(
-                path=one.path,
-                data_change=True,
-                deletion_timestamp=now,
-                partition_values={},
-                size=one.bytes,
-            )
-            for one in pending.replaced_files
-        ]
-        properties = CommitProperties(
-            custom_metadata={COMMIT_METADATA_KEY: msgspec.to_builtins(mark)},
-            max_commit_retries=0,
-            app_transactions=[Transaction(COMMIT_METADATA_KEY, mark.sequence)],
-        )
-        if expected.token is None:
+        """Make one commit on exactly the table that was read before."""
+        properties = commit_properties(msgspec.to_builtins(mark), mark.sequence)
+        table = expected.token
+        if table is None:
             self.path.mkdir(parents=True, exist_ok=True)
-            schema = Schema.from_arrow(self.row_merger.schema)
             create_table_with_add_actions(
                 str(self.path),
-                schema,
+                Schema.from_arrow(self.row_merger.schema),
                 pending.add_actions,
                 mode="error",
                 configuration=TABLE_SETTINGS,
@@ -275,12 +275,13 @@ class DeltaCurrent:
             )
             sync_log(self.path, 0)
             return
-        version = expected.token.version() + 1
-        self._refuse_other_columns(expected.token)
-        expected.token.create_write_transaction(
+        self._refuse_other_columns(table)
+        removes = _remove_actions(pending.replaced_files)
+        version = table.version() + 1
+        table.create_write_transaction(
             [*pending.add_actions, *removes],
             "append",
-            expected.token.schema(),
+            table.schema(),
             commit_properties=properties,
         )
         sync_log(self.path, version)
@@ -288,21 +289,15 @@ class DeltaCurrent:
             self.vacuum()
 
     def vacuum(self) -> list[str]:
-        """Delete files that left the table, or that no commit ever named, longer ago than readers
-        may take.
+        """Delete files that left the table, or that no commit ever named, longer ago than a reader
+        may take. Returns their paths.
         """
         return DeltaTable(self.path).vacuum(
             self.keep_hours, dry_run=False, enforce_retention_duration=False, full=True
         )
 
     def _has_other_columns(self, table: DeltaTable) -> bool:
-        found = {
-            column.name: _normalized_type(column.type)
-            for column in pa.schema(table.schema().to_arrow())
-        }
-        return found != {
-            column.name: _normalized_type(column.type) for column in self.row_merger.schema
-        }
+        return table_column_types(table) != column_types(self.row_merger.schema)
 
     def _refuse_other_columns(self, table: DeltaTable) -> None:
         if self._has_other_columns(table):
@@ -313,18 +308,20 @@ class DeltaCurrent:
 
 
 def published_sequence(root: Path) -> int | None:
-    """The entry as of which the table is; None: it is not there, or not to be relied on."""
+    """The entry that the table shows; None if there is no table, or it cannot be relied on."""
     path = root / "current"
     try:
-        mark = _read_mark(DeltaTable(path)) if DeltaTable.is_deltatable(str(path)) else None
+        if not DeltaTable.is_deltatable(str(path)):
+            return None
+        mark = _read_mark(DeltaTable(path))
     except (*STORAGE_ERRORS, msgspec.MsgspecError) as error:
         raise _unreadable_error(path, error) from error
     return mark.sequence if mark else None
 
 
 def _read_mark(table: DeltaTable) -> PublishedMark | None:
-    """What our last commit says; None if somebody else's came after it."""
-    for commit in _commit_history(table):
+    """What our last commit says; None if somebody else committed after it."""
+    for commit in commit_history(table):
         if COMMIT_METADATA_KEY in commit:
             return msgspec.convert(commit[COMMIT_METADATA_KEY], PublishedMark)
         if commit.get("operation") not in MAINTENANCE_OPERATIONS:
@@ -332,56 +329,65 @@ def _read_mark(table: DeltaTable) -> PublishedMark | None:
     return None
 
 
-def _commit_history(table: DeltaTable) -> Iterator[dict[str, Any]]:
-    """Commits, newest first: a few, then all."""
-    first = table.history(8)
-    yield from first
-    if len(first) == 8:
-        yield from table.history()[8:]
+def _table_files(table: DeltaTable | None) -> tuple[FilesByPartition, list[CurrentTableFile]]:
+    """The files of a table by partition and part, and those whose names are not ours."""
+    files_by_partition: FilesByPartition = {}
+    foreign_files: list[CurrentTableFile] = []
+    if table is None:
+        return files_by_partition, foreign_files
+    for path, add in add_actions_by_path(table).items():
+        file = CurrentTableFile(path, add["size_bytes"])
+        match = PART_FILE_NAME.fullmatch(path)
+        if match is None:
+            foreign_files.append(file)
+            continue
+        part = HashBucket(int(match["depth"]), int(match["value"]))
+        files_by_partition.setdefault(match["partition"], {})[part] = file
+    return files_by_partition, foreign_files
 
 
-def _files_by_partition(table: DeltaTable) -> tuple[FilesByPartition, list[CurrentTableFile]]:
-    """The table's files by partition and part, and those whose names are not ours."""
-    found: FilesByPartition = {}
-    strange: list[CurrentTableFile] = []
-    for add in pa.table(table.get_add_actions()).to_pylist():
-        stored = CurrentTableFile(add["path"], add["size_bytes"])
-        if match := PART_FILE_NAME.fullmatch(stored.path):
-            found.setdefault(match["place"], {})[
-                HashBucket(int(match["depth"]), int(match["value"]))
-            ] = stored
-        else:
-            strange.append(stored)
-    return found, strange
+def _remove_actions(files: Sequence[CurrentTableFile]) -> list[RemoveAction]:
+    now_ms = int(time.time() * 1000)
+    return [
+        RemoveAction(
+            path=file.path,
+            data_change=True,
+            deletion_timestamp=now_ms,
+            partition_values={},
+            size=file.size_bytes,
+        )
+        for file in files
+    ]
 
 
 def _split_by_part(
     rows: pa.Table, parts: Sequence[HashBucket]
 ) -> Iterator[tuple[HashBucket, pa.Table]]:
-    """Rows by the part that has their session."""
+    """The rows of each part, by the hash of their session."""
     if len(parts) == 1:
         yield parts[0], rows
         return
-    numbers = session_hashes(rows.column("session"))
+    hashes = session_hashes(rows.column("session"))
     for part in parts:
-        yield part, rows.filter(pa.array(numbers & ((1 << part.depth) - 1) == part.value))
+        low_bits = hashes & ((1 << part.depth) - 1)
+        yield part, rows.filter(pa.array(low_bits == part.value))
 
 
 def _add_action(file: File, partition: Partition, rows: pa.Table) -> AddAction:
-    offsets, sessions = (pc.min_max(rows.column(name)).as_py() for name in ("offset", "session"))
-    ends = {
-        end: {
-            "topic": partition.topic,
-            "partition": partition.number,
-            "offset": offsets[end],
-            "session": sessions[end],
-        }
-        for end in ("min", "max")
+    offsets = pc.min_max(rows.column("offset")).as_py()
+    sessions = pc.min_max(rows.column("session")).as_py()
+    lowest_session = sessions["min"][:SESSION_NAME_CHARACTERS_MAX]
+    highest_session = sessions["max"]
+    if len(highest_session) > SESSION_NAME_CHARACTERS_MAX:
+        # A name that is cut sorts before the whole name, so an upper bound needs the highest
+        # character behind it.
+        highest_session = highest_session[:SESSION_NAME_CHARACTERS_MAX] + "\U0010ffff"
+    own = {"topic": partition.topic, "partition": partition.number}
+    stats = {
+        "numRecords": file.rows,
+        "minValues": {**own, "offset": offsets["min"], "session": lowest_session},
+        "maxValues": {**own, "offset": offsets["max"], "session": highest_session},
     }
-    ends["min"]["session"] = sessions["min"][:SESSION_NAME_CHARACTERS_MAX]
-    if len(sessions["max"]) > SESSION_NAME_CHARACTERS_MAX:
-        ends["max"]["session"] = sessions["max"][:SESSION_NAME_CHARACTERS_MAX] + "\U0010ffff"
-    stats = {"numRecords": file.rows, "minValues": ends["min"], "maxValues": ends["max"]}
     return AddAction(
         path=file.path.removeprefix("current/"),
         size=file.size_bytes,
@@ -392,26 +398,9 @@ def _add_action(file: File, partition: Partition, rows: pa.Table) -> AddAction:
     )
 
 
-def _normalized_type(kind: pa.DataType) -> str:
-    return str(kind).replace("large_", "").replace("_view", "").replace("element", "item")
-
-
-@contextmanager
-def _storage_errors_as_conflict() -> Iterator[None]:
-    """Trouble while writing, as an answer: the step decides whether to try again."""
-    try:
-        yield
-    except STORAGE_ERRORS as error:
-        raise CommitConflictError(_first_line(error)) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def _unreadable_error(path: Path, error: Exception) -> PlatformError:
     return PlatformError(
         f"the table {path.name} cannot be read",
-        cause=_first_line(error)[:400],
+        cause=first_line(error)[:400],
         next=f"move {path} out of the way and publish again: it is made of the records",
     )

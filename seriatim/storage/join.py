@@ -78,14 +78,15 @@ class ParquetJoiner:
         self,
         files: Iterable[File],
         offset_range: OffsetRange,
-        partition_life: tuple[Partition, str] | None = None,
+        partition_and_topic_id: tuple[Partition, str] | None = None,
     ) -> bool:
         """Whether any of these files has a record at these offsets; of one partition and topic id,
         if that is asked.
         """
-        if partition_life is not None:
+        if partition_and_topic_id is not None:
             return any(
-                self._has_record_of_partition(file, offset_range, *partition_life) for file in files
+                self._has_record_of_partition(file, offset_range, *partition_and_topic_id)
+                for file in files
             )
         near = _overlapping_files(files, offset_range)
         return any(
@@ -110,7 +111,7 @@ class ParquetJoiner:
         return bool(pc.any(found).as_py())
 
     def session_tables(
-        self, partition: Partition, topic_id: str, files: Sequence[File], keyed: RowKeySpec
+        self, partition: Partition, topic_id: str, files: Sequence[File], row_key_spec: RowKeySpec
     ) -> Iterator[SessionTable]:
         """What a partition's records make of each session."""
         for file in files:
@@ -120,10 +121,10 @@ class ParquetJoiner:
             return
         ordered = tuple(sorted(files, key=lambda file: file.first_offset))
         merging = RowMerger(
-            self.root, self.stream, pq.read_schema(self.root / ordered[0].path), keyed
+            self.root, self.stream, pq.read_schema(self.root / ordered[0].path), row_key_spec
         )
         table = merging.read_changes(
-            PartitionCatchUp(partition=partition, files=ordered, lives=(topic_id,))
+            PartitionCatchUp(partition=partition, files=ordered, topic_ids=(topic_id,))
         )
         words = table.sort_by(
             [("session", "ascending"), ("offset", "ascending"), ("index", "ascending")]
@@ -134,7 +135,11 @@ class ParquetJoiner:
         words = words.set_column(words.schema.get_field_index("timestamp"), "timestamp", times)
         for session, mine in groupby(words.to_pylist(), key=lambda row: str(row["session"])):
             rows = list(mine)
-            kept = [tuple(row[name] for name in keyed.columns) for row in rows if not row["_gone"]]
+            kept = [
+                tuple(row[name] for name in row_key_spec.columns)
+                for row in rows
+                if not row["_gone"]
+            ]
             last = rows[-1]
             yield SessionTable(
                 session, kept, last["offset"], last["timestamp"] // 1000, last["sequence"]

@@ -67,12 +67,12 @@ class RecordQuery:
 
     def read(
         self,
-        partition_life: tuple[Partition, str],
+        partition_and_topic_id: tuple[Partition, str],
         offset_range: OffsetRange,
         columns: Sequence[str] | None = None,
     ) -> pa.Table:
         """The records of a range, by offset and index."""
-        partition, topic_id = partition_life
+        partition, topic_id = partition_and_topic_id
         match = {"topic": partition.topic, "partition": partition.number, "topic_id": topic_id}
         near = [
             part

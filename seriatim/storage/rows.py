@@ -34,9 +34,13 @@ READ_ERRORS = (OSError, pa.ArrowException, KeyError)
 class RowMerger:
     """Reads the records of one stream, and knows which of two is the later word about a row."""
 
-    def __init__(self, root: Path, stream: str, records: pa.Schema, keyed: RowKeySpec) -> None:
-        self.root, self.stream, self.keyed = root, stream, keyed
-        self.schema = pa.schema([records.field(name) for name in (*RECORD_COLUMNS, *keyed.columns)])
+    def __init__(
+        self, root: Path, stream: str, records: pa.Schema, row_key_spec: RowKeySpec
+    ) -> None:
+        self.root, self.stream, self.row_key_spec = root, stream, row_key_spec
+        self.schema = pa.schema(
+            [records.field(name) for name in (*RECORD_COLUMNS, *row_key_spec.columns)]
+        )
         self.column_names = [
             "topic_id",
             "session",
@@ -44,7 +48,7 @@ class RowMerger:
             "index",
             "sequence",
             "timestamp",
-            *keyed.columns,
+            *row_key_spec.columns,
         ]
         self.change_schema = pa.schema(
             [*(records.field(name) for name in self.column_names), pa.field("_gone", pa.bool_())]
@@ -75,7 +79,7 @@ class RowMerger:
             own.get(name, changes.column(name) if name in changes.column_names else None)
             for name in RECORD_COLUMNS
         ]
-        columns += [changes.column(name) for name in self.keyed.columns]
+        columns += [changes.column(name) for name in self.row_key_spec.columns]
         new = pa.Table.from_arrays(columns, schema=self.schema)
         gone = changes.column("_gone").combine_chunks()
         if previous_rows is not None:
@@ -86,20 +90,20 @@ class RowMerger:
             last = self._last_by_key(both)
             new, gone = last.select(self.schema.names), last.column("_gone").combine_chunks()
         kept = new.filter(pc.invert(gone))
-        return kept.sort_by([(name, "ascending") for name in ("session", *self.keyed.key)])
+        return kept.sort_by([(name, "ascending") for name in ("session", *self.row_key_spec.key)])
 
     def _last_in_order(
         self, tables: list[pa.Table], catch_up_derived: PartitionCatchUp
     ) -> pa.Table:
         """The last word, whatever the order of the files: by life of the topic, offset and index."""
         whole = pa.concat_tables(tables)
-        if len(catch_up_derived.lives) == 1 and all(
+        if len(catch_up_derived.topic_ids) == 1 and all(
             _is_only_of(file, catch_up_derived.partition) for file in catch_up_derived.files
         ):
             return self._last_by_key(
                 whole
             )  # files of ours come by offset, and so do their row groups
-        life = pc.index_in(whole.column("topic_id"), pa.array(catch_up_derived.lives))
+        life = pc.index_in(whole.column("topic_id"), pa.array(catch_up_derived.topic_ids))
         order = [("_life", "ascending"), ("offset", "ascending"), ("index", "ascending")]
         return self._last_by_key(
             whole.append_column("_life", life).sort_by(order).drop_columns("_life")
@@ -107,7 +111,7 @@ class RowMerger:
 
     def _last_by_key(self, table: pa.Table) -> pa.Table:
         """The last of each row, by position."""
-        names = ["session", *self.keyed.key]
+        names = ["session", *self.row_key_spec.key]
         numbered = pa.table({name: _normalize_zero(table.column(name)) for name in names})
         numbered = numbered.append_column("_row", pa.array(np.arange(table.num_rows)))
         last = numbered.group_by(names, use_threads=False).aggregate([("_row", "max")])
@@ -118,7 +122,7 @@ class RowMerger:
         ours = _is_only_of(file, catch_up_derived.partition)
         wanted = [
             *self.column_names,
-            *(name for name in self.keyed.deleted_when if name not in self.column_names),
+            *(name for name in self.row_key_spec.deleted_when if name not in self.column_names),
         ]
         try:
             with pq.ParquetFile(self.root / file.path, page_checksum_verification=True) as parquet:
@@ -135,14 +139,14 @@ class RowMerger:
     def _reduce(
         self, table: pa.Table, catch_up_derived: PartitionCatchUp, file: File, *, is_own_file: bool
     ) -> pa.Table:
-        mine = pc.is_in(table.column("topic_id"), pa.array(catch_up_derived.lives))
+        mine = pc.is_in(table.column("topic_id"), pa.array(catch_up_derived.topic_ids))
         if catch_up_derived.is_full_rebuild:
             all_known = pc.all(mine).as_py() or not is_own_file or not table.num_rows
             ensure(
                 all_known,
                 "every life of a topic is in the ledger",
                 file=file.path,
-                lives=list(catch_up_derived.lives),
+                lives=list(catch_up_derived.topic_ids),
             )
         else:
             mine = pc.and_(
@@ -165,10 +169,10 @@ class RowMerger:
 
     def _deleted_mask(self, table: pa.Table) -> Any:
         """Which records take their row away."""
-        if not self.keyed.deleted_when:
+        if not self.row_key_spec.deleted_when:
             return pa.repeat(False, table.num_rows)
         gone = pa.repeat(True, table.num_rows)
-        for name, value in self.keyed.deleted_when.items():
+        for name, value in self.row_key_spec.deleted_when.items():
             column = table.column(name)
             same = (
                 pc.is_null(column)

@@ -302,6 +302,21 @@ def test_a_lost_table_is_made_again(made: DiskMarket) -> None:
     assert verified(made).difference is None
 
 
+@pytest.mark.parametrize("made", [(), ("topic",)], indirect=True, ids=["plain", "partitioned"])
+@pytest.mark.parametrize("deleted", ["", "offset >= 9"], ids=["complete", "changed by others"])
+def test_a_table_that_is_still_there_is_rebuilt(made: DiskMarket, deleted: str) -> None:
+    """A rebuild gives an existing table exactly the files that the ledger names, in one commit."""
+    before = tables(made)
+    table = DeltaTable(made.root / "records-trade")
+    if deleted:
+        table.delete(deleted)
+    made._open()
+    catch_up_derived(made.ledger, made.derived, head(made), rebuild=True)
+    assert tables(made) == before
+    assert DeltaTable(made.root / "records-trade").version() == table.version() + 1
+    assert verified(made).difference is None
+
+
 def test_verify_knows_these_rooms(made: DiskMarket) -> None:
     """A damaged, a lost and a stray file of another table are found, and a table that is not what
     entries made it.
