@@ -1,13 +1,13 @@
-"""Accept: a person's decision that a topic made again begins a new life, or that a retired one goes
-on.
+"""Accept: a person decides that a topic that was created again begins a new life, or that a retired
+topic goes on.
 
-The sessions of the old life end: the accept entry itself carries records that take their rows back,
-at the old frontier (an offset that the old life never used) and under the old topic id. So both
-lives are in the records, told apart by topic id, and folding the records still gives the state.
-Killed anywhere, run again is right: nothing counts before the one commit.
+The sessions of the old life end. The accept entry itself carries the records that take their rows
+back, at the old frontier (an offset that the old life never used) and under the old topic id. So
+both lives are in the records, told apart by their topic id, and folding the records still gives the
+state. After a crash anywhere the command can be run again: nothing counts before its one commit.
 
-Next room: ledger/model.py says what an accept requires; operations/restore.py is for a ledger put
-back by hand.
+Next: ledger/model.py says what an accept requires; operations/restore.py is for a ledger that was
+restored by hand.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ from seriatim.stream import Stream
 
 RECORDS_PER_WRITE = 5_000
 OFFSETS_NAMED_MAX = 20
+TOPICS_NAMED_MAX = 20
+HALTS_NAMED_MAX = 10
 
 
 class DecisionContext(Struct, frozen=True, kw_only=True):
-    """What a decision is made with."""
+    """The ports and values that a decision needs."""
 
     stream: Stream
     runner: Runner
@@ -65,64 +67,73 @@ class PartitionDecision(Struct, kw_only=True):
 
     partition: Partition
     old_topic_id: str
-    """Empty: the partition was never seen before."""
+    """Empty if the ledger did not know the partition."""
     new_topic_id: str
     frontier: int
-    """Before."""
+    """The frontier before the decision."""
     resumes_at: int
-    """Where it goes on."""
+    """The offset at which reading goes on."""
     ended_sessions: int = 0
-    """That end."""
+    """How many sessions end."""
     end_records: int = 0
-    """That take their rows back."""
+    """How many records take the rows of these sessions back."""
     unread_messages: int = 0
-    """Messages of the old life that nobody read."""
+    """Messages of the old life that were never read."""
 
 
 class TopicDecision(Struct, kw_only=True):
-    """What was decided, or would be."""
+    """What was decided; after a dry run, what would be decided."""
 
     topic: str
     is_new_life: bool
     reason: str
     partitions: list[PartitionDecision] = field(default_factory=list)
     sequence: int = -1
-    """The entry that says so; -1: none was made."""
+    """The entry of the decision; -1 if nothing was committed."""
 
 
 def accept_topic(
     context: DecisionContext, name: str, reason: str, *, dry_run: bool = False
 ) -> TopicDecision:
-    """Accept a topic (or a retired partition, `topic/number`) as it is in Kafka now."""
-    for left in reversed(range(TRIES_MAX)):
+    """Accept a topic (or a retired partition, `topic/number`) as it is in Kafka now.
+
+    1. Read the ledger, and refuse a machine that would misread its state.
+    2. Plan the change of every partition.
+    3. Write the records that end the old life, and commit. If another process was faster, start
+       again at step 1.
+    """
+    for tries_left in reversed(range(TRIES_MAX)):
+        # 1.
         head = require_head(context.ledger, context.stream.name)
         runner = context.runner
         refuse_incompatible_machine(
             head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape
         )
-        changes, new_life = _plan_changes(context, head.ledger, name)
+        # 2.
+        changes, is_new_life = _plan_changes(context, head.ledger, name)
         decision = TopicDecision(
-            topic=changes[0].partition.topic, is_new_life=new_life, reason=reason
+            topic=changes[0].partition.topic, is_new_life=is_new_life, reason=reason
         )
         if dry_run:
             _count_effects(context, head.ledger, changes, decision)
             return decision
+        # 3.
         try:
             return _write_and_commit(context, head, changes, decision)
         except FencedError:
-            if not left:
+            if not tries_left:
                 raise
-        except OSError:  # whoever was faster has swept our files; if nobody was, it is the disk
-            if (
-                require_head(context.ledger, context.stream.name).ledger.sequence
-                == head.ledger.sequence
-            ):
+        except OSError:
+            # A process that was faster has swept our files. If the ledger did not move, nobody
+            # was faster, and the error is the disk's.
+            new_head = require_head(context.ledger, context.stream.name)
+            if new_head.ledger.sequence == head.ledger.sequence:
                 raise
     return raise_broken_promise("an accept ends by a commit or an error")
 
 
 def require_head(store: LedgerStore, stream: str) -> LedgerHead:
-    """The ledger. Without one there is nothing to decide."""
+    """The head of the ledger. Without a ledger there is nothing to decide, which is refused."""
     head = read_head(store, stream)
     if head is None:
         raise ConfigError(
@@ -133,28 +144,32 @@ def require_head(store: LedgerStore, stream: str) -> LedgerHead:
 
 
 def find_named_partitions(ledger: Ledger, name: str) -> tuple[str, list[Partition]]:
-    """The topic that a person names, as `topic` or `topic/number`, and the known partitions that
-    are meant.
+    """The topic that a person names as `topic` or `topic/number`, and the partitions of the ledger
+    that the name covers.
     """
-    one = Partition.parse(name) if "/" in name else None
-    topic = one.topic if one else name
-    known = [partition for partition in ledger.known_partitions() if partition.topic == topic]
-    return topic, [partition for partition in known if one in (None, partition)]
+    if "/" in name:
+        named = Partition.parse(name)
+        matching = [partition for partition in ledger.known_partitions() if partition == named]
+        return named.topic, matching
+    matching = [partition for partition in ledger.known_partitions() if partition.topic == name]
+    return name, matching
 
 
 def unknown_topic_error(ledger: Ledger, name: str) -> ConfigError:
-    """Nothing of that name was ever read."""
+    """The error for a name of which nothing was ever read. It lists the topics that were."""
     topics = sorted({partition.topic for partition in ledger.known_partitions()})
+    listed = ", ".join(topics[:TOPICS_NAMED_MAX])
+    if len(topics) > TOPICS_NAMED_MAX:
+        listed += f" and {len(topics) - TOPICS_NAMED_MAX} more"
     return ConfigError(
         f"{ledger.stream}: {name!r} was never read, so there is nothing to decide",
-        known=", ".join(topics[:20])
-        + (f" and {len(topics) - 20} more" if len(topics) > 20 else ""),
+        known=listed,
         next=f"name a topic, or a partition as TOPIC/NUMBER; `seriatim status {ledger.stream}` lists them",
     )
 
 
 def refuse_held(ledger: Ledger, partitions: list[Partition]) -> None:
-    """A repair works there: one thing at a time."""
+    """Refuse partitions that a repair holds: the decision has to wait until the repair ends."""
     for partition in partitions:
         account = ledger.account(partition)
         if account is not None and account.hold is not None:
@@ -165,51 +180,48 @@ def refuse_held(ledger: Ledger, partitions: list[Partition]) -> None:
 
 
 def _plan_changes(context: DecisionContext, ledger: Ledger, name: str) -> tuple[list[Change], bool]:
-    """What accepting does, files aside; and whether a new life begins."""
+    """The changes of an accept, still without files; and whether a new life begins."""
     topic, partitions = find_named_partitions(ledger, name)
     if not partitions:
         raise unknown_topic_error(ledger, name)
-    bounds = {
-        p: seen for p, seen in context.log.bounds(context.stream.topics).items() if p.topic == topic
-    }
-    if not bounds:
+    stream_bounds = context.log.bounds(context.stream.topics)
+    topic_bounds = {p: bounds for p, bounds in stream_bounds.items() if p.topic == topic}
+    if not topic_bounds:
         raise ConfigError(
             f"{ledger.stream}: topic {topic} is not in Kafka, or matched no more: there is no life to accept",
             next=f"check `topics` in the stream file and the broker; if it is over for good:\n"
             f'seriatim retire {ledger.stream} {topic} --because "…"',
         )
-    new_id = next(iter(bounds.values())).topic_id
+    new_topic_id = next(iter(topic_bounds.values())).topic_id
     refuse_held(ledger, partitions)
-    if all(ledger.partitions[str(partition)].topic_id == new_id for partition in partitions):
-        return _resume_changes(ledger, name, partitions, bounds), False
+    known_topic_ids = {ledger.partitions[str(partition)].topic_id for partition in partitions}
+    if known_topic_ids == {new_topic_id}:
+        return _resume_changes(ledger, name, partitions, topic_bounds), False
     if name != topic:
         raise ConfigError(
             f"{ledger.stream}: topic {topic} was made again: its new life is that of all its partitions",
             next=f'seriatim accept {ledger.stream} {topic} --because "…"',
         )
-    every = sorted({*partitions, *bounds})
-    return [
-        _new_life_change(each, ledger.account(each), bounds.get(each), new_id) for each in every
-    ], True
+    changes = []
+    for partition in sorted({*partitions, *topic_bounds}):
+        account = ledger.account(partition)
+        change = _new_life_change(partition, account, topic_bounds.get(partition), new_topic_id)
+        changes.append(change)
+    return changes, True
 
 
 def _resume_changes(
     ledger: Ledger, name: str, partitions: list[Partition], bounds: dict[Partition, Bounds]
 ) -> list[Change]:
-    """The topic that the ledger knows is there: what is retired, or halted by what is no longer so,
-    goes on.
+    """Kafka has the topic that the ledger knows. Partitions go on that are retired, or halted for
+    a cause that no longer exists. If there are none, the accept is refused.
     """
-
-    def waits(partition: Partition, account: Account) -> bool:
-        seen = bounds.get(partition)
-        mistaken = account.halt is not None and account.halt.finding in FINDINGS_ENDED_BY_ACCEPT
-        return account.retired or (
-            mistaken and seen is not None and bounds_finding(partition, account, seen) is None
-        )
-
     accounts = {partition: ledger.partitions[str(partition)] for partition in partitions}
-    changes = [
-        Change(
+    changes = []
+    for partition, account in accounts.items():
+        if not _can_resume(partition, account, bounds.get(partition)):
+            continue
+        change = Change(
             partition=partition,
             epoch=account.epoch,
             frontier=account.frontier,
@@ -219,50 +231,57 @@ def _resume_changes(
             halt=account.halt,
             log_end=account.log_end,
         )
-        for partition, account in accounts.items()
-        if waits(partition, account)
-    ]
+        changes.append(change)
     if not changes:
         raise _nothing_to_accept_error(ledger.stream, name, accounts)
     return changes
 
 
+def _can_resume(partition: Partition, account: Account, bounds: Bounds | None) -> bool:
+    """Whether an accept makes this partition of a known topic go on."""
+    if account.retired:
+        return True
+    if account.halt is None or account.halt.finding not in FINDINGS_ENDED_BY_ACCEPT:
+        return False
+    # The halt was a mistake (a wrong cluster, say) if Kafka has what the ledger expects.
+    return bounds is not None and bounds_finding(partition, account, bounds) is None
+
+
 def _nothing_to_accept_error(
     stream: str, name: str, accounts: dict[Partition, Account]
 ) -> ConfigError:
-    """Neither made again nor retired. What waits there waits for something else."""
-    halts = {
-        partition: account.halt
-        for partition, account in accounts.items()
-        if account.halt is not None
-    }
+    """The error for a topic that was neither created again nor retired. If partitions of it wait,
+    they wait for another decision, and the error names it.
+    """
+    halts = []
+    for partition, account in accounts.items():
+        if account.halt is not None:
+            halts.append((partition, account.halt))
     if not halts:
         return ConfigError(
             f"{stream}: nothing to accept: {name} is the topic that the ledger knows, and it is being read",
             next=f"`seriatim status {stream}` shows what waits",
         )
-    partition, halt = next(iter(halts.items()))
-    waits = "\n".join(
-        f"{p} waits at offset {h.offset}: {h.finding}, {h.cause}"
-        for p, h in list(halts.items())[:10]
-    )
+    lines = []
+    for partition, halt in halts[:HALTS_NAMED_MAX]:
+        lines.append(f"{partition} waits at offset {halt.offset}: {halt.finding}, {halt.cause}")
+    first_partition, first_halt = halts[0]
+    advice = FINDING_ADVICE[first_halt.finding]
     return ConfigError(
         f"{stream}: {name} was not made again; accept is not for what it waits for",
-        waits=waits,
-        next=FINDING_ADVICE[halt.finding].format(
-            stream=stream, place=partition, topic=partition.topic
-        ),
+        waits="\n".join(lines),
+        next=advice.format(stream=stream, place=first_partition, topic=first_partition.topic),
     )
 
 
 def _new_life_change(
     partition: Partition, account: Account | None, bounds: Bounds | None, new_topic_id: str
 ) -> Change:
-    """A partition of a topic that was made again. One that the new life lacks waits at 0 until it
-    comes.
+    """The change for a partition of a topic that was created again. A partition that the new topic
+    does not have waits at offset 0 until it does.
     """
     start = bounds.log_start if bounds else 0
-    begins = Change(
+    change = Change(
         partition=partition,
         epoch=0,
         frontier=start,
@@ -272,122 +291,122 @@ def _new_life_change(
     )
     marks = []
     if account is not None:
-        begins = replace(
-            begins, epoch=account.epoch, frontier=account.frontier, halt=account.halt, state=()
+        change = replace(
+            change, epoch=account.epoch, frontier=account.frontier, halt=account.halt, state=()
         )
         if account.log_end > account.frontier:
-            life, cause = account.topic_id, "the topic was made again before these were read"
-            marks.append(
-                GapMark(
-                    finding="re-created",
-                    offset=account.frontier,
-                    until=account.log_end,
-                    cause=cause,
-                    topic_id=life,
-                )
+            unread_mark = GapMark(
+                finding="re-created",
+                offset=account.frontier,
+                until=account.log_end,
+                cause="the topic was made again before these were read",
+                topic_id=account.topic_id,
             )
+            marks.append(unread_mark)
     if start > 0:
         cause = f"gone from topic id {new_topic_id} before it was accepted"
         marks.append(GapMark(finding="expired", offset=0, until=start, cause=cause))
-    return replace(begins, marks=tuple(marks))
+    return replace(change, marks=tuple(marks))
 
 
 def _count_effects(
     context: DecisionContext, ledger: Ledger, changes: list[Change], decision: TopicDecision
 ) -> None:
-    """What the decision would do, counted, with nothing written."""
+    """Count what the decision would do. Nothing is written."""
     for change in changes:
-        account = ledger.account(change.partition)
-        one = _partition_decision(change, account)
-        decision.partitions.append(one)
-        if decision.is_new_life and account is not None:
-            for name, session in context.state.all_sessions(account.state):
-                one.ended_sessions += 1
-                one.end_records += len(
-                    _end_records_of(context.runner, change.partition, name, session)
-                )
+        partition = change.partition
+        account = ledger.account(partition)
+        partition_decision = _partition_decision(change, account)
+        decision.partitions.append(partition_decision)
+        if not decision.is_new_life or account is None:
+            continue
+        for name, session in context.state.all_sessions(account.state):
+            end_records = _end_records_of(context.runner, partition, name, session)
+            partition_decision.ended_sessions += 1
+            partition_decision.end_records += len(end_records)
 
 
 def _partition_decision(change: Change, account: Account | None) -> PartitionDecision:
-    """A change, for a person."""
-    ends = account is not None and account.topic_id != change.topic_id
-    return PartitionDecision(
+    """What a change means for its partition, still without the count of sessions and records."""
+    decision = PartitionDecision(
         partition=change.partition,
-        old_topic_id=account.topic_id if account else "",
+        old_topic_id="",
         new_topic_id=change.topic_id,
-        frontier=account.frontier if account else 0,
+        frontier=0,
         resumes_at=change.until,
-        unread_messages=max(0, account.log_end - account.frontier)
-        if account is not None and ends
-        else 0,
     )
+    if account is not None:
+        decision.old_topic_id = account.topic_id
+        decision.frontier = account.frontier
+        if account.topic_id != change.topic_id:
+            decision.unread_messages = max(0, account.log_end - account.frontier)
+    return decision
 
 
 def _write_and_commit(
     context: DecisionContext, head: LedgerHead, changes: list[Change], decision: TopicDecision
 ) -> TopicDecision:
-    """Write the records that end the old life, then commit. Files of earlier attempts are dead
-    then.
+    """Write the records that end the old life, then commit, then sweep the files of attempts that
+    were not committed.
     """
     attempt = context.new_attempt()
     try:
-        made = [
+        complete_changes = [
             _write_end_records(context, head.ledger, change, attempt, decision)
             for change in changes
         ]
-        entry = decision_entry("accept", attempt, made, decision.reason)
-        after, done = commit(context.ledger, context.clock, head, entry)
+        entry = decision_entry("accept", attempt, complete_changes, decision.reason)
+        new_head, committed = commit(context.ledger, context.clock, head, entry)
     except (FencedError, ConfigError):
         for change in changes:
             stem = f"{stem_prefix(change.epoch, change.frontier)}{attempt}"
             context.records.sweep(change.partition, stem, set())
         raise
-    sweep_dead(context.ledger, context.records, after)
+    sweep_dead(context.ledger, context.records, new_head)
     crash_point("swept")
-    decision.sequence = done.sequence
+    decision.sequence = committed.sequence
     return decision
 
 
 def _write_end_records(
     context: DecisionContext, ledger: Ledger, change: Change, attempt: str, decision: TopicDecision
 ) -> Change:
-    """A change, with the records that take back what its sessions gave."""
+    """The change, together with the records that take back the output of its sessions. Counts them
+    in `decision`.
+    """
     account = ledger.account(change.partition)
-    one = _partition_decision(change, account)
-    decision.partitions.append(one)
+    partition_decision = _partition_decision(change, account)
+    decision.partitions.append(partition_decision)
     if not decision.is_new_life or account is None:
         return change
-    ending = _EndRecordWriter(
-        context,
-        change.partition,
-        account,
-        f"{stem_prefix(account.epoch, account.frontier)}{attempt}",
-    )
+    stem = f"{stem_prefix(account.epoch, account.frontier)}{attempt}"
+    writer = _EndRecordWriter(context, change.partition, account, stem)
     marks = list(change.marks)
     for name, session in context.state.all_sessions(account.state):
-        ending.add(name, session)
+        writer.add(name, session)
         if session.waiting_messages:
             marks.append(_mark_waiting_messages_lost(name, session, account.topic_id))
-    records, others = ending.close()
+    records, other_records = writer.close()
     crash_point("record-file-written")
-    one.ended_sessions, one.end_records = ending.sessions, ending.records
-    return replace(change, records=records, other_records=others, marks=tuple(marks))
+    partition_decision.ended_sessions = writer.sessions
+    partition_decision.end_records = writer.records
+    return replace(change, records=records, other_records=other_records, marks=tuple(marks))
 
 
 def _mark_waiting_messages_lost(name: str, session: Session, topic_id: str) -> GapMark:
-    """Messages that wait in a window when their topic's life ends: no later one will release them."""
-    offsets = sorted(held.offset for held in session.waiting_messages)
-    listed = ", ".join(map(str, offsets[:OFFSETS_NAMED_MAX])) + (
-        ", …" if len(offsets) > OFFSETS_NAMED_MAX else ""
-    )
-    cause = f"{len(offsets)} messages waited in the window when the topic's life ended: offsets {listed}"
-    begin, until = offsets[0], offsets[-1] + 1
+    """The gap of messages that wait in a window when the life of their topic ends. No later message
+    will release them.
+    """
+    offsets = sorted(message.offset for message in session.waiting_messages)
+    listed = ", ".join(str(offset) for offset in offsets[:OFFSETS_NAMED_MAX])
+    if len(offsets) > OFFSETS_NAMED_MAX:
+        listed += ", …"
     return GapMark(
         finding="sequence gap",
-        offset=begin,
-        until=until,
+        offset=offsets[0],
+        until=offsets[-1] + 1,
         session=name,
-        cause=cause,
+        cause=f"{len(offsets)} messages waited in the window when the topic's life ended: offsets {listed}",
         topic_id=topic_id,
     )
 
@@ -395,7 +414,7 @@ def _mark_waiting_messages_lost(name: str, session: Session, topic_id: str) -> G
 def decision_entry(
     kind: Literal["accept", "retire"], attempt: str, changes: Sequence[Change], reason: str
 ) -> Entry:
-    """A person's decision as an entry."""
+    """The ledger entry of a person's decision."""
     return Entry(
         kind=kind,
         attempt=attempt,
@@ -406,16 +425,23 @@ def decision_entry(
 
 
 class _EndRecordWriter:
-    """The records that end the sessions of a partition: all at its frontier, counted through."""
+    """Writes the records that end the sessions of a partition. They all have its frontier as offset
+    and are numbered from 0.
+    """
 
     def __init__(
         self, context: DecisionContext, partition: Partition, account: Account, stem: str
     ) -> None:
-        self.runner, self.partition, self.offset = context.runner, partition, account.frontier
+        self.runner = context.runner
+        self.partition = partition
+        self.offset = account.frontier
         self.writer = OutputWriters(
             context.records, partition, account.topic_id, stem, context.runner.other_columns
         )
-        self.sessions = self.records = 0
+        self.sessions = 0
+        """How many sessions were ended."""
+        self.records = 0
+        """How many records that took."""
         self._pending = SessionEndRecords()
 
     def add(self, name: str, session: Session) -> None:
@@ -423,9 +449,9 @@ class _EndRecordWriter:
         self.sessions += 1
         rows = _end_records_of(self.runner, self.partition, name, session)
         for begin in range(0, len(rows), RECORDS_PER_WRITE):
-            part = rows[begin : begin + RECORDS_PER_WRITE]
-            self._pending.add(name, session, self.records, part)
-            self.records += len(part)
+            chunk = rows[begin : begin + RECORDS_PER_WRITE]
+            self._pending.add(name, session, self.records, chunk)
+            self.records += len(chunk)
             if len(self._pending.rows) >= RECORDS_PER_WRITE:
                 self._write_pending()
 
@@ -433,16 +459,13 @@ class _EndRecordWriter:
         try:
             self.writer.write_end_records(self.offset, self._pending)
         except UnfitRecordsError as unfit:
-            raise _cannot_end_error(
-                self.runner,
-                self.partition,
-                self._pending.sessions[unfit.rows[0]],
-                "its records do not fit",
-            ) from None
+            session = self._pending.sessions[unfit.rows[0]]
+            reason = "its records do not fit"
+            raise _cannot_end_error(self.runner, self.partition, session, reason) from None
         self._pending = SessionEndRecords()
 
     def close(self) -> tuple[tuple[File, ...], dict[str, tuple[File, ...]]]:
-        """Finish the files; none where there was nothing to take back."""
+        """Finish the files and return them. There are none if there was nothing to take back."""
         if self._pending.rows:
             self._write_pending()
         return self.writer.close()
@@ -451,15 +474,15 @@ class _EndRecordWriter:
 def _end_records_of(
     runner: Runner, partition: Partition, name: str, session: Session
 ) -> Sequence[tuple[Any, ...]]:
-    """The records that take back a session's output. One without a state gave none."""
+    """The records that take back the output of a session. A session without a state has none."""
     if session.state_bytes is None:
         return ()
     try:
         return runner.end(runner.load(session.state_bytes, session.state_version))
-    except Exception as error:  # the user's own `end` or `upgrade`
-        raise _cannot_end_error(
-            runner, partition, name, f"{type(error).__name__}: {error}"
-        ) from error
+    except Exception as error:
+        # `end` and `upgrade` are the user's code, which may raise anything.
+        reason = f"{type(error).__name__}: {error}"
+        raise _cannot_end_error(runner, partition, name, reason) from error
 
 
 def _cannot_end_error(runner: Runner, partition: Partition, name: str, reason: str) -> ConfigError:

@@ -1,11 +1,11 @@
-"""Ask: producers are asked for the snapshots that sessions need, after a run. The ledger says
-which; no clock does.
+"""Snapshot requests: after a run, producers are asked for the snapshots that sessions need.
 
-What was asked is remembered as the entry up to which it was. A run that dies between its commit and
-its asking leaves that to the next; one that dies between its asking and remembering it asks twice,
-which costs a producer a snapshot.
+The ledger alone says which sessions these are; no clock is involved. The requester remembers the
+entry up to which it asked. A run that dies between its commit and its requests leaves them to the
+next run. A run that dies between its requests and remembering them asks twice, which costs a
+producer one more snapshot.
 
-Next room: ledger/snapshot_needs.py says who needs one; docs/STREAMS.md has `snapshot_requests`.
+Next: ledger/snapshot_needs.py says who needs one; docs/STREAMS.md describes `snapshot_requests`.
 """
 
 from __future__ import annotations
@@ -19,33 +19,32 @@ from seriatim.ports import LedgerStore, SnapshotRequester
 def request_snapshots_after_run(
     store: LedgerStore, requester: SnapshotRequester | None, head: Ledger
 ) -> str:
-    """Ask, where the stream wants it. What is committed is safe without it: trouble is told, and
-    fails nothing.
+    """Ask for snapshots, if the stream wants that. Returns the error as a text for people, or "".
+
+    What is committed is safe without the requests, so an error here does not fail the run.
     """
     if requester is None:
         return ""
     try:
         request_snapshots(store, requester, head)
-    except (SeriatimError, OSError) as trouble:
-        return trouble.render() if isinstance(trouble, SeriatimError) else f"asked.json: {trouble}"
+    except SeriatimError as error:
+        return error.render()
+    except OSError as error:
+        return f"asked.json: {error}"
     return ""
 
 
 def request_snapshots(store: LedgerStore, requester: SnapshotRequester, head: Ledger) -> int:
-    """Ask for all that the ledger calls for and that was not asked for yet; how many requests that
-    is.
-    """
+    """Send all requests that the ledger calls for and that were not sent yet. Returns how many."""
     sequence, sha256 = requester.last_requested_entry()
     if (sequence, sha256) == (head.sequence, head.sha256):
         return 0
-    if sequence >= 0 and not store.has_manifest(
-        sha256, sequence - 1
-    ):  # of another ledger, put back or made anew
+    if sequence >= 0 and not store.has_manifest(sha256, sequence - 1):
+        # The remembered entry belongs to another ledger: this one was restored or started anew.
         sequence = -1
-    wanted = collect_snapshot_requests(
-        head.stream, (manifest.entry for manifest in store.entries(head.stream, sequence))
-    )
-    if wanted:
-        requester.send(wanted)
+    new_entries = (manifest.entry for manifest in store.entries(head.stream, sequence))
+    requests = collect_snapshot_requests(head.stream, new_entries)
+    if requests:
+        requester.send(requests)
     requester.put_last_requested_entry(head.sequence, head.sha256)
-    return len(wanted)
+    return len(requests)

@@ -1,6 +1,8 @@
-"""Changes: what an entry says, made of a plan's discoveries and of tasks' results.
+"""Changes: what an entry of the ledger says about partitions.
 
-Next room: operations/run.py commits them; ledger/model.py applies them.
+They are built here, from what discovery found and from the results of tasks.
+
+Next: operations/run.py commits them; ledger/model.py applies them.
 """
 
 from __future__ import annotations
@@ -9,9 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from seriatim.engine.findings import Finding, Tier
+from seriatim.engine.findings import Finding, OnPoison, Tier
 from seriatim.engine.holes import HolePassage, loss_mark
-from seriatim.engine.judge import OnPoison
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.engine.session import Counts
 from seriatim.engine.task import TaskResult, read_result
@@ -22,7 +23,10 @@ from seriatim.ports import Explain
 
 
 def birth_change(partition: Partition, account: Account, plan: SlicePlan) -> Change:
-    """A partition's account as discovery leaves it."""
+    """The change that writes a partition's account as discovery leaves it."""
+    log_end = 0
+    if partition in plan.ranges:
+        log_end = plan.ranges[partition].end
     return Change(
         partition=partition,
         epoch=0,
@@ -30,31 +34,33 @@ def birth_change(partition: Partition, account: Account, plan: SlicePlan) -> Cha
         until=account.frontier,
         topic_id=account.topic_id,
         initial_frontier=account.initial_frontier,
-        log_end=plan.ranges[partition].end if partition in plan.ranges else 0,
+        log_end=log_end,
     )
 
 
 def discovery_changes(plan: SlicePlan, ledger: Ledger) -> Iterable[Change]:
-    """What discovery alone changes: births, halts, offsets that were gone before they were read."""
-    halts = {finding.partition_name: finding for finding in plan.findings}
-    for partition in sorted(
-        {*plan.new_accounts, *plan.skipped_ranges, *map(Partition.parse, halts)}
-    ):
-        account = (
-            plan.new_accounts.get(partition)
-            or ledger.account(partition)
-            or raise_broken_promise("found, but unknown")
-        )
-        change, finding = birth_change(partition, account, plan), halts.get(str(partition))
-        change = replace(change, epoch=account.epoch)
+    """What discovery alone changes: new partitions, halts, and offsets that Kafka deleted before
+    they were read.
+    """
+    halting_findings = {
+        Partition.parse(finding.partition_name): finding for finding in plan.findings
+    }
+    for partition in sorted({*plan.new_accounts, *plan.skipped_ranges, *halting_findings}):
+        account = plan.new_accounts.get(partition) or ledger.account(partition)
+        if account is None:
+            raise_broken_promise("found, but unknown")
+        change = replace(birth_change(partition, account, plan), epoch=account.epoch)
+        finding = halting_findings.get(partition)
         if finding is not None:
             change = replace(change, halt=halt_from_finding(finding))
-        if skipped := plan.skipped_ranges.get(partition):
-            certificate = hole_certificate(partition, account, skipped, {"expired": len(skipped)})
+        skipped = plan.skipped_ranges.get(partition)
+        if skipped:
             change = replace(
                 change,
                 until=skipped.end,
-                certificate=certificate,
+                certificate=hole_certificate(
+                    partition, account, skipped, {"expired": len(skipped)}
+                ),
                 marks=(loss_mark(skipped, "expired"),),
             )
         yield change
@@ -77,15 +83,17 @@ def hole_certificate(
 def result_of_hole(
     partition: Partition, account: Account, offset_range: OffsetRange, explain: Explain, tier: Tier
 ) -> TaskResult:
-    """A planned range of which no message came at all is one hole: markers, say, or a loss."""
+    """The result for a planned range of which no message arrived. Such a range is one hole: for
+    example transaction markers only, or a loss.
+    """
     passage = HolePassage(partition, tier, offset_range.start)
     passage.pass_hole(offset_range, explain(partition, offset_range))
+    passed_range = offset_range.until(passage.until)
+    findings = [passage.halt] if passage.halt else []
     return TaskResult(
-        certificate=hole_certificate(
-            partition, account, offset_range.until(passage.until), passage.counts
-        ),
+        certificate=hole_certificate(partition, account, passed_range, passage.counts),
         halt=passage.halt,
-        findings=[passage.halt] if passage.halt else [],
+        findings=findings,
         marks=tuple(passage.marks),
     )
 
@@ -93,21 +101,22 @@ def result_of_hole(
 def unreadable_message_changes(
     unreadable_messages: Mapping[Partition, tuple[int, str]], ledger: Ledger, on_poison: OnPoison
 ) -> tuple[tuple[Change, ...], list[Finding]]:
-    """Partitions that reached a message nobody can read: they halt at it, or pass over it where the
-    stream says so.
+    """Changes and findings for partitions that reached a message that cannot be read. They halt at
+    the message, or pass over it where the stream says so.
     """
-    changes, findings = [], []
-    for partition, (offset, why) in sorted(unreadable_messages.items()):
+    changes = []
+    findings = []
+    for partition, (offset, reason) in sorted(unreadable_messages.items()):
         account = ledger.account(partition) or raise_broken_promise("stopped, but unknown")
-        if account.frontier != offset:  # it halted before
+        if account.frontier != offset:
+            # The partition halted at an earlier message and did not get so far.
             continue
-        cause = f"it cannot be read: {why}, which does not fit (nanoseconds?)"
         finding = Finding(
             finding="poison",
             topic=partition.topic,
             partition=partition.number,
             offset=offset,
-            cause=cause,
+            cause=f"it cannot be read: {reason}, which does not fit (nanoseconds?)",
         )
         change = Change(
             partition=partition,
@@ -118,28 +127,34 @@ def unreadable_message_changes(
             initial_frontier=account.initial_frontier,
         )
         if on_poison == "skip":
-            counts = Counts(findings={"poison": 1})
-            passed = Certificate(
-                partition=partition,
-                epoch=account.epoch,
-                start=offset,
-                until=offset + 1,
-                counts=counts,
-                holes={"unreadable": 1},
-            )
-            changes.append(replace(change, until=offset + 1, certificate=passed))
-            findings.append(replace(finding, level="warning"))
+            change = _pass_over_unreadable(change)
+            finding = replace(finding, level="warning")
         else:
-            changes.append(replace(change, halt=halt_from_finding(finding)))
-            findings.append(finding)
+            change = replace(change, halt=halt_from_finding(finding))
+        changes.append(change)
+        findings.append(finding)
     return tuple(changes), findings
+
+
+def _pass_over_unreadable(change: Change) -> Change:
+    """The change, moved past the one message at its frontier."""
+    certificate = Certificate(
+        partition=change.partition,
+        epoch=change.epoch,
+        start=change.frontier,
+        until=change.frontier + 1,
+        counts=Counts(findings={"poison": 1}),
+        holes={"unreadable": 1},
+    )
+    return replace(change, until=certificate.until, certificate=certificate)
 
 
 def change_from_result(
     partition: Partition, account: Account, result: TaskResult, log_end: int
 ) -> Change:
-    """What a task's result does to its partition."""
+    """The change that the result of a task makes to its partition."""
     certificate = result.certificate or raise_broken_promise("a result without a certificate")
+    halt = halt_from_finding(result.halt) if result.halt else None
     return Change(
         partition=partition,
         epoch=account.epoch,
@@ -152,14 +167,14 @@ def change_from_result(
         records=result.records,
         other_records=result.other_record_files,
         quarantine_files=result.quarantine_files,
-        halt=halt_from_finding(result.halt) if result.halt else None,
+        halt=halt,
         marks=result.marks,
         log_end=log_end,
     )
 
 
 def halt_from_finding(finding: Finding) -> Halt:
-    """A finding that halts, as the ledger remembers it."""
+    """The halt that the ledger remembers for a finding."""
     ensure(
         finding.finding != "truncated" or finding.log_end >= 0,
         "a truncated log says where it ends now",
@@ -174,13 +189,13 @@ def covers_range(result: TaskResult, offset_range: OffsetRange) -> bool:
     certificate = result.certificate
     if certificate is None or certificate.start != offset_range.start:
         return False
-    return certificate.until == offset_range.end or (
-        result.halt is not None and certificate.until <= offset_range.end
-    )
+    if certificate.until == offset_range.end:
+        return True
+    return result.halt is not None and certificate.until <= offset_range.end
 
 
 def results_by_partition(contents: list[bytes]) -> dict[Partition, TaskResult]:
-    """Tasks' answers; a failed task raises here."""
+    """Decode what the tasks returned. The error of a failed task is raised here."""
     results: dict[Partition, TaskResult] = {}
     for content in contents:
         result = read_result(content)

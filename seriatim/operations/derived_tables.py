@@ -1,11 +1,10 @@
-"""Derive: the tables `gaps` and `quarantine`, brought up to the ledger. Made of entries alone, so
-never lost.
+"""Derived tables: bring the tables `gaps` and `quarantine` up to the ledger.
 
-Each table says up to which entry it is, in the very commit that took it there: what is in is not
-put in again, and a crash in between is caught up with next time. A table that another ledger wrote
-is made again as a whole.
+They are made of ledger entries alone, so they can always be built again. Each commit of such a
+table names the entry that it reaches: nothing is put in twice, and after a crash the next run
+catches up. A table that another ledger wrote is built again from nothing.
 
-Next room: ledger/gaps.py is the fold; storage/derived_tables.py has the tables.
+Next: ledger/gaps.py turns entries into gaps; storage/derived_tables.py is the tables.
 """
 
 from __future__ import annotations
@@ -21,11 +20,9 @@ from seriatim.ledger.model import Ledger
 from seriatim.operations.further_tables import catch_up_outputs, reset_if_unknown
 from seriatim.ports import AppliedVersion, CommitConflictError, DerivedStore, LedgerStore
 
-NOT_APPLIED = AppliedVersion()
-
 
 class DerivedUpdate(Struct):
-    """What the tables should say as of an entry."""
+    """What the tables have to show as of an entry, and what `gaps` showed before."""
 
     ledger: Ledger
     previous_gaps: list[Gap]
@@ -34,21 +31,22 @@ class DerivedUpdate(Struct):
 
 
 def catch_up_after_run(store: LedgerStore, derived: DerivedStore, head: Ledger) -> str:
-    """Catch up, after a run. What is committed is safe without these tables: trouble is told, and
-    fails nothing.
+    """Catch up after a run. Returns the error as a text for people, or "".
+
+    What is committed is safe without these tables, so an error here does not fail the run.
     """
     try:
         catch_up_derived(store, derived, head)
-    except SeriatimError as trouble:
-        return trouble.render()
+    except SeriatimError as error:
+        return error.render()
     return ""
 
 
 def catch_up_derived(
     store: LedgerStore, derived: DerivedStore, head: Ledger, *, rebuild: bool = False
 ) -> None:
-    """Bring the tables up to the ledger, or make them again as a `whole`. No commit where nothing
-    changed.
+    """Bring the tables up to the ledger; with `rebuild`, build them again from nothing. A table in
+    which nothing changes gets no commit.
     """
     _catch_up_gaps_and_quarantine(store, derived, head, rebuild=rebuild)
     if derived.output_store is not None:
@@ -59,74 +57,72 @@ def _catch_up_gaps_and_quarantine(
     store: LedgerStore, derived: DerivedStore, head: Ledger, *, rebuild: bool
 ) -> None:
     for _ in range(TRIES_MAX):
-        gaps_at, quarantine_at = (
-            reset_if_unknown(store, derived.applied_version(name), head)
-            for name in ("gaps", "quarantine")
-        )
+        gaps_version = reset_if_unknown(store, derived.applied_version("gaps"), head)
+        quarantine_version = reset_if_unknown(store, derived.applied_version("quarantine"), head)
         if rebuild:
-            gaps_at, quarantine_at = (
-                replace(gaps_at, sequence=-1),
-                replace(quarantine_at, sequence=-1),
-            )
-        if min(gaps_at.sequence, quarantine_at.sequence) >= head.sequence:
+            gaps_version = replace(gaps_version, sequence=-1)
+            quarantine_version = replace(quarantine_version, sequence=-1)
+        if min(gaps_version.sequence, quarantine_version.sequence) >= head.sequence:
             return
+        update = _read_update(store, derived, gaps_version, quarantine_version, head)
         try:
-            _write_update(
-                derived,
-                gaps_at,
-                quarantine_at,
-                _read_update(store, derived, gaps_at, quarantine_at, head),
-            )
-        except CommitConflictError as conflict:  # another run does the same, or the disk is full
-            trouble = conflict
+            _write_update(derived, gaps_version, quarantine_version, update)
+        except CommitConflictError as error:
+            # Another run does the same at this moment, or the disk is full.
+            conflict = error
             continue
         return
     raise PlatformError(
         f"{head.stream}: the tables gaps and quarantine could not be written, {TRIES_MAX} times",
-        cause=str(trouble)[:400],
+        cause=str(conflict)[:400],
         next="check that the output path can be written and has room: the next run catches up",
     )
 
 
 def read_gaps(store: LedgerStore, derived: DerivedStore, head: Ledger) -> list[Gap]:
-    """The gaps as of the ledger, however far the table is."""
-    at = reset_if_unknown(store, derived.applied_version("gaps"), head)
-    return _read_update(
-        store, derived, at, replace(at, sequence=max(at.sequence, head.sequence)), head
-    ).gaps
+    """The gaps as of the ledger, however far behind the table is."""
+    gaps_version = reset_if_unknown(store, derived.applied_version("gaps"), head)
+    # The table quarantine counts as up to date here, so that nothing is collected for it.
+    up_to_date = replace(gaps_version, sequence=max(gaps_version.sequence, head.sequence))
+    return _read_update(store, derived, gaps_version, up_to_date, head).gaps
 
 
 def _read_update(
     store: LedgerStore,
     derived: DerivedStore,
-    gaps_entry: AppliedVersion,
-    quarantine_entry: AppliedVersion,
+    gaps_version: AppliedVersion,
+    quarantine_version: AppliedVersion,
     head: Ledger,
 ) -> DerivedUpdate:
-    """Walk the entries that a table has not seen."""
-    before = derived.gaps(gaps_entry) if gaps_entry.sequence >= 0 else []
-    walk, files, last = GapsFold(before), list[QuarantineFile](), head
-    for manifest in store.entries(head.stream, min(gaps_entry.sequence, quarantine_entry.sequence)):
-        last = manifest.ledger
-        if last.sequence > gaps_entry.sequence:
-            walk.add_entry(manifest)
-        if last.sequence > quarantine_entry.sequence:
-            files += quarantine_files(manifest.entry)
-    return DerivedUpdate(last, before, walk.gaps, files)
+    """Read the entries that one of the tables does not have yet."""
+    previous_gaps = derived.gaps(gaps_version) if gaps_version.sequence >= 0 else []
+    gaps_fold = GapsFold(previous_gaps)
+    new_files: list[QuarantineFile] = []
+    ledger = head
+    oldest_sequence = min(gaps_version.sequence, quarantine_version.sequence)
+    for manifest in store.entries(head.stream, oldest_sequence):
+        ledger = manifest.ledger
+        if ledger.sequence > gaps_version.sequence:
+            gaps_fold.add_entry(manifest)
+        if ledger.sequence > quarantine_version.sequence:
+            new_files += quarantine_files(manifest.entry)
+    return DerivedUpdate(ledger, previous_gaps, gaps_fold.gaps, new_files)
 
 
 def _write_update(
     derived: DerivedStore,
-    gaps_entry: AppliedVersion,
-    quarantine_entry: AppliedVersion,
+    gaps_version: AppliedVersion,
+    quarantine_version: AppliedVersion,
     update: DerivedUpdate,
 ) -> None:
-    """Put what changed; a table that is not there is made even if it is empty: people query it."""
-    if gaps_entry.sequence < 0 or update.gaps != update.previous_gaps:
-        derived.put_gaps(gaps_entry, update.ledger, update.gaps)
+    """Write the tables that changed. A missing table is created even if it is empty, because people
+    query it.
+    """
+    if gaps_version.sequence < 0 or update.gaps != update.previous_gaps:
+        derived.put_gaps(gaps_version, update.ledger, update.gaps)
     crash_point("derived-half")
-    ended = ended_quarantines(update.gaps, quarantine_entry.sequence)
-    if quarantine_entry.sequence < 0 or update.quarantine_files or ended:
-        derived.put_quarantine(quarantine_entry, update.ledger, update.quarantine_files, ended)
+    ended = ended_quarantines(update.gaps, quarantine_version.sequence)
+    if quarantine_version.sequence < 0 or update.quarantine_files or ended:
+        derived.put_quarantine(quarantine_version, update.ledger, update.quarantine_files, ended)
     derived.note_up_to_date(update.ledger)
     crash_point("derived")

@@ -1,12 +1,10 @@
-"""Outputs: the tables of a machine's further kinds of records, brought up to the ledger. They
-follow it entry by entry.
+"""Further tables: bring the tables of a machine's further kinds of records up to the ledger.
 
-The ledger's commit, on `records/`, has decided everything: it names their files, and nothing is
-visible before it. Each commit of theirs names the entry that it reaches, so what is in is not put
-in again, and a crash in between is caught up with next time.
+They follow the ledger entry by entry. The commit on `records/` has decided everything: it names
+their files, and nothing is visible before it. Each commit on a further table names the entry that
+it reaches: nothing is put in twice, and after a crash the next run catches up.
 
-Next room: operations/derived_tables.py asks for this after runs; storage/further_tables.py has the
-tables.
+Next: operations/derived_tables.py calls this after runs; storage/further_tables.py is the tables.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ PartitionFileList = list[tuple[Partition, File]]
 def catch_up_outputs(
     store: LedgerStore, outputs: OutputStore, head: Ledger, *, rebuild: bool = False
 ) -> None:
-    """Bring every table up to the ledger, or make it again as a `whole`."""
+    """Bring every table up to the ledger; with `rebuild`, build it again from nothing."""
     for table in outputs.tables:
         _catch_up_table(store, outputs, table, head, rebuild=rebuild)
 
@@ -36,71 +34,71 @@ def _catch_up_table(
     store: LedgerStore, outputs: OutputStore, table: str, head: Ledger, *, rebuild: bool
 ) -> None:
     for _ in range(TRIES_MAX):
-        at = reset_if_unknown(store, outputs.applied_version(table), head)
+        applied = reset_if_unknown(store, outputs.applied_version(table), head)
         if rebuild:
-            at = replace(at, sequence=-1)
-        if at.sequence >= head.sequence:
+            applied = replace(applied, sequence=-1)
+        if applied.sequence >= head.sequence:
             return
         try:
-            if at.sequence < 0:
-                outputs.put_files(table, at, head, _files_as_of(store, table, head), [])
+            if applied.sequence < 0:
+                outputs.put_files(table, applied, head, _files_as_of(store, table, head), [])
             else:
-                _apply_entries(store, outputs, table, at, head)
-        except CommitConflictError as conflict:  # another run does the same, or the disk is full
-            trouble = conflict
+                _apply_entries(store, outputs, table, applied, head)
+        except CommitConflictError as error:
+            # Another run does the same at this moment, or the disk is full.
+            conflict = error
             continue
         return
     raise PlatformError(
         f"{head.stream}: the table {table_directory(table)} could not be written, {TRIES_MAX} times",
-        cause=str(trouble)[:400],
+        cause=str(conflict)[:400],
         next="check that the output path can be written and has room: the next run catches up",
     )
 
 
 def reset_if_unknown(store: LedgerStore, applied: AppliedVersion, head: Ledger) -> AppliedVersion:
-    """How far a table is, by this ledger: one that has seen entries that are not in it begins anew."""
-    known = applied.sequence >= 0 and (
-        applied.sha256 == head.sha256 or store.has_manifest(applied.sha256, applied.sequence - 1)
-    )
-    return applied if known else replace(applied, sequence=-1)
+    """How far a table is. A table that shows an entry of another ledger starts over."""
+    if applied.sequence >= 0:
+        if applied.sha256 == head.sha256:
+            return applied
+        if store.has_manifest(applied.sha256, applied.sequence - 1):
+            return applied
+    return replace(applied, sequence=-1)
 
 
 def _apply_entries(
     store: LedgerStore, outputs: OutputStore, table: str, applied: AppliedVersion, head: Ledger
 ) -> None:
-    """One commit for each entry that has something for it; the last one says how far the ledger is."""
+    """One commit for each entry that has files for the table, and one for the newest entry."""
     for manifest in store.entries(head.stream, applied.sequence):
         added, removed = _file_changes_of(manifest.entry, table)
-        last = manifest.ledger.sequence >= head.sequence
-        if added or removed or last:
+        is_newest = manifest.ledger.sequence >= head.sequence
+        if added or removed or is_newest:
             outputs.put_files(table, applied, manifest.ledger, added, removed)
             crash_point("output-half")
             applied = outputs.applied_version(table)
-        if last:
+        if is_newest:
             return
 
 
 def _files_as_of(store: LedgerStore, table: str, head: Ledger) -> PartitionFileList:
     """The table's files as of the ledger."""
-    found: dict[str, tuple[Partition, File]] = {}
+    files_by_path: dict[str, tuple[Partition, File]] = {}
     for manifest in store.entries(head.stream, -1):
         added, removed = _file_changes_of(manifest.entry, table)
-        found = (
-            {path: placed for path, placed in found.items() if path not in removed}
-            if removed
-            else found
-        )
-        found |= {file.path: (partition, file) for partition, file in added}
+        for path in removed:
+            files_by_path.pop(path, None)
+        for partition, file in added:
+            files_by_path[file.path] = (partition, file)
         if manifest.ledger.sequence >= head.sequence:
             break
-    return list(found.values())
+    return list(files_by_path.values())
 
 
 def _file_changes_of(entry: Entry, table: str) -> tuple[PartitionFileList, list[str]]:
-    """The files that an entry adds to a table, and takes out of it."""
-    added = [
-        (change.partition, file)
-        for change in entry.changes
-        for file in change.other_records.get(table, ())
-    ]
-    return added, [path for path in entry.removed_paths if table_of_path(path) == table]
+    """The files that an entry adds to a table, and the paths that it removes from it."""
+    added: PartitionFileList = []
+    for change in entry.changes:
+        added += [(change.partition, file) for file in change.other_records.get(table, ())]
+    removed = [path for path in entry.removed_paths if table_of_path(path) == table]
+    return added, removed

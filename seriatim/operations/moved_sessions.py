@@ -1,10 +1,10 @@
-"""Moved sessions: those that turn up in a partition without a snapshot while they live in another
-one of their topic.
+"""Moved sessions: sessions that appear in a partition without a snapshot, while they live in
+another partition of the same topic.
 
-Only sessions that are strangers where they came are looked for, and only by name: what is kept of
-all the others is not read.
+Only sessions that have no state where they appeared are looked for, and only by name: the state of
+all other sessions is not read.
 
-Next room: operations/run.py folds their partitions again, knowing it.
+Next: operations/retry.py folds their partitions again with what is found here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seriatim.ledger.model import File, Ledger
 from seriatim.ports import StateStore
 
 MovedSessions = dict[Partition, dict[str, str]]
-"""By partition where they came: session, and where it lives."""
+"""By the partition where they appeared: the session, and the partition where it lives."""
 
 
 def find_moved_sessions(
@@ -28,39 +28,59 @@ def find_moved_sessions(
     *,
     has_snapshots: bool,
 ) -> MovedSessions:
-    """The strangers of a slice that live elsewhere, beyond those its works know already.
+    """The sessions without state of a slice that live in another partition, except those that the
+    works name already.
 
-    Without snapshots a session may begin in two partitions in one slice: then it lives in the first
+    Without snapshots a session may begin in two partitions in one slice. Then it lives in the first
     of them.
     """
-    found: MovedSessions = {}
+    moved: MovedSessions = {}
     for partition, result in results.items():
-        names = set(result.sessions_without_state) - set(works[partition].moved_sessions)
-        for home in _siblings(ledger, partition) if names else ():
-            files = _state_files_after_slice(ledger, results, home)
-            known = state.load(files, state.find_names(files, names))
-            living = {name for name, session in known.items() if session.state_bytes is not None}
+        sessions = set(result.sessions_without_state) - set(works[partition].moved_sessions)
+        if not sessions:
+            continue
+        for home in _other_partitions_of_topic(ledger, partition):
+            living = _find_living_sessions(ledger, results, home, sessions, state)
             if not has_snapshots and home in results and partition < home:
+                # The session begins in both partitions, and this one is the first: it stays here.
                 living -= set(results[home].sessions_without_state)
-            for name in living:
-                found.setdefault(partition, {})[name] = str(home)
-            names -= living
-    return found
+            for session in living:
+                moved.setdefault(partition, {})[session] = str(home)
+            sessions -= living
+    return moved
 
 
-def _siblings(ledger: Ledger, partition: Partition) -> list[Partition]:
+def _other_partitions_of_topic(ledger: Ledger, partition: Partition) -> list[Partition]:
     return [
-        other
-        for other in ledger.known_partitions()
-        if other.topic == partition.topic and other != partition
+        candidate
+        for candidate in ledger.known_partitions()
+        if candidate.topic == partition.topic and candidate != partition
     ]
+
+
+def _find_living_sessions(
+    ledger: Ledger,
+    results: Mapping[Partition, TaskResult],
+    partition: Partition,
+    sessions: set[str],
+    state: StateStore,
+) -> set[str]:
+    """Those of the sessions that have a state in this partition after the slice."""
+    files = _state_files_after_slice(ledger, results, partition)
+    names = state.find_names(files, sessions)
+    living = set()
+    for name, session in state.load(files, names).items():
+        if session.state_bytes is not None:
+            living.add(name)
+    return living
 
 
 def _state_files_after_slice(
     ledger: Ledger, results: Mapping[Partition, TaskResult], partition: Partition
 ) -> tuple[File, ...]:
-    """State files of a partition as this slice leaves them."""
-    result, account = results.get(partition), ledger.account(partition)
+    """The state files of a partition as this slice leaves them."""
+    result = results.get(partition)
     if result is not None and result.state is not None:
         return result.state
+    account = ledger.account(partition)
     return account.state if account is not None else ()

@@ -1,8 +1,8 @@
-"""Plan: what the next run would do. Asks Kafka and the ledger, commits nothing.
+"""Plan: what the next run would do. Asks Kafka and the ledger, and commits nothing.
 
-`fold` starts from the ledger whatever plan saw: plan is the pre-flight for people.
+A plan is a preview for people: `fold` does not depend on it and looks at everything again.
 
-Next room: operations/slicing.py decides; operations/run.py does it.
+Next: operations/slicing.py decides what is read; operations/run.py reads it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from seriatim.errors import ConfigError
 from seriatim.ledger.commit import read_head
 from seriatim.ledger.model import Ledger
 from seriatim.operations.retention import ShortRetention, partition_clocks, short_retentions
-from seriatim.operations.slicing import SlicePlan
-from seriatim.operations.slicing import plan_slices as compare
+from seriatim.operations.slicing import SlicePlan, plan_slices
 from seriatim.ports import Clock, LedgerStore, Log
 from seriatim.stream import Stream
 
 
 def plan_run(stream: Stream, log: Log, store: LedgerStore) -> tuple[Ledger, SlicePlan]:
-    """The ledger as it is, and what a run would do on top of it."""
+    """The ledger as it is, and what a run would do next."""
     head = read_head(store, stream.name)
     ledger = head.ledger if head else Ledger(stream=stream.name)
     return ledger, discover_topics(stream, log, ledger)
@@ -26,13 +25,16 @@ def plan_run(stream: Stream, log: Log, store: LedgerStore) -> tuple[Ledger, Slic
 
 def short_retention(stream: Stream, log: Log, ledger: Ledger, clock: Clock) -> list[ShortRetention]:
     """Topics that keep messages for less than 72 hours."""
-    return short_retentions(
-        partition_clocks(ledger, log, log.bounds(stream.topics), clock.now_seconds())
-    )
+    bounds = log.bounds(stream.topics)
+    return short_retentions(partition_clocks(ledger, log, bounds, clock.now_seconds()))
 
 
 def discover_topics(stream: Stream, log: Log, ledger: Ledger) -> SlicePlan:
-    """Topics now, compared with the ledger. No topic ever seen is a mistake in the stream file."""
+    """Ask Kafka for the topics of the stream, and compare them with the ledger.
+
+    Refused: `topics` that never matched anything, and a stream that reads the topic to which it
+    sends its own snapshot requests.
+    """
     bounds = log.bounds(stream.topics)
     if not bounds and not ledger.partitions:
         raise ConfigError(
@@ -44,4 +46,4 @@ def discover_topics(stream: Stream, log: Log, ledger: Ledger) -> SlicePlan:
             f"{stream.name}: snapshot_requests: {stream.snapshot_requests!r} is a topic that the stream reads itself",
             next=f"name another topic in {stream.name}.toml, or change `topics` so that it does not match this one",
         )
-    return compare(ledger, bounds, stream.tier, stream.on_poison)
+    return plan_slices(ledger, bounds, stream.tier, stream.on_poison)

@@ -1,22 +1,24 @@
-"""What a reading is asked for beyond the messages: headers, and polls as large as the messages
-allow.
+"""Read options: what a run asks of the reader beyond the messages themselves.
 
-Next room: operations/run.py reads; kafka/spark_reader.py turns a wish into settings.
+These are headers, and an estimate of the message size, from which the reader chooses how much it
+fetches at once.
+
+Next: operations/run.py reads with them; kafka/spark_reader.py turns them into settings.
 """
 
 from __future__ import annotations
 
 from seriatim.engine.offsets import Partition
-from seriatim.ledger.model import Ledger
+from seriatim.ledger.model import Account, Ledger
 from seriatim.operations.slicing import Ranges
 from seriatim.ports import Log, ReadOptions
 
 MESSAGES_WORTH_SAMPLING = 10_000
-"""Below so many messages small polls cost less than looking at some."""
+"""With fewer messages than this, small fetches cost less than sampling the message size."""
 
 
 class ReadOptionsEstimator:
-    """How large messages are, as the ledger knows it, or as a few of them show when it does not."""
+    """Estimates the size of messages from the ledger, and samples Kafka where that is not enough."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -25,22 +27,34 @@ class ReadOptionsEstimator:
     def read_options(
         self, ledger: Ledger, ranges: Ranges, *, may_sample: bool = False
     ) -> ReadOptions:
-        """Headers where messages wait in quarantine; and how large messages are, where that is
-        known of all.
+        """The options for reading these ranges.
+
+        Headers are read where a session is in quarantine. The message size is that of the partition
+        with the largest messages; it is 0 while some partition's size is not known.
         """
-        accounts = {partition: ledger.account(partition) for partition in ranges}
-        sizes = {
-            p: one.message_bytes // one.messages + 1
-            for p, one in accounts.items()
-            if one and one.messages
-        }
-        unknown = {p: whole for p, whole in ranges.items() if p not in sizes and len(whole)}
-        if (
-            may_sample
-            and not self._sampled_bytes
-            and sum(map(len, unknown.values())) >= MESSAGES_WORTH_SAMPLING
-        ):
-            self._sampled_bytes = self.log.sample_message_bytes(unknown)
-        largest = max([*sizes.values(), *self._sampled_bytes.values()], default=0)
-        headers = any(one is not None and one.quarantined for one in accounts.values())
-        return ReadOptions(headers, largest if self._sampled_bytes or not unknown else 0)
+        average_sizes = []
+        unmeasured_ranges: Ranges = {}
+        has_quarantine = False
+        for partition, offset_range in ranges.items():
+            account = ledger.account(partition)
+            if account is not None and account.quarantined:
+                has_quarantine = True
+            if account is not None and account.messages:
+                average_sizes.append(_average_message_bytes(account))
+            elif len(offset_range):
+                unmeasured_ranges[partition] = offset_range
+        if may_sample and not self._sampled_bytes:
+            self._sample_if_worthwhile(unmeasured_ranges)
+        largest_average = max([*average_sizes, *self._sampled_bytes.values()], default=0)
+        if unmeasured_ranges and not self._sampled_bytes:
+            largest_average = 0
+        return ReadOptions(has_quarantine, largest_average)
+
+    def _sample_if_worthwhile(self, unmeasured_ranges: Ranges) -> None:
+        messages = sum(len(offset_range) for offset_range in unmeasured_ranges.values())
+        if messages >= MESSAGES_WORTH_SAMPLING:
+            self._sampled_bytes = self.log.sample_message_bytes(unmeasured_ranges)
+
+
+def _average_message_bytes(account: Account) -> int:
+    return account.message_bytes // account.messages + 1

@@ -1,12 +1,13 @@
-"""Release: a person takes a session out of quarantine, with its last good state; the next messages
-apply again.
+"""Release: a person takes a session out of quarantine. It keeps its last good state, and its next
+messages are applied again.
 
-The messages that were set aside stay so: whoever releases says that the session is right without
-them. Its sequence begins anew with its next message, which follows what nobody applied; a window
-waits for that first. A session that is headless since messages were lost is released just so: then
-none of them was its own.
+Quarantined messages stay in quarantine: with the release the person says that the session is right
+without them. The session's sequence starts over with its next message, because that follows
+messages that were never applied; only in tier window the missing ones are still waited for. A
+session that is headless since messages were lost can be released as well: then none of the lost
+messages was its own.
 
-Next room: ledger/model.py says what an accept requires; operations/accept.py is for topics.
+Next: ledger/model.py says what an accept requires; operations/accept.py is for topics.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from seriatim.operations.accept import DecisionContext, decision_entry, refuse_h
 
 
 class SessionRelease(Struct, kw_only=True):
-    """Who was released, or would be."""
+    """The session that was released; after a dry run, that would be released."""
 
     session: str
     partition: Partition
     finding: str
     offset: int
-    """Of the message that hurt."""
+    """The offset of the message that led to the quarantine."""
     frontier: int
-    """From here on its messages apply again."""
+    """Its messages are applied again from this offset on."""
     reason: str
     sequence: int = -1
-    """The entry that says so; -1: none was made."""
+    """The entry of the release; -1 if nothing was committed."""
 
 
 def release_session(
@@ -58,8 +59,10 @@ def release_session(
     *,
     dry_run: bool = False,
 ) -> SessionRelease:
-    """Release one session by hand."""
-    for left in reversed(range(TRIES_MAX)):
+    """Release one session by hand. `topic` is a topic or a partition, if the name alone is not
+    unique. Refused if the session does not wait, or if its partition waits as a whole.
+    """
+    for tries_left in reversed(range(TRIES_MAX)):
         head = require_head(context.ledger, context.stream.name)
         runner = context.runner
         refuse_incompatible_machine(
@@ -69,61 +72,77 @@ def release_session(
         account = head.ledger.account(partition) or raise_broken_promise(
             "a session lives in a known partition"
         )
-        made = SessionRelease(
-            session=name,
-            partition=partition,
-            finding=session.finding or "gap",
-            offset=session.finding_offset if session.finding else session.damaged_since_offset,
-            frontier=account.frontier,
-            reason=reason,
-        )
+        release = _describe_release(name, partition, session, account, reason)
         if dry_run:
-            return made
+            return release
         attempt = context.new_attempt()
-        change = _release_change(context, partition, account, made, session, attempt)
+        change = _release_change(context, partition, account, release, session, attempt)
         entry = decision_entry("accept", attempt, [change], reason)
         try:
-            made.sequence = commit(context.ledger, context.clock, head, entry)[1].sequence
+            _, committed = commit(context.ledger, context.clock, head, entry)
         except FencedError:
-            if not left:
+            if not tries_left:
                 raise
             continue
-        return made
+        release.sequence = committed.sequence
+        return release
     return raise_broken_promise("a release ends by a commit or an error")
+
+
+def _describe_release(
+    name: str, partition: Partition, session: Session, account: Account, reason: str
+) -> SessionRelease:
+    if session.finding:
+        finding = session.finding
+        offset = session.finding_offset
+    else:
+        # The session is headless since a loss; no message of its own is wrong.
+        finding = "gap"
+        offset = session.damaged_since_offset
+    return SessionRelease(
+        session=name,
+        partition=partition,
+        finding=finding,
+        offset=offset,
+        frontier=account.frontier,
+        reason=reason,
+    )
 
 
 def _find_waiting_session(
     context: DecisionContext, ledger: Ledger, name: str, topic: str | None
 ) -> tuple[Partition, Session]:
-    """The one place where the session waits."""
-    places = [
-        place for place in ledger.known_partitions() if topic in (None, place.topic, str(place))
-    ]
-    found = []
-    for place in places:
-        account = ledger.partitions[str(place)]
-        some = account.quarantined or account.headless_since >= 0
-        session = context.state.load(account.state, [name]).get(name) if some else None
-        if session is not None and (session.finding is not None or _is_headless(session, account)):
-            found.append((place, session))
-    if not found:
-        where = f" in topic {topic}" if topic else ""
+    """The session, and the one partition in which it waits. Refused if there is none or several."""
+    matches = []
+    for partition in ledger.known_partitions():
+        if topic not in (None, partition.topic, str(partition)):
+            continue
+        account = ledger.partitions[str(partition)]
+        if not account.quarantined and account.headless_since < 0:
+            # Nothing waits in this partition, so that its state need not be read.
+            continue
+        session = context.state.load(account.state, [name]).get(name)
+        if session is not None and can_be_released(session, account):
+            matches.append((partition, session))
+    if not matches:
+        in_topic = f" in topic {topic}" if topic else ""
         raise ConfigError(
-            f"{ledger.stream}: session {name!r} is not in quarantine{where}",
+            f"{ledger.stream}: session {name!r} is not in quarantine{in_topic}",
             next=f"`seriatim status {ledger.stream}` lists who is",
         )
-    if len(found) > 1:
-        told = ", ".join(str(place) for place, _ in found)
+    if len(matches) > 1:
+        names = ", ".join(str(partition) for partition, _ in matches)
         raise ConfigError(
-            f"{ledger.stream}: session {name!r} waits in {told}",
-            next=f"choose one, like --topic {found[0][0]}",
+            f"{ledger.stream}: session {name!r} waits in {names}",
+            next=f"choose one, like --topic {matches[0][0]}",
         )
-    _refuse_if_partition_waits(ledger, found[0][0])
-    return found[0]
+    partition, session = matches[0]
+    _refuse_if_partition_waits(ledger, partition)
+    return partition, session
 
 
 def can_be_released(session: Session, account: Account) -> bool:
-    """Whether a release by hand does something for a session."""
+    """Whether a session waits for something that a release by hand can end."""
     return session.finding is not None or _is_headless(session, account)
 
 
@@ -134,23 +153,19 @@ def _is_headless(session: Session, account: Account) -> bool:
 
 
 def _refuse_if_partition_waits(ledger: Ledger, partition: Partition) -> None:
-    """Nothing is released where the partition itself waits for a decision about its topic."""
+    """Refuse a release in a partition that waits as a whole: the topic has to be decided first."""
     refuse_held(ledger, [partition])
     account = ledger.partitions[str(partition)]
-    if account.retired or (
-        account.halt is not None and account.halt.finding in FINDINGS_ENDED_BY_ACCEPT
-    ):
-        why = (
-            "is retired"
-            if account.retired
-            else f"waits: {account.halt.finding}"
-            if account.halt
-            else ""
-        )
-        raise ConfigError(
-            f"{ledger.stream}: {partition} {why}, so nobody in it is released by hand",
-            next=f'decide about the topic first: seriatim accept {ledger.stream} {partition.topic} --because "…"',
-        )
+    if account.retired:
+        reason = "is retired"
+    elif account.halt is not None and account.halt.finding in FINDINGS_ENDED_BY_ACCEPT:
+        reason = f"waits: {account.halt.finding}"
+    else:
+        return
+    raise ConfigError(
+        f"{ledger.stream}: {partition} {reason}, so nobody in it is released by hand",
+        next=f'decide about the topic first: seriatim accept {ledger.stream} {partition.topic} --because "…"',
+    )
 
 
 def _release_change(
@@ -161,9 +176,25 @@ def _release_change(
     session: Session,
     attempt: str,
 ) -> Change:
-    """The session's state without its finding, as a state file of its own; nothing else moves."""
+    """The change that puts the session without its finding into a new state file. The frontier does
+    not move.
+    """
     frontier = account.frontier
-    counts = Counts(released=int(session.finding is not None))
+    certificate = Certificate(
+        partition=partition,
+        epoch=account.epoch,
+        start=frontier,
+        until=frontier,
+        counts=Counts(released=int(session.finding is not None)),
+    )
+    released_session = clear_finding(session, account, context.stream.tier)
+    mark = GapMark(
+        finding=release.finding,
+        offset=frontier,
+        session=release.session,
+        closed_by="hand",
+        cause=release.reason,
+    )
     return Change(
         partition=partition,
         epoch=account.epoch,
@@ -171,49 +202,40 @@ def _release_change(
         until=frontier,
         topic_id=account.topic_id,
         initial_frontier=account.initial_frontier,
-        certificate=Certificate(
-            partition=partition, epoch=account.epoch, start=frontier, until=frontier, counts=counts
-        ),
+        certificate=certificate,
         state=_save_session(
-            context,
-            partition,
-            account,
-            release.session,
-            clear_finding(session, account, context.stream.tier),
-            attempt,
+            context, partition, account, release.session, released_session, attempt
         ),
         halt=account.halt,
-        marks=(
-            GapMark(
-                finding=release.finding,
-                offset=frontier,
-                session=release.session,
-                closed_by="hand",
-                cause=release.reason,
-            ),
-        ),
+        marks=(mark,),
         log_end=account.log_end,
     )
 
 
 def clear_finding(session: Session, account: Account, tier: Tier) -> Session:
-    """The session as of its last good state. A window waits for what is missing; elsewhere it is
-    not asked for.
+    """The session as of its last good state, without its finding.
 
-    Where it was in doubt, a person's word is as good as a snapshot.
+    Tier window still waits for messages that are missing; the other tiers do not ask for them. If
+    the session was in doubt after a loss, the person's word counts like a snapshot at that place.
     """
-    begun = (
-        account.headless_since
-        if is_in_doubt(session, account.headless_since)
-        else session.snapshot_offset
-    )
-    free = replace(
-        session, finding=None, finding_offset=-1, damaged_since_offset=-1, snapshot_offset=begun
+    snapshot_offset = session.snapshot_offset
+    if is_in_doubt(session, account.headless_since):
+        snapshot_offset = account.headless_since
+    released = replace(
+        session,
+        finding=None,
+        finding_offset=-1,
+        damaged_since_offset=-1,
+        snapshot_offset=snapshot_offset,
     )
     if tier == "window":
-        return free
+        return released
     return replace(
-        free, sequence=None, snapshot_sequence=None, snapshot_fingerprint=b"", missing_sequences=[]
+        released,
+        sequence=None,
+        snapshot_sequence=None,
+        snapshot_fingerprint=b"",
+        missing_sequences=[],
     )
 
 
@@ -225,10 +247,13 @@ def _save_session(
     session: Session,
     attempt: str,
 ) -> tuple[File, ...]:
+    """Write the session into a new state file, merged with the newest small ones. Returns all state
+    files of the partition.
+    """
     files = account.state
-    merged = merge_count([file.rows for file in files], 1)
-    kept, merge = files[: len(files) - merged], files[len(files) - merged :]
+    unmerged_count = len(files) - merge_count([file.rows for file in files], 1)
+    files_to_merge = files[unmerged_count:]
     stem = f"{stem_prefix(account.epoch, account.frontier)}{attempt}"
-    file = context.state.save(partition, stem, {name: session}, merge)
+    new_file = context.state.save(partition, stem, {name: session}, files_to_merge)
     crash_point("state-file-written")
-    return (*kept, file)
+    return (*files[:unmerged_count], new_file)

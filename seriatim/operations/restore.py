@@ -1,11 +1,11 @@
-"""Restored: a person's decision that an older ledger is meant, so that its witness follows it.
+"""Restore: a person decides that a restored, older ledger is meant, so that its witness follows it.
 
-A witness ahead of its ledger is refused by every command: going on by itself would fold messages
-twice or lose them. After a deliberate restore `seriatim accept STREAM --restored` is the way out.
-With a ledger the decision is an entry on it; where there is none, the witness is moved aside with
-the reason in it, and the next run begins at 0.
+Every command refuses a witness that is ahead of its ledger: to go on would fold messages twice, or
+lose them. After a deliberate restore, `seriatim accept STREAM --restored` resolves this. If there is
+a ledger, the decision becomes an entry of it. If there is none, the witness is moved aside with the
+reason in it, and the next run begins at entry 0.
 
-Next room: ledger/commit.py reads and refuses; operations/accept.py decides about topics.
+Next: ledger/commit.py reads the ledger and refuses; operations/accept.py decides about topics.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from seriatim.ports import Clock, LedgerStore
 
 
 class RestoreDecision(Struct, kw_only=True):
-    """What was decided, or would be."""
+    """What was decided; after a dry run, what would be decided."""
 
     witness_sequence: int
-    """The last entry that head.json had seen."""
+    """The newest entry that the witness, head.json, knows."""
     ledger_sequence: int
-    """The last entry that is there; -1: no ledger at all."""
+    """The newest entry of the ledger; -1 if there is no ledger."""
     contradiction: str
+    """Why the ledger is refused, as a text for people."""
     reason: str
     sequence: int = -1
-    """The entry that says so; -1: none was made."""
+    """The entry of the decision; -1 if no entry was committed."""
     archived_witness_path: str = ""
-    """Where the witness is now, if it was moved."""
+    """Where the witness was moved to; empty if it was not moved."""
 
 
 def accept_restored_ledger(
@@ -42,11 +43,14 @@ def accept_restored_ledger(
     *,
     dry_run: bool = False,
 ) -> RestoreDecision:
-    """Make the witness follow the ledger that is there."""
-    trouble, witness, head = _find_contradiction(store, stream), store.witness(), store.head(stream)
-    if not trouble and head is not None and head.ledger.foreign_sequence >= 0:
-        trouble = f"others wrote to the records table, told by entry {head.ledger.foreign_sequence}"
-    if not trouble or witness is None:
+    """Make the witness follow the ledger as it is. Refused if the two do not contradict each other."""
+    contradiction = _find_contradiction(store, stream)
+    witness = store.witness()
+    head = store.head(stream)
+    if not contradiction and head is not None and head.ledger.foreign_sequence >= 0:
+        sequence = head.ledger.foreign_sequence
+        contradiction = f"others wrote to the records table, told by entry {sequence}"
+    if not contradiction or witness is None:
         raise ConfigError(
             f"{stream}: nothing to accept: the ledger is not behind its witness",
             next=f"`seriatim status {stream}` shows how it is",
@@ -54,25 +58,26 @@ def accept_restored_ledger(
     decision = RestoreDecision(
         witness_sequence=witness[0],
         ledger_sequence=head.ledger.sequence if head else -1,
-        contradiction=trouble,
+        contradiction=contradiction,
         reason=reason,
     )
     if dry_run:
         return decision
-    store.put_reported_sequence(
-        min(store.reported_sequence(), decision.ledger_sequence)
-    )  # entries to come have numbers that were told before
+    # New entries will get numbers that were reported before the restore. They have to be reported
+    # again, so the mark goes back as well.
+    reported_sequence = min(store.reported_sequence(), decision.ledger_sequence)
+    store.put_reported_sequence(reported_sequence)
     if head is None:
         decision.archived_witness_path = store.archive_witness(reason)
         return decision
-    decision.sequence = commit(store, clock, head, decision_entry("accept", attempt, (), reason))[
-        1
-    ].sequence
+    entry = decision_entry("accept", attempt, (), reason)
+    _, committed = commit(store, clock, head, entry)
+    decision.sequence = committed.sequence
     return decision
 
 
 def _find_contradiction(store: LedgerStore, stream: str) -> str:
-    """Why the ledger is refused; empty if it is not."""
+    """Why the ledger is refused, as a text for people; empty if it is not refused."""
     try:
         read_head(store, stream)
     except IntegrityError as error:

@@ -1,9 +1,9 @@
-"""Retire: a person's decision that a topic, or one partition of it, is over.
+"""Retire: a person decides that a topic, or one partition of it, is over.
 
-Its state is kept and shown apart; discovery neither reads nor judges it any more, whatever Kafka
-has under that name, until `seriatim accept` takes it back.
+Its state is kept and shown apart. Discovery neither reads nor judges it any more, whatever Kafka has
+under that name, until `seriatim accept` takes it back.
 
-Next room: operations/slicing.py leaves retired ones out; operations/accept.py is the way back.
+Next: operations/slicing.py leaves retired partitions out; operations/accept.py takes them back.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from seriatim.ports import Clock, LedgerStore, Log
 
 
 class RetiredPartition(Struct, kw_only=True):
-    """What is known of a partition that is over."""
+    """What is known about a partition that was retired."""
 
     partition: Partition
     topic_id: str
     frontier: int
     unread_messages: int
-    """Messages, as far as is known, that are not read any more."""
+    """Messages that will not be read any more, as far as is known."""
     halt_finding: str = ""
-    """The finding at which it waited."""
+    """The finding that had halted it; empty if it was not halted."""
 
 
 class RetireDecision(Struct, kw_only=True):
-    """What was decided, or would be."""
+    """What was decided; after a dry run, what would be decided."""
 
     topic: str
     reason: str
     partitions: list[RetiredPartition] = field(default_factory=list)
     sequence: int = -1
-    """The entry that says so; -1: none was made."""
+    """The entry of the decision; -1 if nothing was committed."""
 
 
 def retire_topic(
@@ -59,49 +59,49 @@ def retire_topic(
     *,
     dry_run: bool = False,
 ) -> RetireDecision:
-    """Retire a topic, or one partition of it (`topic/number`). Fenced, if a run moved its frontier
-    meanwhile.
+    """Retire a topic, or one partition of it (`topic/number`). A FencedError is raised if a run
+    moved its frontier meanwhile.
     """
     head = require_head(store, stream)
     ledger = head.ledger
     topic, partitions = find_named_partitions(ledger, name)
     if not partitions:
         raise unknown_topic_error(ledger, name)
-    accounts = {partition: ledger.partitions[str(partition)] for partition in partitions}
-    live = {partition: account for partition, account in accounts.items() if not account.retired}
-    if not live:
+    live_accounts = {}
+    for partition in partitions:
+        account = ledger.partitions[str(partition)]
+        if not account.retired:
+            live_accounts[partition] = account
+    if not live_accounts:
         raise ConfigError(
             f"{stream}: {name} is retired already",
             next=f'seriatim accept {stream} {name} --because "…" takes it back',
         )
-    refuse_held(ledger, list(live))
+    refuse_held(ledger, list(live_accounts))
     bounds = log.bounds(topics)
     decision = RetireDecision(topic=topic, reason=reason)
-    decision.partitions = [
-        _retired_partition(partition, account, bounds.get(partition))
-        for partition, account in live.items()
-    ]
+    changes = []
+    for partition, account in live_accounts.items():
+        decision.partitions.append(_retired_partition(partition, account, bounds.get(partition)))
+        changes.append(_unmoved_change(partition, account))
     if not dry_run:
-        changes = [_unmoved_change(partition, account) for partition, account in live.items()]
-        decision.sequence = commit(
-            store, clock, head, decision_entry("retire", attempt, changes, reason)
-        )[1].sequence
+        entry = decision_entry("retire", attempt, changes, reason)
+        _, committed = commit(store, clock, head, entry)
+        decision.sequence = committed.sequence
     return decision
 
 
 def _retired_partition(
     partition: Partition, account: Account, bounds: Bounds | None
 ) -> RetiredPartition:
-    end = (
-        bounds.log_end
-        if bounds is not None and bounds.topic_id == account.topic_id
-        else account.log_end
-    )
+    log_end = account.log_end
+    if bounds is not None and bounds.topic_id == account.topic_id:
+        log_end = bounds.log_end
     return RetiredPartition(
         partition=partition,
         topic_id=account.topic_id,
         frontier=account.frontier,
-        unread_messages=max(0, end - account.frontier),
+        unread_messages=max(0, log_end - account.frontier),
         halt_finding=account.halt.finding if account.halt else "",
     )
 

@@ -1,11 +1,14 @@
-"""Tries: works folded by their tasks, and folded again where a first try could not know enough.
+"""Retry: fold works in tasks, and fold them again where the first try could not know enough.
 
-Messages that are set aside are kept with their headers, which are read only then. A machine that
-raised may have left a state half changed: those sessions are folded with care. A session that moved
-is known only when all partitions are.
+A work is folded again for one of three reasons:
 
-Next room: engine/task.py is one try; operations/run.py and operations/repair/refold.py make the
-works.
+- Messages were quarantined. They are stored with their headers, which are only read on request.
+  (A hot partition that helpers fold asks for the same, when anything but the usual happens.)
+- The machine raised. It may have left a state half changed, so that its sessions are folded again
+  in a way that can be undone.
+- A session moved here from another partition. That is only known once all partitions are folded.
+
+Next: engine/task.py is one try; operations/run.py and operations/repair/refold.py make the works.
 """
 
 from __future__ import annotations
@@ -22,9 +25,9 @@ from seriatim.operations.moved_sessions import MovedSessions
 from seriatim.ports import Reader, ReadOptions, Source, Task
 
 FOLD_TRIES_MAX = 7
-"""Three are needed at most for a machine that raises (from where it raised, from the first message,
-each message by itself) and one for sessions that moved. The others are for machines that do not do
-the same each time.
+"""A machine that raises needs three tries at most (from where it raised, from the first message,
+each message by itself), and sessions that moved need one. The others are for machines that do not
+behave the same each time.
 """
 WorkByPartition = dict[Partition, PartitionWork]
 ResultByPartition = dict[Partition, TaskResult]
@@ -40,40 +43,58 @@ def fold_until_stable(
     *,
     has_small_messages: bool = False,
 ) -> ResultByPartition:
-    """What the tasks gave, once none of them has to be done again."""
-    total = sum(work.end - work.start for work in works.values()) or 1
-    first = works = {
-        p: replace(work, share=(work.end - work.start) / total) for p, work in works.items()
-    }
-    results = results_by_partition(
-        source.map(make_task(works), has_small_messages=has_small_messages)
-    )
-    for number in range(FOLD_TRIES_MAX):
-        again = {
-            p: result.raised_sessions
-            for p, result in results.items()
-            if result.raised_sessions or result.lacks_headers
-        }
-        homes = {} if again else find_moved(works, results)
-        again |= {partition: {} for partition in homes}
-        if not again:
+    """Fold the works, and fold some of them again until no result asks for another try.
+
+    1. Fold all works.
+    2. Find the works that have to be folded again. If there are none, return the results.
+    3. Fold those again, with headers and with what was learned, and go on with step 2.
+
+    A machine whose results never become stable is refused.
+    """
+    # 1. Fold all works.
+    works = _with_shares(works)
+    first_attempts = {partition: work.attempt for partition, work in works.items()}
+    contents = source.map(make_task(works), has_small_messages=has_small_messages)
+    results = results_by_partition(contents)
+    for try_number in range(FOLD_TRIES_MAX):
+        # 2. Find the works that have to be folded again. Sessions that moved are only looked for
+        # when all other results are final, because a result to be replaced could mislead.
+        raised_sessions = {}
+        for partition, result in results.items():
+            if result.raised_sessions or result.lacks_headers:
+                raised_sessions[partition] = result.raised_sessions
+        moved_sessions = {} if raised_sessions else find_moved(works, results)
+        unstable_partitions = {**raised_sessions, **moved_sessions}
+        if not unstable_partitions:
             return results
-        redo = {
-            partition: replace(
+        # 3. Fold those again.
+        retried_works = {}
+        retried_ranges = {}
+        for partition, work in works.items():
+            if partition not in unstable_partitions:
+                continue
+            retried_works[partition] = replace(
                 work,
-                undoable=work.undoable | again[partition],
-                moved_sessions=work.moved_sessions | homes.get(partition, {}),
-                attempt=f"{first[partition].attempt}r{number}",
+                undoable=work.undoable | raised_sessions.get(partition, {}),
+                moved_sessions=work.moved_sessions | moved_sessions.get(partition, {}),
+                attempt=f"{first_attempts[partition]}r{try_number}",
                 share=0.0,
             )
-            for partition, work in works.items()
-            if partition in again
-        }
-        works = works | redo
-        ranges = {partition: OffsetRange(work.start, work.end) for partition, work in redo.items()}
-        source = reader.read_ranges(ranges, ReadOptions(with_headers=True))
-        results |= results_by_partition(source.map(make_task(redo)))
+            retried_ranges[partition] = OffsetRange(work.start, work.end)
+        works = works | retried_works
+        retry_source = reader.read_ranges(retried_ranges, ReadOptions(with_headers=True))
+        results |= results_by_partition(retry_source.map(make_task(retried_works)))
+    names = ", ".join(str(partition) for partition in unstable_partitions)
     raise ConfigError(
-        f"{stream}: the machine raises at other messages each time ({', '.join(map(str, again))})",
+        f"{stream}: the machine raises at other messages each time ({names})",
         next="make `apply` depend on nothing but its state and message; seriatim.testing runs it in milliseconds",
     )
+
+
+def _with_shares(works: WorkByPartition) -> WorkByPartition:
+    """The works, each with its share of all messages of the slice."""
+    total = sum(work.end - work.start for work in works.values()) or 1
+    shared_works = {}
+    for partition, work in works.items():
+        shared_works[partition] = replace(work, share=(work.end - work.start) / total)
+    return shared_works

@@ -1,30 +1,32 @@
-"""Slices: what the next unit of work is, cut out of the ledger's frontier and Kafka's bounds.
+"""Slices: the next unit of work, computed from the ledger's frontier and Kafka's bounds.
 
-Discovery meets the ledger here: which partitions are new, which may be read from where, and which
-are hurt (re-created, truncated, expired) and must wait. Pure: everything comes in as values.
+Here discovery is compared with the ledger: which partitions are new, which may be read and from
+where, and which are damaged (re-created, truncated, expired) and must wait. All functions are pure:
+everything comes in as values.
 
-Next room: operations/plan.py asks Kafka and calls this; ledger.py remembers the outcome.
+Next: operations/plan.py asks Kafka and calls this; ledger/model.py remembers the outcome.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import NoReturn
 
 from msgspec import Struct, field
 
-from seriatim.engine.findings import Finding, Tier, tier_action
-from seriatim.engine.judge import OnPoison
+from seriatim.engine.findings import Finding, OnPoison, Tier, tier_action
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import ConfigError, ensure
 from seriatim.ledger.model import Account, Ledger
 
 Ranges = dict[Partition, OffsetRange]
 PARTITIONS_LISTED_MAX = 20
+"""So many partitions are named in an error text."""
 
 
 class Bounds(Struct, frozen=True):
-    """Kafka's view of one partition: the topic's id, the oldest offset it has, the next it will
-    write.
+    """Kafka's view of one partition: the id of its topic, the oldest offset that it has, and the
+    next offset that it will write.
     """
 
     topic_id: str
@@ -33,77 +35,101 @@ class Bounds(Struct, frozen=True):
 
 
 class SlicePlan(Struct, kw_only=True):
-    """What a run may do now."""
+    """What a run may do, as of one look at Kafka."""
 
     new_accounts: dict[Partition, Account] = field(default_factory=dict)
-    """Partitions never seen before."""
+    """Partitions that the ledger does not know yet."""
     ranges: Ranges = field(default_factory=dict)
-    """From the frontier to the log end, where that may be read; empty ranges included."""
+    """From the frontier to the log end, for partitions that may be read; empty ranges included."""
     findings: list[Finding] = field(default_factory=list)
-    """What discovery found wrong: new halts."""
+    """Findings of discovery. Each of them halts its partition."""
     skipped_ranges: Ranges = field(default_factory=dict)
-    """Offsets gone before they were read, which the tier only counts."""
+    """Offsets that Kafka deleted before they were read, where the tier counts them and goes on."""
     waiting_partitions: list[Partition] = field(default_factory=list)
-    """Halted or held since earlier."""
+    """Partitions that were halted or held before this look."""
     missing_partitions: list[Partition] = field(default_factory=list)
-    """Known partitions that no longer match or exist."""
+    """Partitions of the ledger that Kafka no longer has, or that `topics` no longer matches."""
     retired_partitions: list[Partition] = field(default_factory=list)
-    """Partitions that a person retired: neither read nor judged, whatever Kafka has."""
+    """Partitions that a person retired. They are neither read nor judged, whatever Kafka has."""
 
     @property
     def backlog(self) -> int:
-        """Messages, at most, that wait to be folded."""
-        return sum(map(len, self.ranges.values()))
+        """How many messages wait to be folded, at most."""
+        return sum(len(offset_range) for offset_range in self.ranges.values())
 
 
 def plan_slices(
     ledger: Ledger,
-    bounds: Mapping[Partition, Bounds],
+    bounds_by_partition: Mapping[Partition, Bounds],
     tier: Tier,
     on_poison: OnPoison = "quarantine",
 ) -> SlicePlan:
-    """Compare what Kafka has with what the ledger knows."""
-    known = {
-        partition: ledger.partitions[str(partition)] for partition in ledger.known_partitions()
-    }
-    made = SlicePlan(
-        missing_partitions=sorted(p for p in known if p not in bounds and not known[p].retired)
-    )
-    over = retired_topics(ledger)
-    if tier_action("expired", tier) == "halt":
-        made.findings += [
-            lost
-            for p in made.missing_partitions
-            if (lost := deleted_topic_finding(p, known[p])) is not None
-        ]
-    ids = {partition.topic: account.topic_id for partition, account in known.items()}
-    for partition in sorted(bounds):
-        seen = bounds[partition]
-        account = known.get(partition)
-        if partition.topic in over or (account is not None and account.retired):
-            made.retired_partitions.append(partition)
+    """Compare what Kafka has with what the ledger knows, and say what a run may do."""
+    accounts = {}
+    for partition in ledger.known_partitions():
+        accounts[partition] = ledger.partitions[str(partition)]
+    plan = SlicePlan()
+    _plan_missing_partitions(plan, accounts, bounds_by_partition, tier)
+    ended_topics = retired_topics(ledger)
+    topic_ids = {partition.topic: account.topic_id for partition, account in accounts.items()}
+    for partition, bounds in sorted(bounds_by_partition.items()):
+        account = accounts.get(partition)
+        is_retired = account is not None and account.retired
+        if is_retired or partition.topic in ended_topics:
+            plan.retired_partitions.append(partition)
             continue
         if account is None:
-            account = made.new_accounts[partition] = new_account(seen, ids.get(partition.topic))
-        finding = bounds_finding(partition, account, seen)
-        if is_waiting(account, on_poison) and not _is_recreated(account, finding):
-            made.waiting_partitions.append(partition)
-        elif finding is not None and tier_action(finding.finding, tier) == "halt":
-            made.findings.append(finding)
-        elif finding is not None:
-            made.skipped_ranges[partition] = OffsetRange(account.frontier, seen.log_start)
-            made.ranges[partition] = OffsetRange(seen.log_start, seen.log_end)
-        else:
-            made.ranges[partition] = OffsetRange(account.frontier, seen.log_end)
-    return made
+            account = new_account(bounds, topic_ids.get(partition.topic))
+            plan.new_accounts[partition] = account
+        _plan_partition(plan, partition, account, bounds, tier, on_poison)
+    return plan
+
+
+def _plan_missing_partitions(
+    plan: SlicePlan,
+    accounts: Mapping[Partition, Account],
+    bounds_by_partition: Mapping[Partition, Bounds],
+    tier: Tier,
+) -> None:
+    """Note the partitions that Kafka no longer has, and what was lost with them."""
+    for partition, account in sorted(accounts.items()):
+        if partition in bounds_by_partition or account.retired:
+            continue
+        plan.missing_partitions.append(partition)
+        if tier_action("expired", tier) != "halt":
+            continue
+        finding = deleted_topic_finding(partition, account)
+        if finding is not None:
+            plan.findings.append(finding)
+
+
+def _plan_partition(
+    plan: SlicePlan,
+    partition: Partition,
+    account: Account,
+    bounds: Bounds,
+    tier: Tier,
+    on_poison: OnPoison,
+) -> None:
+    """Decide about one partition that Kafka has: wait, halt, skip what expired, or read."""
+    finding = bounds_finding(partition, account, bounds)
+    if is_waiting(account, on_poison) and not _is_recreated(account, finding):
+        plan.waiting_partitions.append(partition)
+    elif finding is None:
+        plan.ranges[partition] = OffsetRange(account.frontier, bounds.log_end)
+    elif tier_action(finding.finding, tier) == "halt":
+        plan.findings.append(finding)
+    else:
+        plan.skipped_ranges[partition] = OffsetRange(account.frontier, bounds.log_start)
+        plan.ranges[partition] = OffsetRange(bounds.log_start, bounds.log_end)
 
 
 def new_account(bounds: Bounds, known_topic_id: str | None) -> Account:
-    """A new partition's account. A new topic begins at its first offset; partitions added to a
-    known one at 0.
+    """The account of a new partition. A new topic begins at its first offset; a partition that was
+    added to a known topic begins at 0.
 
-    A partition of a topic that is known under another id has the old id: the topic was made again,
-    and waits.
+    A known topic may have another id in Kafka now, because it was created again. Its new partitions
+    get the old id, so that they wait like the others until a person accepts the new topic.
     """
     start = bounds.log_start if known_topic_id is None else 0
     return Account(
@@ -112,19 +138,19 @@ def new_account(bounds: Bounds, known_topic_id: str | None) -> Account:
 
 
 def retired_topics(ledger: Ledger) -> set[str]:
-    """Topics that are over as a whole: partitions added to them are not read either."""
-    accounts = [
-        (partition.topic, ledger.partitions[str(partition)])
-        for partition in ledger.known_partitions()
-    ]
-    return {topic for topic, _ in accounts} - {
-        topic for topic, account in accounts if not account.retired
-    }
+    """Topics of which every known partition is retired. Partitions added to them are not read."""
+    known_topics = set()
+    live_topics = set()
+    for partition in ledger.known_partitions():
+        known_topics.add(partition.topic)
+        if not ledger.partitions[str(partition)].retired:
+            live_topics.add(partition.topic)
+    return known_topics - live_topics
 
 
 def _is_recreated(account: Account, finding: Finding | None) -> bool:
-    """Whether the topic of a halted partition was made again meanwhile: another matter than what it
-    waits for.
+    """Whether the topic of a waiting partition was created again meanwhile. That is a new finding,
+    whatever the partition waits for; but a repair that holds the partition is not disturbed.
     """
     if finding is None or finding.finding != "re-created" or account.hold is not None:
         return False
@@ -132,21 +158,22 @@ def _is_recreated(account: Account, finding: Finding | None) -> bool:
 
 
 def is_waiting(account: Account, on_poison: OnPoison) -> bool:
-    """Whether a partition is left alone. One halted by poison goes on once the stream says to skip
-    it.
+    """Whether a partition must not be read: it is held or halted. A partition that poison halted
+    goes on as soon as the stream says to skip poison.
     """
-    passed_over = (
-        account.halt is not None and account.halt.finding == "poison" and on_poison == "skip"
-    )
-    return account.hold is not None or (account.halt is not None and not passed_over)
+    if account.hold is not None:
+        return True
+    if account.halt is None:
+        return False
+    return account.halt.finding != "poison" or on_poison != "skip"
 
 
 def deleted_topic_finding(partition: Partition, account: Account) -> Finding | None:
-    """A topic that is gone with messages that were never read; None if nothing was lost, or it is
-    known.
+    """The finding about a topic that is gone together with messages that were never read. None if
+    nothing was lost, or if the loss is already known.
     """
-    lost = account.log_end - account.frontier
-    if lost <= 0 or account.halt is not None or account.retired:
+    lost_messages = account.log_end - account.frontier
+    if lost_messages <= 0 or account.halt is not None or account.retired:
         return None
     return Finding(
         finding="expired",
@@ -155,127 +182,158 @@ def deleted_topic_finding(partition: Partition, account: Account) -> Finding | N
         offset=account.frontier,
         expected=f"topic id {account.topic_id}",
         found="no such topic, or matched no more",
-        cause=f"{lost} messages [{account.frontier}, {account.log_end}) were never read",
+        cause=f"{lost_messages} messages [{account.frontier}, {account.log_end}) were never read",
     )
 
 
 def bounds_finding(partition: Partition, account: Account, bounds: Bounds) -> Finding | None:
-    """What is wrong with a partition before any message is read."""
-
-    def finding(kind: str, expected: str, found: str, cause: str, log_end: int = -1) -> Finding:
+    """What is wrong with a partition before any of its messages is read; None if nothing is."""
+    frontier = account.frontier
+    if bounds.topic_id != account.topic_id:
         return Finding(
-            finding=kind,
+            finding="re-created",
             topic=partition.topic,
             partition=partition.number,
-            offset=account.frontier,
-            expected=expected,
-            found=found,
-            cause=cause,
-            log_end=log_end,
+            offset=frontier,
+            expected=f"topic id {account.topic_id}",
+            found=f"topic id {bounds.topic_id}",
+            cause="the topic was deleted and made again; what it held before may not have been read",
         )
-
-    if bounds.topic_id != account.topic_id:
-        cause = "the topic was deleted and made again; what it held before may not have been read"
-        return finding(
-            "re-created", f"topic id {account.topic_id}", f"topic id {bounds.topic_id}", cause
+    if bounds.log_end < frontier:
+        return Finding(
+            finding="truncated",
+            topic=partition.topic,
+            partition=partition.number,
+            offset=frontier,
+            expected=f"log end at or after {frontier}",
+            found=f"log end {bounds.log_end}",
+            cause="Kafka has lost messages that were already folded",
+            log_end=bounds.log_end,
         )
-    if bounds.log_end < account.frontier:
-        cause = "Kafka has lost messages that were already folded"
-        expected, found = f"log end at or after {account.frontier}", f"log end {bounds.log_end}"
-        return finding("truncated", expected, found, cause, log_end=bounds.log_end)
-    if bounds.log_start > account.frontier:
-        lost = OffsetRange(account.frontier, bounds.log_start)
-        cause = f"{len(lost)} messages {lost} were deleted before they were read"
-        return finding(
-            "expired", f"offset {account.frontier}", f"log start {bounds.log_start}", cause
+    if bounds.log_start > frontier:
+        expired = OffsetRange(frontier, bounds.log_start)
+        return Finding(
+            finding="expired",
+            topic=partition.topic,
+            partition=partition.number,
+            offset=frontier,
+            expected=f"offset {frontier}",
+            found=f"log start {bounds.log_start}",
+            cause=f"{len(expired)} messages {expired} were deleted before they were read",
         )
     return None
 
 
+def drop_empty_ranges(ranges: Ranges) -> Ranges:
+    """The ranges that hold at least one offset."""
+    return {partition: offset_range for partition, offset_range in ranges.items() if offset_range}
+
+
 def cut_into_slices(ranges: Ranges, messages_max: int) -> list[Ranges]:
-    """Ranges as slices of at most `messages_max` offsets, shared fairly between partitions."""
+    """Cut ranges into slices of at most `messages_max` offsets, shared fairly by partitions."""
     ensure(messages_max > 0, "a slice holds at least one message", messages_max=messages_max)
     slices: list[Ranges] = []
-    left = {p: r for p, r in ranges.items() if len(r)}
-    while left:
-        share = max(1, messages_max // len(left))
-        piece: Ranges = {}
-        for partition, whole in list(left.items())[:messages_max]:
-            piece[partition] = whole.until(min(whole.end, whole.start + share))
-            rest = OffsetRange(piece[partition].end, whole.end)
-            if len(rest):
-                left[partition] = rest
+    remaining = drop_empty_ranges(ranges)
+    while remaining:
+        share = max(1, messages_max // len(remaining))
+        slice_ranges: Ranges = {}
+        # With more partitions than messages, only so many take part, with one message each.
+        for partition in list(remaining)[:messages_max]:
+            offset_range = remaining[partition]
+            cut = min(offset_range.end, offset_range.start + share)
+            slice_ranges[partition] = offset_range.until(cut)
+            if cut < offset_range.end:
+                remaining[partition] = OffsetRange(cut, offset_range.end)
             else:
-                del left[partition]
-        slices.append(piece)
+                del remaining[partition]
+        slices.append(slice_ranges)
     return slices
 
 
 def ranges_to_read(plan: SlicePlan, until: Mapping[Partition, int] | None, stream: str) -> Ranges:
-    """The ranges with something to read, cut to `until` where it is given."""
+    """The ranges with something to read, up to `until` where it is given.
+
+    Partitions that wait or halt are left out. A partition that cannot be read, and an offset beyond
+    the log end, are refused.
+    """
     if until is None:
-        return {partition: whole for partition, whole in plan.ranges.items() if len(whole)}
+        return drop_empty_ranges(plan.ranges)
+    halting_partitions = {finding.partition_name for finding in plan.findings}
     ranges: Ranges = {}
-    for partition, end in until.items():
-        whole = plan.ranges.get(partition)
-        if partition in plan.waiting_partitions or any(
-            f.partition_name == str(partition) for f in plan.findings
-        ):
+    for partition, stop_offset in until.items():
+        if partition in plan.waiting_partitions or str(partition) in halting_partitions:
             continue
-        if whole is None or end > whole.end:
-            unread = "it is retired" if partition in plan.retired_partitions else "it is not known"
-            known = unread if whole is None else f"its log ends at {whole.end}"
-            way = f"name one of those, and an offset up to its log end: `seriatim plan {stream}` shows both"
-            what = f"{stream}: cannot read {partition} up to {end}: {known}"
-            raise ConfigError(what, readable=describe_partitions(plan.ranges), next=way)
-        if end > whole.start:
-            ranges[partition] = whole.until(end)
+        offset_range = plan.ranges.get(partition)
+        if offset_range is None or stop_offset > offset_range.end:
+            _refuse_stop_offset(plan, partition, stop_offset, stream)
+        elif stop_offset > offset_range.start:
+            ranges[partition] = offset_range.until(stop_offset)
     return ranges
+
+
+def _refuse_stop_offset(
+    plan: SlicePlan, partition: Partition, stop_offset: int, stream: str
+) -> NoReturn:
+    if partition in plan.ranges:
+        reason = f"its log ends at {plan.ranges[partition].end}"
+    elif partition in plan.retired_partitions:
+        reason = "it is retired"
+    else:
+        reason = "it is not known"
+    raise ConfigError(
+        f"{stream}: cannot read {partition} up to {stop_offset}: {reason}",
+        readable=describe_partitions(plan.ranges),
+        next=f"name one of those, and an offset up to its log end: `seriatim plan {stream}` shows both",
+    )
 
 
 def select_ranges(
     plan: SlicePlan, topics: Collection[str], partitions: Collection[Partition], stream: str
 ) -> Ranges:
-    """The ranges of the places named, of all if none is; one that the stream does not have is
-    refused.
+    """The ranges of the topics and partitions named; all ranges if none is named. A name that the
+    stream does not have is refused.
     """
-    there = {
+    existing = {
         *plan.ranges,
         *plan.waiting_partitions,
         *plan.missing_partitions,
         *plan.retired_partitions,
-        *(Partition(f.topic, f.partition) for f in plan.findings if f.partition >= 0),
     }
-    names = {partition.topic for partition in there}
-    unknown = [f"topic {name}" for name in sorted(set(topics) - names)]
-    unknown += [f"partition {place}" for place in sorted(set(partitions) - there)]
+    for finding in plan.findings:
+        if finding.partition >= 0:
+            existing.add(Partition(finding.topic, finding.partition))
+    existing_topics = {partition.topic for partition in existing}
+    unknown = [f"topic {topic}" for topic in sorted(set(topics) - existing_topics)]
+    unknown += [f"partition {partition}" for partition in sorted(set(partitions) - existing)]
     if unknown:
-        way = "name what is there, spelled as it is there; or name nothing, which means all of the stream"
         raise ConfigError(
-            f"{stream}: it has no {unknown[0]}", there=describe_partitions(there), next=way
+            f"{stream}: it has no {unknown[0]}",
+            there=describe_partitions(existing),
+            next="name what is there, spelled as it is there; or name nothing, which means all of the stream",
         )
-    every = not topics and not partitions
-    return {
-        p: whole
-        for p, whole in plan.ranges.items()
-        if every or p.topic in topics or p in partitions
-    }
+    if not topics and not partitions:
+        return dict(plan.ranges)
+    selected: Ranges = {}
+    for partition, offset_range in plan.ranges.items():
+        if partition.topic in topics or partition in partitions:
+            selected[partition] = offset_range
+    return selected
 
 
 def describe_partitions(partitions: Collection[Partition]) -> str:
-    """Some of them, for a person."""
-    shown = ", ".join(map(str, sorted(partitions)[:PARTITIONS_LISTED_MAX])) or "nothing"
-    return (
-        shown
-        if len(partitions) <= PARTITIONS_LISTED_MAX
-        else f"{shown} and {len(partitions) - PARTITIONS_LISTED_MAX} more"
-    )
+    """The names of the partitions, as a text for people; only the first ones of a long list."""
+    listed = sorted(partitions)[:PARTITIONS_LISTED_MAX]
+    text = ", ".join(str(partition) for partition in listed) or "nothing"
+    unlisted_count = len(partitions) - len(listed)
+    if unlisted_count:
+        return f"{text} and {unlisted_count} more"
+    return text
 
 
 def next_slice_ranges(ranges: Ranges, messages_max: int) -> Ranges:
-    """What the next slice may take of each range, at most."""
-    return {
-        p: whole.until(min(whole.end, whole.start + messages_max))
-        for p, whole in ranges.items()
-        if len(whole)
-    }
+    """What the next slice takes of each range, at most."""
+    next_ranges: Ranges = {}
+    for partition, offset_range in drop_empty_ranges(ranges).items():
+        cut = min(offset_range.end, offset_range.start + messages_max)
+        next_ranges[partition] = offset_range.until(cut)
+    return next_ranges
