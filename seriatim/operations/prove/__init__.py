@@ -1,3 +1,1 @@
-"""Proof of what is committed: verify (all of it, anew) and check (since the last verdict, with
-suites).
-"""
+"""Proof of what is committed: verify looks at all of it anew, check judges by suites what is new."""

@@ -1,20 +1,20 @@
-"""Compare: the ranges that Kafka still has, read again and held against their certificates. Step 7
-of verify.
+"""Step 7 of verify: the ranges that Kafka still has are read again and compared with their
+certificates.
 
-What Kafka has no longer is said and no difference: retention, another life of the topic,
-compaction.
+What Kafka no longer has is noted, and is no difference: retention dropped it, or compaction, or the
+topic was created again.
 
-Next room: operations/prove/verify.py looks at everything else; kafka/consumer.py reads.
+Next: operations/prove/verify.py looks at everything else; kafka/consumer.py reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.ledger.model import Change
+from seriatim.ledger.model import Certificate, Change
 from seriatim.operations.prove.difference import Difference, DifferenceError
 from seriatim.operations.prove.verify import Verification
 from seriatim.operations.slicing import Bounds
@@ -28,15 +28,21 @@ class ComparedRange(Struct, frozen=True):
 
     sequence: int
     change: Change
+    certificate: Certificate
+
+    @property
+    def partition(self) -> Partition:
+        """The partition that was read."""
+        return self.change.partition
 
     @property
     def offset_range(self) -> OffsetRange:
-        """The range of its certificate."""
+        """The range of the certificate."""
         return OffsetRange(self.change.frontier, self.change.until)
 
 
 class KafkaComparison:
-    """Called by verify before it signs off."""
+    """Compares a stream with Kafka. Verify calls it before it signs off."""
 
     def __init__(
         self,
@@ -45,66 +51,85 @@ class KafkaComparison:
         digests: Callable[[], Digests],
         progress: ProgressCallback | None = None,
     ) -> None:
-        self.past_reader, self.bounds, self.digests = past_reader, bounds, digests
-        self.progress = progress or (lambda _done, _total: None)
+        self.past_reader = past_reader
+        self.bounds = bounds
+        self.digests = digests
+        self.progress = progress or (lambda _messages, _total: None)
 
     def __call__(self, verification: Verification) -> None:
-        """All ranges of entries that were not compared before."""
-        since = -1 if verification.from_first_entry else verification.kafka_signed_sequence
-        ranges = list(self._uncompared_ranges(verification, since))
-        total, gone = sum(len(one.offset_range) for one in ranges), dict[Partition, OffsetRange]()
-        for one in sorted(ranges, key=lambda each: (each.change.partition, each.sequence)):
-            partition = one.change.partition
-            if _is_in_kafka(one, self.bounds.get(partition)) and self._matches_certificate(
-                one, verification
-            ):
-                self.progress(verification.result.compared_messages, total)
-            else:
-                before = gone.get(partition)
-                gone[partition] = (
-                    OffsetRange(before.start, one.offset_range.end) if before else one.offset_range
-                )
-        for partition, whole in gone.items():
+        """Compare all ranges of entries that were not compared before.
+
+        Raises `DifferenceError` for the first range that is not as its certificate says.
+        """
+        compared_sequence = verification.kafka_signed_sequence
+        if verification.from_first_entry:
+            compared_sequence = -1
+        ranges = self._uncompared_ranges(verification, compared_sequence)
+        ranges.sort(key=lambda compared_range: (compared_range.partition, compared_range.sequence))
+        messages_total = sum(len(compared_range.offset_range) for compared_range in ranges)
+        missing_ranges: dict[Partition, OffsetRange] = {}
+        for compared_range in ranges:
+            partition = compared_range.partition
+            is_there = _is_in_kafka(compared_range, self.bounds.get(partition))
+            if is_there and self._matches_certificate(compared_range, verification):
+                self.progress(verification.result.compared_messages, messages_total)
+                continue
+            start = compared_range.offset_range.start
+            if partition in missing_ranges:
+                start = missing_ranges[partition].start
+            missing_ranges[partition] = OffsetRange(start, compared_range.offset_range.end)
+        for partition, missing in missing_ranges.items():
             verification.result.notes.append(
-                f"{partition}: Kafka no longer has all of {whole}: not compared"
+                f"{partition}: Kafka no longer has all of {missing}: not compared"
             )
         verification.kafka_signed_sequence = verification.result.sequence
 
-    def _uncompared_ranges(self, verification: Verification, since: int) -> Iterator[ComparedRange]:
-        for sequence in range(since + 1, verification.result.sequence + 1):
+    def _uncompared_ranges(
+        self, verification: Verification, compared_sequence: int
+    ) -> list[ComparedRange]:
+        """The ranges of all entries after `compared_sequence` that have digests."""
+        ranges: list[ComparedRange] = []
+        for sequence in range(compared_sequence + 1, verification.result.sequence + 1):
             for change in verification.manifest(sequence).entry.changes:
-                if change.certificate is not None and change.certificate.digests:
-                    yield ComparedRange(sequence, change)
+                certificate = change.certificate
+                if certificate is not None and certificate.digests:
+                    ranges.append(ComparedRange(sequence, change, certificate))
+        return ranges
 
     def _matches_certificate(
         self, compared_range: ComparedRange, verification: Verification
     ) -> bool:
-        """Whether a range is as its certificate says; False if compaction thinned it out since."""
-        certificate, made, count = compared_range.change.certificate, self.digests(), 0
-        for stretch in self.past_reader.read(
-            compared_range.change.partition, compared_range.offset_range
-        ):
-            made.update(stretch)
-            count += len(stretch)
-        found = made.finish()
-        if certificate is None or found == certificate.digests:
-            verification.result.compared_messages += count
+        """Whether a range is as its certificate says; False if compaction removed messages of it.
+
+        Raises `DifferenceError` if it is otherwise.
+        """
+        partition = compared_range.partition
+        certificate = compared_range.certificate
+        digests = self.digests()
+        message_count = 0
+        for batch in self.past_reader.read(partition, compared_range.offset_range):
+            digests.update(batch)
+            message_count += len(batch)
+        kafka_digests = digests.finish()
+        if kafka_digests == certificate.digests:
+            verification.result.compared_messages += message_count
             return True
-        if count < certificate.counts.messages and self.past_reader.is_compacted(
-            compared_range.change.partition.topic
-        ):
+        has_fewer = message_count < certificate.counts.messages
+        if has_fewer and self.past_reader.is_compacted(partition.topic):
             return False
-        differing = ", ".join(
-            name for name in found if found[name] != certificate.digests.get(name)
-        )
+        differing_names: list[str] = []
+        for name, digest in kafka_digests.items():
+            if digest != certificate.digests.get(name):
+                differing_names.append(name)
+        expected_count = f"{certificate.counts.messages} messages in {compared_range.offset_range}"
         raise DifferenceError(
             Difference(
-                description=f"Kafka has other {differing} than were folded",
-                partition=str(compared_range.change.partition),
+                description=f"Kafka has other {', '.join(differing_names)} than were folded",
+                partition=str(partition),
                 offset=compared_range.offset_range.start,
                 sequence=compared_range.sequence,
-                expected=f"{certificate.counts.messages} messages in {compared_range.offset_range}, {_describe_digests(certificate.digests)}",
-                found=f"{count} messages, {_describe_digests(found)}",
+                expected=f"{expected_count}, {_describe_digests(certificate.digests)}",
+                found=f"{message_count} messages, {_describe_digests(kafka_digests)}",
                 cause="Kafka's log was changed, or something else was folded than what it has",
                 next="look at this range with `seriatim verify {stream} --at kafka --at output`",
             )
@@ -112,12 +137,11 @@ class KafkaComparison:
 
 
 def _is_in_kafka(compared_range: ComparedRange, bounds: Bounds | None) -> bool:
+    """Whether Kafka's log still reaches over all of a range."""
     if bounds is None or bounds.topic_id != compared_range.change.topic_id:
         return False
-    return (
-        bounds.log_start <= compared_range.offset_range.start
-        and compared_range.offset_range.end <= bounds.log_end
-    )
+    offset_range = compared_range.offset_range
+    return bounds.log_start <= offset_range.start and offset_range.end <= bounds.log_end
 
 
 def _describe_digests(digests: dict[str, str]) -> str:

@@ -1,7 +1,7 @@
-"""Differences: what verify finds, as values. An error means that something is lost, changed or
-invented.
+"""What verify finds, as values. An error means that something is lost, changed or invented.
 
-Next room: chain.py and verify.py make them; cli/verify.py shows them.
+Next: operations/prove/chain.py and operations/prove/rules.py make differences; cli/verify.py shows
+them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from seriatim.errors import IntegrityError
 RESTORE_ADVICE = (
     "restore {file} from a backup; `seriatim verify {stream} --all` then looks at everything again"
 )
-REPAIR_ADVICE = "`seriatim repair {stream}` makes it again from Kafka, and shows how; or restore {file} from a backup"
+REPAIR_ADVICE = (
+    "`seriatim repair {stream}` makes it again from Kafka, and shows how;"
+    " or restore {file} from a backup"
+)
 RESTORE_LOG_ADVICE = (
     "restore records/_delta_log and manifests/ from a backup; nothing starts again from 0 by itself"
 )
@@ -36,11 +39,12 @@ class Difference(Struct, frozen=True, kw_only=True, omit_defaults=True):
     found: str = ""
     cause: str = ""
     next: str = ""
+    """What a person can do. `{stream}` and `{file}` in it are replaced by their names."""
     level: Literal["error", "warning"] = "error"
 
     def facts(self, stream: str) -> dict[str, Any]:
-        """For a screen or for scripts: only what is known."""
-        named = {
+        """What is known, for a screen or for scripts."""
+        facts = {
             "file": self.file,
             "partition": self.partition,
             "offset": self.offset if self.offset >= 0 else None,
@@ -51,16 +55,17 @@ class Difference(Struct, frozen=True, kw_only=True, omit_defaults=True):
             "cause": self.cause,
             "next": self.next.replace("{stream}", stream).replace("{file}", self.file),
         }
-        return {name: value for name, value in named.items() if value not in ("", None)}
+        return {name: value for name, value in facts.items() if value not in ("", None)}
 
     def to_error(self, stream: str) -> IntegrityError:
-        """As the error that ends a verify."""
+        """The difference as the error that ends a verify."""
         facts = self.facts(stream)
-        return IntegrityError(f"{stream}: {self.description}", next=facts.pop("next", ""), **facts)
+        advice = facts.pop("next", "")
+        return IntegrityError(f"{stream}: {self.description}", next=advice, **facts)
 
 
-class DifferenceError(Exception):  # an answer: the first difference ends the looking
-    """The first error."""
+class DifferenceError(Exception):
+    """The first difference that is an error. It ends the verification, which reports it."""
 
     def __init__(self, difference: Difference) -> None:
         super().__init__(difference.description)

@@ -1,11 +1,11 @@
-"""Suites: what a check expects, as data in `expectations/*.json`, in great-expectations' own form.
+"""Suites: what a check expects, as data in `expectations/*.json`, in the form of great-expectations.
 
-`records.json` is about every record, `ledger.json` and `state.json` about the evidence
-(evidence.py), `NAME.json` about the records of stream NAME. An expectation of `NAME.json` takes the
-place of the one with the same `meta.name`.
+`records.json` is about every record. `ledger.json` and `state.json` are about the evidence
+(evidence.py). `NAME.json` is about the records of stream NAME: an expectation in it replaces the
+stock one with the same `meta.name`.
 
-Next room: operations/prove/great_expectations_suites.py judges by them;
-seriatim/operations/prove/suite_files.py reads the files.
+Next: operations/prove/great_expectations_suites.py checks data by suites;
+operations/prove/suite_files.py reads the files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from msgspec.structs import replace
 from seriatim.errors import ConfigError
 
 Severity = Literal["critical", "warning", "info"]
-"""critical: the verdict is bad. warning: told, and the verdict stays good. info: counted."""
+"""critical: the verdict is bad. warning: it is reported, and the verdict stays good. info: it is
+only counted.
+"""
 COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list")
 
 
@@ -38,34 +40,41 @@ class Expectation(Struct, frozen=True):
     @property
     def name(self) -> str:
         """What people call it: `meta.name`, or its type and columns."""
-        named = self.meta.get("name")
-        return (
-            str(named)
-            if named
-            else " ".join([self.type.removeprefix("expect_"), *map(str, self.columns() or ())])
-        )
+        meta_name = self.meta.get("name")
+        if meta_name:
+            return str(meta_name)
+        short_type = self.type.removeprefix("expect_")
+        return " ".join([short_type, *map(str, self.columns() or ())])
 
     @property
     def describe(self) -> str:
-        """What is expected, in a line."""
-        values = ", ".join(
+        """What is expected, in one line."""
+        if self.description:
+            return self.description
+        short_type = self.type.removeprefix("expect_").replace("_", " ")
+        arguments = ", ".join(
             f"{name}={value!r}" for name, value in self.kwargs.items() if name != "row_condition"
         )
-        return (
-            self.description or f"{self.type.removeprefix('expect_').replace('_', ' ')} ({values})"
-        )
+        return f"{short_type} ({arguments})"
 
     def columns(self) -> list[str] | None:
-        """The columns it looks at; None: it does not say, so it may be all."""
-        named = [self.kwargs[name] for name in COLUMN_ARGUMENTS if name in self.kwargs]
+        """The columns it is about; None if it does not say, so that it may be about all."""
         condition = self.kwargs.get("row_condition")
-        if not named or isinstance(condition, str):
+        if isinstance(condition, str):
             return None
-        flat = [column for one in named for column in (one if isinstance(one, list) else [one])]
-        return list(dict.fromkeys([*flat, *_condition_columns(condition)]))
+        columns: list[str] = []
+        for argument in COLUMN_ARGUMENTS:
+            if argument not in self.kwargs:
+                continue
+            value = self.kwargs[argument]
+            columns += value if isinstance(value, list) else [value]
+        if not any(argument in self.kwargs for argument in COLUMN_ARGUMENTS):
+            return None
+        columns += _condition_columns(condition)
+        return list(dict.fromkeys(columns))
 
     def config(self) -> dict[str, Any]:
-        """As great-expectations takes it."""
+        """The expectation in the form that great-expectations takes."""
         return {
             "type": self.type,
             "kwargs": self.kwargs,
@@ -75,27 +84,32 @@ class Expectation(Struct, frozen=True):
 
 
 class Suite(Struct, frozen=True):
-    """Expectations that are judged together."""
+    """Expectations that are checked together."""
 
     name: str
     expectations: tuple[Expectation, ...] = ()
 
     def columns(self) -> list[str] | None:
-        """All columns that are looked at; None: any may be."""
-        each = [one.columns() for one in self.expectations]
-        if any(one is None for one in each):
-            return None
-        return list(dict.fromkeys(column for one in each for column in one or ()))
+        """All columns that the suite is about; None if an expectation may be about any column."""
+        columns: list[str] = []
+        for expectation in self.expectations:
+            expectation_columns = expectation.columns()
+            if expectation_columns is None:
+                return None
+            columns += expectation_columns
+        return list(dict.fromkeys(columns))
 
 
 class _SuiteFile(Struct):
     expectations: list[Expectation]
-    """Required: a file with a slip in this word would expect nothing, and everything would be good."""
+    """Required: a file with a typing error in this word would expect nothing, and any data would be
+    good.
+    """
     name: str = ""
 
 
 class Suites(Struct, frozen=True):
-    """All that a stream is judged by."""
+    """All that a stream is checked by."""
 
     records: Suite
     ledger: Suite
@@ -108,19 +122,20 @@ class Suites(Struct, frozen=True):
 
 
 def parse_suite(content: bytes, file_name: str) -> list[Expectation]:
-    """The expectations of a file."""
+    """The expectations of a file. A file of another form is refused with a `ConfigError`."""
     try:
-        seen = msgspec.json.decode(content, type=_SuiteFile)
+        suite_file = msgspec.json.decode(content, type=_SuiteFile)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{file_name}: {error}", next=f"fix {file_name}: a great-expectations suite as JSON"
         ) from None
-    for one in seen.expectations:
-        if not one.type.startswith("expect_"):
+    for expectation in suite_file.expectations:
+        if not expectation.type.startswith("expect_"):
             raise ConfigError(
-                f"{file_name}: {one.type!r} is no expectation", next=f"fix `type` in {file_name}"
+                f"{file_name}: {expectation.type!r} is no expectation",
+                next=f"fix `type` in {file_name}",
             )
-    return [replace(one, suite=file_name) for one in seen.expectations]
+    return [replace(expectation, suite=file_name) for expectation in suite_file.expectations]
 
 
 def join_suites(
@@ -128,29 +143,47 @@ def join_suites(
     own_expectations: Iterable[Expectation],
     machine: str,
 ) -> Suites:
-    """The stock suites and the stream's own, joined; without what is for another machine."""
+    """The stock suites joined with the stream's own, without what is for another machine.
+
+    An own expectation that replaces a stock one takes its place, also in another suite. All other
+    own expectations are about records.
+    """
     own_expectations = list(own_expectations)
-    taken = {one.name for one in own_expectations}
-    stock_names = {one.name: room for room, many in stock_expectations.items() for one in many}
+    own_names = {expectation.name for expectation in own_expectations}
+    suite_of_stock_name: dict[str, str] = {}
+    for suite_name, expectations in stock_expectations.items():
+        for expectation in expectations:
+            suite_of_stock_name[expectation.name] = suite_name
 
-    def joined(room: str) -> Suite:
-        mine = [one for one in own_expectations if stock_names.get(one.name, "records") == room]
-        kept = [one for one in stock_expectations[room] if one.name not in taken]
-        return Suite(
-            room,
-            tuple(one for one in [*kept, *mine] if one.meta.get("machine", machine) == machine),
-        )
+    def join_suite(suite_name: str) -> Suite:
+        stock = [
+            expectation
+            for expectation in stock_expectations[suite_name]
+            if expectation.name not in own_names
+        ]
+        own = [
+            expectation
+            for expectation in own_expectations
+            if suite_of_stock_name.get(expectation.name, "records") == suite_name
+        ]
+        of_machine = [
+            expectation
+            for expectation in stock + own
+            if expectation.meta.get("machine", machine) == machine
+        ]
+        return Suite(suite_name, tuple(of_machine))
 
-    return Suites(joined("records"), joined("ledger"), joined("state"))
+    return Suites(join_suite("records"), join_suite("ledger"), join_suite("state"))
 
 
 def _condition_columns(condition: Any) -> Iterator[str]:
-    """The columns that a row condition names."""
+    """The columns that a row condition names, at any depth."""
     if isinstance(condition, dict):
-        if isinstance(named := condition.get("column"), dict):
-            yield str(named.get("name"))
-        for part in condition.values():
-            yield from _condition_columns(part)
+        column = condition.get("column")
+        if isinstance(column, dict):
+            yield str(column.get("name"))
+        for value in condition.values():
+            yield from _condition_columns(value)
     elif isinstance(condition, list):
-        for part in condition:
-            yield from _condition_columns(part)
+        for value in condition:
+            yield from _condition_columns(value)

@@ -1,8 +1,10 @@
-"""Check: a verdict per partition, made of what suites said. Bad data is one thing, a broken check
-another.
+"""The verdict of a check, per partition, made of what the suites say.
 
-Next room: suite.py has what is expected, evidence.py the promises; verdict.py what a verdict does
-to the ledger.
+Bad data and a broken check are two different things: a check that cannot be carried out is an
+error, and never a good verdict.
+
+Next: operations/prove/suite.py has what is expected; operations/prove/evidence.py has the promises;
+ledger/verdicts.py says what a verdict does to the ledger.
 """
 
 from __future__ import annotations
@@ -22,40 +24,54 @@ from seriatim.operations.prove.suite import Expectation, Suite
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """What one expectation says of one partition."""
+    """One expectation that one partition does not meet."""
 
     expectation: Expectation
     partition: Partition
     broken_count: int = 0
-    """Rows that are not as expected; 1 where it is about all of them together."""
+    """Rows that are not as expected; 1 if the expectation is about all rows together."""
     row_count: int = 0
+    """Rows that were looked at."""
     example_offset: int = -1
-    """An example."""
+    """The offset of one row that is not as expected."""
     found: str = ""
+    """What was there instead, for people."""
     files: tuple[str, ...] = ()
-    """Files with what is bad, as far as that is known."""
+    """Files with bad rows, as far as that is known."""
+
+    @property
+    def is_critical(self) -> bool:
+        """Whether it makes the verdict bad."""
+        return self.expectation.severity == "critical"
 
 
-class BrokenCheckError(Exception):  # becomes a ConfigError with the stream's name
-    """An expectation that could not be judged: that is never a pass."""
+class BrokenCheckError(Exception):
+    """An expectation that could not be checked. This is never a good verdict.
+
+    The caller knows the stream, and raises `to_config_error` instead.
+    """
 
     def __init__(self, expectation: Expectation, reason: str) -> None:
         super().__init__(reason)
-        self.expectation, self.reason = expectation, reason
+        self.expectation = expectation
+        self.reason = reason
 
     def to_config_error(self, stream: str) -> ConfigError:
-        """What a person is told."""
+        """The error for people."""
+        name = self.expectation.name
+        suite = self.expectation.suite
         return ConfigError(
-            f"{stream}: the check itself is broken: {self.expectation.name} of {self.expectation.suite}",
+            f"{stream}: the check itself is broken: {name} of {suite}",
             expects=self.expectation.describe,
             cause=self.reason[:400],
-            next=f"fix {self.expectation.suite}, then `seriatim check {stream}`: nothing was judged by this one",
+            next=f"fix {suite}, then `seriatim check {stream}`: nothing was judged by this one",
         )
 
 
 class Checker(Protocol):
-    """Who judges by suites. Only what is not as expected comes back. Raises `BrokenCheckError`,
-    `UnreadableFileError` (ports.py).
+    """Checks data by suites. Only what is not as expected comes back.
+
+    Raises `BrokenCheckError`, and `UnreadableFileError` (ports.py).
     """
 
     def check_records(
@@ -65,11 +81,11 @@ class Checker(Protocol):
         files: Sequence[File],
         first_new_offsets: Mapping[str, int],
     ) -> list[Judgement]:
-        """Judge the records of these files that are at or after `since`, by topic id."""
+        """Check the records of these files from the first new offset of their topic id on."""
         ...
 
     def check_evidence(self, suite: Suite, evidence: Sequence[Evidence]) -> list[Judgement]:
-        """Judge evidence, as a frame with topic, partition, promise, holds, broken, offset."""
+        """Check evidence, as a frame with topic, partition, promise, holds, broken, offset."""
         ...
 
 
@@ -87,73 +103,97 @@ def verdict_by_partition(
     scopes: Iterable[CheckScope], judgements: Iterable[Judgement]
 ) -> dict[str, str]:
     """Good or bad, for each partition that was judged."""
-    bad = {one.partition for one in judgements if one.expectation.severity == "critical"}
-    return {str(scope.partition): "bad" if scope.partition in bad else "good" for scope in scopes}
+    bad_partitions = {judgement.partition for judgement in judgements if judgement.is_critical}
+    verdict: dict[str, str] = {}
+    for scope in scopes:
+        verdict[str(scope.partition)] = "bad" if scope.partition in bad_partitions else "good"
+    return verdict
 
 
 def failed_ranges(
     scopes: Iterable[CheckScope], judgements: Sequence[Judgement], judged_until: int
 ) -> tuple[FailedRange, ...]:
-    """What is bad, one stretch per partition: the files to blame, or all that were judged where
-    none is known.
-    """
-    found = []
+    """What is bad, as one range for each bad partition."""
+    ranges: list[FailedRange] = []
     for scope in scopes:
-        bad = [
-            one
-            for one in judgements
-            if one.partition == scope.partition and one.expectation.severity == "critical"
+        critical_judgements = [
+            judgement
+            for judgement in judgements
+            if judgement.partition == scope.partition and judgement.is_critical
         ]
-        if bad:
-            blamed = {path for one in bad for path in one.files}
-            files = (
-                [file for file in scope.files if file.path in blamed]
-                if all(one.files for one in bad)
-                else scope.files
-            )
-            found.append(
-                FailedRange(
-                    partition=str(scope.partition),
-                    epoch=scope.epoch,
-                    start=max(
-                        scope.start, min((file.first_offset for file in files), default=scope.start)
-                    ),
-                    until=max((file.last_offset + 1 for file in files), default=scope.until),
-                    files=tuple(file.path for file in files),
-                    judged_until=judged_until,
-                )
-            )
-    return tuple(found)
+        if critical_judgements:
+            files = _blamed_files(scope, critical_judgements)
+            ranges.append(_failed_range(scope, files, judged_until))
+    return tuple(ranges)
+
+
+def _blamed_files(scope: CheckScope, judgements: Sequence[Judgement]) -> Sequence[File]:
+    """The files with bad rows; all files that were judged, if that is not known of one judgement."""
+    if not all(judgement.files for judgement in judgements):
+        return scope.files
+    blamed_paths: set[str] = set()
+    for judgement in judgements:
+        blamed_paths.update(judgement.files)
+    return [file for file in scope.files if file.path in blamed_paths]
+
+
+def _failed_range(scope: CheckScope, files: Sequence[File], judged_until: int) -> FailedRange:
+    start = scope.start
+    until = scope.until
+    if files:
+        # A file may begin before what is new in it.
+        start = max(scope.start, min(file.first_offset for file in files))
+        until = max(file.last_offset + 1 for file in files)
+    return FailedRange(
+        partition=str(scope.partition),
+        epoch=scope.epoch,
+        start=start,
+        until=until,
+        files=tuple(file.path for file in files),
+        judged_until=judged_until,
+    )
 
 
 def check_findings(
     judgements: Iterable[Judgement], evidence: Iterable[Evidence], judged_until: int
 ) -> list[Finding]:
-    """What a person is told: critical as errors, warnings as such, info not at all."""
-    promises = {(one.partition, one.promise): one for one in evidence}
-    told = []
-    for one in judgements:
-        expectation = one.expectation
-        if expectation.severity == "info":
+    """What is reported to people: critical as errors, warnings as such, info not at all."""
+    evidence_by_promise = {(row.partition, row.promise): row for row in evidence}
+    findings: list[Finding] = []
+    for judgement in judgements:
+        if judgement.expectation.severity == "info":
             continue
-        promise = promises.get((one.partition, str(expectation.meta.get("promise", ""))))
-        rows = (
-            f"{promise.broken_count if promise else one.broken_count} of {one.row_count} records"
-            if one.row_count
-            else "not so"
-        )
-        found = promise.found if promise else one.found
-        told.append(
-            Finding(
-                finding="check",
-                topic=one.partition.topic,
-                partition=one.partition.number,
-                offset=promise.offset if promise else one.example_offset,
-                expected=(promise.expected if promise else "") or expectation.describe,
-                found=f"{rows}: {found}" if found else rows,
-                cause=f"{expectation.name} ({expectation.suite})",
-                level="error" if expectation.severity == "critical" else "warning",
-                sequence=judged_until,
-            )
-        )
-    return told
+        promise = str(judgement.expectation.meta.get("promise", ""))
+        promise_evidence = evidence_by_promise.get((judgement.partition, promise))
+        findings.append(_finding_of_judgement(judgement, promise_evidence, judged_until))
+    return findings
+
+
+def _finding_of_judgement(
+    judgement: Judgement, evidence: Evidence | None, judged_until: int
+) -> Finding:
+    """A judgement as a finding. Evidence knows better than the suite what is wrong, and where."""
+    expectation = judgement.expectation
+    broken_count = judgement.broken_count
+    offset = judgement.example_offset
+    expected = expectation.describe
+    observed = judgement.found
+    if evidence is not None:
+        broken_count = evidence.broken_count
+        offset = evidence.offset
+        expected = evidence.expected or expectation.describe
+        observed = evidence.found
+    rows = "not so"
+    if judgement.row_count:
+        rows = f"{broken_count} of {judgement.row_count} records"
+    return Finding(
+        finding="check",
+        topic=judgement.partition.topic,
+        partition=judgement.partition.number,
+        offset=offset,
+        expected=expected,
+        found=f"{rows}: {observed}" if observed else rows,
+        cause=f"{expectation.name} ({expectation.suite})",
+        level="error" if judgement.is_critical else "warning",
+        sequence=judged_until,
+    )

@@ -1,9 +1,9 @@
-"""Backfill: a person's range, as offsets or times, turned into what is folded again.
+"""Backfill: the range that a person asks for, as offsets or times, becomes ranges of offsets.
 
-Only what was folded can be folded again: a range is cut to what the ledger has, and an empty one
-says so.
+Only what was folded can be folded again: a range is cut to what the ledger has, and a range of
+which nothing is left is refused.
 
-Next room: airflow/run_request.py checks what a person writes; operations/repair/repair.py plans and
+Next: airflow/run_request.py checks what a person writes; operations/repair/repair.py plans and
 applies.
 """
 
@@ -12,47 +12,57 @@ from __future__ import annotations
 from seriatim.airflow.run_request import RangeEdge, RunRequest
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError
-from seriatim.ledger.model import Account, Ledger
+from seriatim.ledger.model import Ledger
 from seriatim.ports import Log
+
+AFTER_LAST_OFFSET = 1 << 62
+"""An offset after every offset of a log."""
+
+PARTITIONS_SHOWN_MAX = 10
+TOPICS_SHOWN_MAX = 20
 
 
 def backfill_ranges(request: RunRequest, ledger: Ledger, log: Log) -> dict[str, tuple[int, int]]:
-    """What is folded again, by partition."""
-    chosen = [
-        p
-        for p in ledger.known_partitions()
-        if request.includes(p) and not ledger.partitions[str(p)].retired
-    ]
+    """The offsets that are folded again, by partition.
+
+    Topics and partitions that were never read are refused, and so is a range of which nothing was
+    folded yet.
+    """
     _refuse_unknown(request, ledger)
-    starts, ends = (
-        _edge_offsets(request.start, chosen, log),
-        _edge_offsets(request.until, chosen, log),
-    )
-    found = {}
-    for partition in chosen:
+    partitions = [
+        partition
+        for partition in ledger.known_partitions()
+        if request.includes(partition) and not ledger.partitions[str(partition)].retired
+    ]
+    starts = _edge_offsets(request.start, partitions, log)
+    ends = _edge_offsets(request.until, partitions, log)
+    ranges: dict[str, tuple[int, int]] = {}
+    for partition in partitions:
         account = ledger.partitions[str(partition)]
-        start, until = _clip_to_folded(account, starts.get(partition), ends.get(partition))
+        start = max(account.initial_frontier, starts.get(partition, account.initial_frontier))
+        until = min(account.frontier, ends.get(partition, account.frontier))
         if start < until:
-            found[str(partition)] = (start, until)
-    if not found:
+            ranges[str(partition)] = (start, until)
+    if not ranges:
         raise ConfigError(
             f"{ledger.stream}: nothing of this was folded yet, so there is nothing to fold again",
-            folded=_describe_folded_ranges(ledger, chosen),
+            folded=_describe_folded_ranges(ledger, partitions),
             next=f"choose a range within these; `seriatim run {ledger.stream}` folds what is new",
         )
-    return found
+    return ranges
 
 
 def _refuse_unknown(request: RunRequest, ledger: Ledger) -> None:
-    known = set(ledger.known_partitions())
-    topics = {partition.topic for partition in known}
-    for name in [
-        *sorted(set(request.topics) - topics),
-        *map(str, sorted(set(request.partitions) - known)),
-    ]:
+    """Refuse topics and partitions that were never read."""
+    known_partitions = set(ledger.known_partitions())
+    known_topics = {partition.topic for partition in known_partitions}
+    unknown_topics = sorted(set(request.topics) - known_topics)
+    unknown_partitions = sorted(set(request.partitions) - known_partitions)
+    unknown_names = [*unknown_topics, *map(str, unknown_partitions)]
+    if unknown_names:
         raise ConfigError(
-            f"{ledger.stream}: {name} was never read",
-            known=", ".join(sorted(topics)[:20]),
+            f"{ledger.stream}: {unknown_names[0]} was never read",
+            known=", ".join(sorted(known_topics)[:TOPICS_SHOWN_MAX]),
             next=f"name topics or partitions that `seriatim status {ledger.stream}` lists",
         )
 
@@ -60,25 +70,25 @@ def _refuse_unknown(request: RunRequest, ledger: Ledger) -> None:
 def _edge_offsets(
     edge: RangeEdge | None, partitions: list[Partition], log: Log
 ) -> dict[Partition, int]:
-    """An edge in each partition. A time later than all messages is after the last of them."""
+    """The edge of a range as an offset in each partition; empty if the edge is open.
+
+    A time that is later than all messages is the offset after the last of them.
+    """
     if edge is None:
         return {}
     if edge.offset is not None:
         return dict.fromkeys(partitions, edge.offset)
-    found = log.offsets_for_time(partitions, edge.time_ms or 0)
-    return {p: AFTER_LAST_OFFSET if found.get(p, -1) < 0 else found[p] for p in partitions}
-
-
-AFTER_LAST_OFFSET = 1 << 62
-
-
-def _clip_to_folded(account: Account, start: int | None, until: int | None) -> tuple[int, int]:
-    begin = account.initial_frontier if start is None else max(account.initial_frontier, start)
-    return begin, account.frontier if until is None else min(account.frontier, until)
+    log_offsets = log.offsets_for_time(partitions, edge.time_ms or 0)
+    offsets: dict[Partition, int] = {}
+    for partition in partitions:
+        offset = log_offsets.get(partition, -1)
+        offsets[partition] = AFTER_LAST_OFFSET if offset < 0 else offset
+    return offsets
 
 
 def _describe_folded_ranges(ledger: Ledger, partitions: list[Partition]) -> str:
-    places = [(p, ledger.partitions[str(p)]) for p in partitions[:10]]
-    return ", ".join(
-        f"{p} [{account.initial_frontier}, {account.frontier})" for p, account in places
-    )
+    descriptions: list[str] = []
+    for partition in partitions[:PARTITIONS_SHOWN_MAX]:
+        account = ledger.partitions[str(partition)]
+        descriptions.append(f"{partition} [{account.initial_frontier}, {account.frontier})")
+    return ", ".join(descriptions)

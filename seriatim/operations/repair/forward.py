@@ -1,11 +1,11 @@
-"""Forward: a halted partition goes on behind messages that are gone for good. Pure: everything
-comes in as values.
+"""Forward: a halted partition goes on behind messages that are lost for good.
 
-What is passed over is published as a gap of all sessions, and each of them goes on by its own
-snapshot or proof (doubt.py). Records and state stay as they are: nothing is known of what was lost.
+What is passed over is published as a gap of all sessions. Each session goes on by its own next
+snapshot or proof (engine/after_loss.py). Records and state stay as they are, because nothing is
+known of what was lost. This module is pure: everything comes in as values.
 
-Next room: ledger.py applies the change, as that of a repair; operations/repair/repair.py looks at
-Kafka and commits it.
+Next: ledger/model.py applies the change, like that of a repair; operations/repair/planner.py looks
+at Kafka, and operations/repair/repair.py commits.
 """
 
 from __future__ import annotations
@@ -27,13 +27,24 @@ def plan_forward(
     bounds: Bounds | None,
     first_readable_offset: int | None,
 ) -> Change:
-    """What moving the frontier over a loss does. `there`: the first offset from the frontier on
-    that can be read.
+    """The change that moves the frontier over a loss.
+
+    `first_readable_offset` is the first offset from the frontier on that can be read, None if there
+    is none. What `lost_range` refuses is refused.
     """
     lost = lost_range(stream, partition, account, bounds, first_readable_offset)
     halt = account.halt or raise_broken_promise("only a halted partition is moved on")
-    whole = "nothing" if not len(lost) else f"{len(lost)} offsets {lost}"
-    cause = f"passed over: {whole}. Halted by {halt.finding}: {halt.cause}"
+    passed = f"{len(lost)} offsets {lost}" if len(lost) else "nothing"
+    mark = GapMark(
+        finding=halt.finding,
+        offset=lost.start,
+        until=lost.end,
+        cause=f"passed over: {passed}. Halted by {halt.finding}: {halt.cause}",
+        closed_by=CLOSED_BY_FORWARD,
+    )
+    log_end = account.log_end
+    if bounds is not None:
+        log_end = max(log_end, bounds.log_end)
     return Change(
         partition=partition,
         epoch=account.epoch,
@@ -41,16 +52,8 @@ def plan_forward(
         until=lost.end,
         topic_id=account.topic_id,
         initial_frontier=account.initial_frontier,
-        marks=(
-            GapMark(
-                finding=halt.finding,
-                offset=lost.start,
-                until=lost.end,
-                cause=cause,
-                closed_by=CLOSED_BY_FORWARD,
-            ),
-        ),
-        log_end=max(account.log_end, bounds.log_end if bounds else 0),
+        marks=(mark,),
+        log_end=log_end,
         quarantined=account.quarantined,
         headless_since=lost.end,
     )
@@ -63,51 +66,60 @@ def lost_range(
     bounds: Bounds | None,
     first_readable_offset: int | None,
 ) -> OffsetRange:
-    """The offsets that a forward passes over; refused where that would lose what can still be had,
-    or helps nobody.
+    """The offsets that a forward passes over.
+
+    A forward is refused where it would lose messages that can still be read, and where it would not
+    help: the partition is not halted, or its topic is gone, was created again, or has a log that
+    ends before the frontier.
     """
     halt = account.halt
-    if halt is None or account.retired:
-        why = "it is retired" if account.retired else "it does not wait for anything"
-        raise _refusal_error(stream, partition, why, f"`seriatim status {stream}` shows what waits")
+    if account.retired:
+        advice = f"`seriatim status {stream}` shows what waits"
+        raise _refusal_error(stream, partition, "it is retired", advice)
+    if halt is None:
+        advice = f"`seriatim status {stream}` shows what waits"
+        raise _refusal_error(stream, partition, "it does not wait for anything", advice)
     if bounds is None:
-        told = f'if it is over for good: seriatim retire {stream} {partition.topic} --because "…"'
-        raise _refusal_error(
-            stream, partition, "Kafka has no such topic, or it matches no more", told
-        )
+        reason = "Kafka has no such topic, or it matches no more"
+        advice = f'if it is over for good: seriatim retire {stream} {partition.topic} --because "…"'
+        raise _refusal_error(stream, partition, reason, advice)
     if bounds.topic_id != account.topic_id:
-        told = f'if its new life is meant: seriatim accept {stream} {partition.topic} --because "…"'
-        raise _refusal_error(stream, partition, "the topic was made again", told)
+        reason = "the topic was made again"
+        advice = (
+            f'if its new life is meant: seriatim accept {stream} {partition.topic} --because "…"'
+        )
+        raise _refusal_error(stream, partition, reason, advice)
     until = _resume_offset(halt, account, bounds, first_readable_offset)
     if until > bounds.log_end:
-        told = (
-            f"go on when producers have written past offset {account.frontier}: until then they use offsets again\n"
-            f"that were folded once, which are not read. Or have the topic made again, then:\n"
+        reason = f"its log ends at offset {bounds.log_end}, before its frontier"
+        advice = (
+            f"go on when producers have written past offset {account.frontier}: until then they"
+            " use offsets again\n"
+            "that were folded once, which are not read. Or have the topic made again, then:\n"
             f'seriatim accept {stream} {partition.topic} --because "…"'
         )
-        raise _refusal_error(
-            stream, partition, f"its log ends at offset {bounds.log_end}, before its frontier", told
-        )
+        raise _refusal_error(stream, partition, reason, advice)
     if until == account.frontier and halt.finding != "truncated":
-        told = f"seriatim repair {stream} --partition {partition} --apply"
-        raise _refusal_error(
-            stream, partition, f"offset {until} can be read, so nothing is lost", told
-        )
+        reason = f"offset {until} can be read, so nothing is lost"
+        advice = f"seriatim repair {stream} --partition {partition} --apply"
+        raise _refusal_error(stream, partition, reason, advice)
     return OffsetRange(account.frontier, until)
 
 
 def _resume_offset(
     halt: Halt, account: Account, bounds: Bounds, first_readable_offset: int | None
 ) -> int:
-    """Where the partition goes on: behind the message that nobody can take, or at the first one
-    that is there.
+    """Where the partition goes on: after the message that cannot be folded, or at the first one
+    that can be read.
     """
-    at = max(account.frontier, bounds.log_start)
-    if halt.finding == "poison" and at == account.frontier:
-        return at + 1
+    offset = max(account.frontier, bounds.log_start)
+    if halt.finding == "poison" and offset == account.frontier:
+        return offset + 1
     if halt.finding == "gap":
-        return max(at, bounds.log_end if first_readable_offset is None else first_readable_offset)
-    return at
+        if first_readable_offset is None:
+            return max(offset, bounds.log_end)
+        return max(offset, first_readable_offset)
+    return offset
 
 
 def _refusal_error(stream: str, partition: Partition, reason: str, advice: str) -> ConfigError:

@@ -1,13 +1,14 @@
-"""Losses: messages that were folded and are not in Kafka any more. Whoever folds again hears of
-them before the rest.
+"""Messages that were folded and are no longer in Kafka. A caller that reads messages again is told
+of a loss before it gets the messages behind it.
 
-A certificate says how many messages its slice had. Where it had one at every offset, a hole of now
-is a loss. Where there were holes then (markers of transactions, say), the slice is counted to its
-end before anything behind a hole of it is told: only that shows whether more is missing now.
-Compaction does that, and deleted records.
+The certificate of a slice says how many messages the slice had. If it had one at every offset, then
+every hole that is there now is a loss. If the slice had holes when it was folded (transaction
+markers, for example), a hole alone proves nothing. Then all messages of the slice are counted
+before anything behind its first hole is returned: only the count shows whether more is missing now.
+Messages vanish by compaction and by deletion.
 
-Next room: ledger/history.py has the proofs; operations/inspect/session_replay.py refuses,
-operations/inspect/replay.py tells.
+Next: ledger/history.py has the proofs; operations/inspect/session_replay.py refuses a loss, and
+operations/inspect/replay.py reports it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from seriatim.ledger.history import SliceProof
 from seriatim.ports import PastMessageReader
 
 AT_ONCE = 50_000
-"""Offsets that are counted at a time, at least, if there are as many."""
+"""How many offsets are counted at a time: several small slices are counted in one reading."""
 
 
 class MessageLoss(Struct, frozen=True):
@@ -33,99 +34,115 @@ class MessageLoss(Struct, frozen=True):
     missing_messages: int
 
     def __str__(self) -> str:
-        of = (
-            f"{self.missing_messages} of the messages"
-            if self.missing_messages < len(self.offset_range)
-            else "the messages"
+        amount = "the messages"
+        if self.missing_messages < len(self.offset_range):
+            amount = f"{self.missing_messages} of the messages"
+        return (
+            f"{amount} of {self.offset_range} are not in Kafka any more"
+            " (compacted away, or deleted)"
         )
-        return f"{of} of {self.offset_range} are not in Kafka any more (compacted away, or deleted)"
 
 
 class LossDetector:
-    """What one partition lost of what was folded."""
+    """Reads messages of one partition again, and finds those that Kafka has lost."""
 
     def __init__(
         self, partition: Partition, proofs: Sequence[SliceProof], past_reader: PastMessageReader
     ) -> None:
-        self.partition, self.proofs, self.past_reader = partition, proofs, past_reader
+        self.partition = partition
+        self.proofs = proofs
+        """What each slice folded, by rising offset."""
+        self.past_reader = past_reader
         self._starts = [proof.start for proof in proofs]
         self._counted_starts: set[int] = set()
-        """Slices that had holes and were counted."""
+        """Where the slices begin that had holes and were counted."""
 
     def read_and_detect(
         self, offset_range: OffsetRange, on_loss: Callable[[MessageLoss], None]
     ) -> Iterator[MessageBatch]:
-        """The messages of a range that are there; `lost` hears what is not, before what comes after
-        it.
+        """The messages of a range that are still there.
+
+        `on_loss` is called with each loss, before the messages behind the loss are returned.
         """
-        at, doubtful = offset_range.start, True
-        while doubtful:
-            doubtful = False
-            for stretch in self._batches_and_end(OffsetRange(at, offset_range.end)):
-                hole = OffsetRange(at, stretch.start)
-                if doubtful := self._needs_count(hole):
+        offset = offset_range.start
+        is_complete = False
+        while not is_complete:
+            is_complete = True
+            for batch in self._batches_and_end(OffsetRange(offset, offset_range.end)):
+                hole = OffsetRange(offset, batch.start)
+                if self._needs_count(hole):
+                    is_complete = False
                     break
-                for part in self._lost_ranges(hole):
-                    on_loss(MessageLoss(part, len(part)))
-                if len(stretch):
-                    yield stretch
-                at = stretch.start + len(stretch)
-            if doubtful:  # a read of its own: the reader goes one way at a time
-                self._count_messages(at, on_loss)
+                for lost in self._lost_ranges(hole):
+                    on_loss(MessageLoss(lost, len(lost)))
+                if len(batch):
+                    yield batch
+                offset = batch.start + len(batch)
+            if not is_complete:
+                # The reader can read only one range at a time. So the reading above is given up
+                # for the count, and begins again where it stopped.
+                self._count_messages(offset, on_loss)
 
     def _batches_and_end(self, offset_range: OffsetRange) -> Iterator[MessageBatch]:
+        """The messages of a range, and an empty batch at its end, so that a last hole shows."""
         if len(offset_range):
             yield from self.past_reader.read(self.partition, offset_range)
         yield MessageBatch(offset_range.end, [], [], [])
 
+    def _proofs_from(self, offset: int) -> Iterator[SliceProof]:
+        """The proofs from the one on that may contain an offset."""
+        first_index = max(0, bisect_right(self._starts, offset) - 1)
+        yield from self.proofs[first_index:]
+
     def _proofs_of_hole(self, hole: OffsetRange) -> Iterator[SliceProof]:
-        """Slices that a hole lies in."""
-        for proof in self.proofs[max(0, bisect_right(self._starts, hole.start) - 1) :]:
+        """The slices that a hole lies in."""
+        if not len(hole):
+            return
+        for proof in self._proofs_from(hole.start):
             if proof.start >= hole.end:
                 return
-            if proof.until > hole.start and len(hole):
+            if proof.until > hole.start:
                 yield proof
 
+    def _has_to_be_counted(self, proof: SliceProof) -> bool:
+        return not proof.is_dense and proof.start not in self._counted_starts
+
     def _needs_count(self, hole: OffsetRange) -> bool:
-        return any(
-            not proof.is_dense and proof.start not in self._counted_starts
-            for proof in self._proofs_of_hole(hole)
-        )
+        """Whether only a count can show what a hole means."""
+        return any(self._has_to_be_counted(proof) for proof in self._proofs_of_hole(hole))
 
     def _lost_ranges(self, hole: OffsetRange) -> Iterator[OffsetRange]:
         """What of a hole was there when it was folded."""
         for proof in self._proofs_of_hole(hole):
             if proof.is_dense:
-                yield OffsetRange(max(proof.start, hole.start), min(proof.until, hole.end))
+                start = max(proof.start, hole.start)
+                end = min(proof.until, hole.end)
+                yield OffsetRange(start, end)
 
     def _count_messages(self, start: int, on_loss: Callable[[MessageLoss], None]) -> None:
-        """Count the next slices with holes, from their first offset to their last."""
-        chosen: list[SliceProof] = []
-        for proof in self.proofs[max(0, bisect_right(self._starts, start) - 1) :]:
-            if chosen and (
-                proof.start != chosen[-1].until or proof.until - chosen[0].start > AT_ONCE
-            ):
-                break
-            if (
-                proof.until > start
-                and not proof.is_dense
-                and proof.start not in self._counted_starts
-            ):
-                chosen.append(proof)
-        counts = dict.fromkeys((proof.start for proof in chosen), 0)
-        for stretch in self.past_reader.read(
-            self.partition, OffsetRange(chosen[0].start, chosen[-1].until)
-        ):
-            end = stretch.start + len(stretch)
-            for proof in chosen:
-                counts[proof.start] += max(
-                    0, min(end, proof.until) - max(stretch.start, proof.start)
-                )
-        for proof in chosen:
+        """Count the messages of the next slices that had holes, and report what is missing."""
+        proofs = self._next_proofs_to_count(start)
+        counts = [0] * len(proofs)
+        counted_range = OffsetRange(proofs[0].start, proofs[-1].until)
+        for batch in self.past_reader.read(self.partition, counted_range):
+            batch_end = batch.start + len(batch)
+            for i, proof in enumerate(proofs):
+                overlap = min(batch_end, proof.until) - max(batch.start, proof.start)
+                counts[i] += max(0, overlap)
+        for proof, count in zip(proofs, counts, strict=True):
             self._counted_starts.add(proof.start)
-            if counts[proof.start] < proof.messages:
-                on_loss(
-                    MessageLoss(
-                        OffsetRange(proof.start, proof.until), proof.messages - counts[proof.start]
-                    )
-                )
+            if count < proof.messages:
+                slice_range = OffsetRange(proof.start, proof.until)
+                on_loss(MessageLoss(slice_range, proof.messages - count))
+
+    def _next_proofs_to_count(self, start: int) -> list[SliceProof]:
+        """Adjacent slices from an offset on that had holes, as many as are counted at a time."""
+        proofs: list[SliceProof] = []
+        for proof in self._proofs_from(start):
+            if proofs:
+                is_adjacent = proof.start == proofs[-1].until
+                if not is_adjacent or proof.until - proofs[0].start > AT_ONCE:
+                    break
+            if proof.until > start and self._has_to_be_counted(proof):
+                proofs.append(proof)
+        return proofs

@@ -1,19 +1,22 @@
-"""Renew: state that is damaged, and that Kafka cannot give back, made of what there is. Part of
-`repair --forward`.
+"""Rebuild state from records: state files are damaged, and Kafka no longer has the messages that
+made them. Part of `repair --forward`.
 
-Of the output nothing is lost: all records up to the frontier are there, and stay. What is not known
-is the state that goes with them, of every session that is in no newer state file than the damaged
-one. So
+No output is lost: all records up to the frontier are there, and they stay. What is not known is the
+state that goes with them, for every session that is in no newer state file than the damaged ones.
+So
 
-- sessions of newer files stay as they are;
-- the rows of the stock machine are what its records make, and the last one has the sequence: folding the records gives
-  the state, the next message may prove that nothing came between, and the next snapshot finds the rows it takes back;
-- a machine of one's own gets the session as an older file has it, where a sequence can prove it, else none;
-- whoever was in quarantine, or had a gap, has it still: the gaps say so.
+- Sessions of newer files stay as they are.
+- The stock machine: the records of a session give its rows, and the last record has its sequence.
+  So the next message can prove that nothing came between, and the next snapshot finds the rows that
+  it takes back.
+- A machine of the user: the session becomes what an older file has, if a sequence can prove it.
+  Otherwise it has no state.
+- A session that was in quarantine, or had a gap, still has it: the gaps say so.
 
-All but the first are in doubt from the frontier on, and go on by proof or with their next snapshot.
+All sessions but those of newer files are in doubt from the frontier on. They go on by proof, or
+with their next snapshot.
 
-Next room: engine/after_loss.py has the proof; operations/repair/repair.py commits it.
+Next: engine/after_loss.py has the proof; operations/repair/repair.py commits.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from seriatim.stream import Stream
 
 
 class StateRebuild(Struct, frozen=True):
-    """One partition's state, made of what there is."""
+    """Rebuilds the state of one partition."""
 
     stream: Stream
     runner: Runner
@@ -49,92 +52,113 @@ class StateRebuild(Struct, frozen=True):
     def build_change(
         self, before: Change, records: Sequence[File], gaps: Iterable[Gap], hold: str, reason: str
     ) -> Change:
-        """On top of a change that moves nothing: the state files afterwards, and the gap for all
-        sessions.
+        """The change `before`, with the rebuilt state and a gap of all sessions.
+
+        1. Rebuild the sessions of damaged files.
+        2. Take the sessions of newer files as they are.
+        3. Save all of them as one state file.
         """
-        account, store = self.account, self.context.open_state()
-        newer, older = self._intact_state_files()
-        sessions = self._rebuild_sessions(records, older)
+        account = self.account
+        state = self.context.open_state()
+        newer_files, older_files = self._intact_state_files()
+        # 1. Sessions that are lost.
+        sessions = self._rebuild_sessions(records, older_files)
         for gap in gaps:
             self._apply_gap(sessions, gap)
-        exact = {name: self._session_of_intact_file(one) for name, one in store.all_sessions(newer)}
-        everyone = sessions | exact
-        stem = f"{stem_prefix(account.epoch, account.frontier)}{hold}n"
-        files = (store.save(self.partition, stem, everyone, ()),) if everyone else ()
-        cause = f"state was lost, and Kafka has not what made it: {reason}. {len(exact)} sessions are as they were"
-        at = account.frontier
+        # 2. Sessions that are not lost. They win over what was rebuilt.
+        intact_sessions: dict[str, Session] = {}
+        for name, session in state.all_sessions(newer_files):
+            intact_sessions[name] = self._session_of_intact_file(session)
+        sessions |= intact_sessions
+        # 3. The state file.
+        state_files: tuple[File, ...] = ()
+        if sessions:
+            stem = f"{stem_prefix(account.epoch, account.frontier)}{hold}n"
+            state_files = (state.save(self.partition, stem, sessions, ()),)
+        mark = GapMark(
+            finding="expired",
+            offset=account.frontier,
+            until=account.frontier,
+            cause=f"state was lost, and Kafka has not what made it: {reason}."
+            f" {len(intact_sessions)} sessions are as they were",
+            closed_by=CLOSED_BY_FORWARD,
+        )
         return replace(
             before,
-            state=files,
-            marks=(
-                *before.marks,
-                GapMark(
-                    finding="expired", offset=at, until=at, cause=cause, closed_by=CLOSED_BY_FORWARD
-                ),
-            ),
-            headless_since=at,
-            quarantined=sum(one.finding is not None for one in everyone.values()),
+            state=state_files,
+            marks=(*before.marks, mark),
+            headless_since=account.frontier,
+            quarantined=sum(session.finding is not None for session in sessions.values()),
         )
 
     def _session_of_intact_file(self, session: Session) -> Session:
-        """A session of a whole file goes on as it was, in doubt if it was in doubt."""
-        doubted = is_in_doubt(session, self.account.headless_since)
-        return session if doubted else replace(session, snapshot_offset=self.account.frontier)
+        """A session of an intact file: it goes on as it was, and in doubt only if it was in doubt."""
+        if is_in_doubt(session, self.account.headless_since):
+            return session
+        # A session is in doubt if its snapshot is before `headless_since`, which becomes the
+        # frontier now.
+        return replace(session, snapshot_offset=self.account.frontier)
 
     def _intact_state_files(self) -> tuple[list[File], list[File]]:
-        """State files that are newer than all damaged ones, and those older than that which are
-        whole.
+        """The state files that are newer than all damaged ones, and the intact ones among the older
+        files.
         """
-        files, damaged = (
-            list(self.account.state),
-            self.context.joiner.find_damaged_files(self.account.state),
-        )
-        last = max(number for number, file in enumerate(files) if file.path in damaged)
-        return files[last + 1 :], [file for file in files[:last] if file.path not in damaged]
+        files = list(self.account.state)
+        damaged = self.context.joiner.find_damaged_files(files)
+        damaged_indexes = [i for i, file in enumerate(files) if file.path in damaged]
+        newest_damaged = max(damaged_indexes)
+        newer_files = files[newest_damaged + 1 :]
+        older_files = [file for file in files[:newest_damaged] if file.path not in damaged]
+        return newer_files, older_files
 
     def _rebuild_sessions(
         self, records: Sequence[File], older: Sequence[File]
     ) -> dict[str, Session]:
-        """Sessions whose newest state is lost, as far as they are known."""
-        keyed = self.runner.row_key_spec if self.stream.machine == "table" else None
-        if keyed is not None:
-            made = self.context.joiner.session_tables(
-                self.partition, self.account.topic_id, records, keyed
+        """The sessions whose newest state is lost, as far as they are known."""
+        row_key_spec = None
+        if self.stream.machine == "table":
+            row_key_spec = self.runner.row_key_spec
+        if row_key_spec is not None:
+            tables = self.context.joiner.session_tables(
+                self.partition, self.account.topic_id, records, row_key_spec
             )
-            return {one.session: self._session_from_records(one) for one in made}
-        kept = (
-            self.context.open_state().all_sessions(older)
-            if tier_doubts_after_loss(self.stream.tier)
-            else ()
-        )
-        return {
-            name: replace(one, finding=None, finding_offset=-1, damaged_since_offset=-1)
-            for name, one in kept
-        }
+            return {table.session: self._session_from_records(table) for table in tables}
+        if not tier_doubts_after_loss(self.stream.tier):
+            return {}  # No sequence could prove that an older state is still the right one.
+        sessions: dict[str, Session] = {}
+        for name, session in self.context.open_state().all_sessions(older):
+            sessions[name] = replace(
+                session, finding=None, finding_offset=-1, damaged_since_offset=-1
+            )
+        return sessions
 
     def _session_from_records(self, table: SessionTable) -> Session:
-        """A session of the stock machine, by its records."""
+        """A session of the stock machine, as its records show it."""
         rows = dict(enumerate(table.rows))
+        sequence = None
+        if tier_doubts_after_loss(self.stream.tier):
+            sequence = table.sequence
         return Session(
             state_bytes=self.runner.dump(rows),
             state_version=self.runner.state_version,
-            sequence=table.sequence if tier_doubts_after_loss(self.stream.tier) else None,
+            sequence=sequence,
             first_offset=table.offset,
             last_offset=table.offset,
             timestamp=table.timestamp,
         )
 
     def _apply_gap(self, sessions: dict[str, Session], gap: Gap) -> None:
-        """What was wrong with a session still is: its next snapshot, or a person, ends it."""
-        mine = (gap.topic_partition, gap.topic_id) == (self.partition, self.account.topic_id)
-        if gap.session is None or gap.closed is not None or not mine:
+        """Put an open gap back into its session: its next snapshot, or a person, ends it."""
+        if gap.session is None or gap.closed is not None:
             return
-        known = sessions.get(gap.session) or Session()
-        known.damaged_since_offset = (
-            gap.start
-            if known.damaged_since_offset < 0
-            else min(known.damaged_since_offset, gap.start)
-        )
+        if gap.topic_partition != self.partition or gap.topic_id != self.account.topic_id:
+            return
+        session = sessions.get(gap.session) or Session()
+        if session.damaged_since_offset < 0:
+            session.damaged_since_offset = gap.start
+        else:
+            session.damaged_since_offset = min(session.damaged_since_offset, gap.start)
         if gap.quarantined:
-            known.finding, known.finding_offset = gap.finding, gap.start
-        sessions[gap.session] = known
+            session.finding = gap.finding
+            session.finding_offset = gap.start
+        sessions[gap.session] = session

@@ -1,10 +1,9 @@
-"""Rewind: where a refold begins, and where it may meet what is committed. Reads, and changes
-nothing.
+"""Where a refold begins, and at which offsets it can be compared with what is committed.
 
-The nearest earlier state that is still good: no later repair took it back, its files are as
-committed, and Kafka has every message since.
+A refold begins at the nearest earlier state that is still good: no later repair took it back, its
+files are as committed, and Kafka has every message since. This module reads and changes nothing.
 
-Next room: ledger/history.py knows the past; operations/repair/refold.py folds from here.
+Next: ledger/history.py knows the past; operations/repair/refold.py folds from here.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError, IntegrityError, raise_broken_promise
 from seriatim.ledger import history
-from seriatim.ledger.history import PartitionHistory
+from seriatim.ledger.history import CommitPoint, PartitionHistory
 from seriatim.ledger.model import Account
 from seriatim.operations.repair.refold import lost_messages_error
 from seriatim.operations.repair.refold_rules import RefoldRequest, Rewind
@@ -25,18 +24,17 @@ from seriatim.ports import Joiner, LedgerHead, LedgerStore
 def histories_as_of(
     store: LedgerStore, head: LedgerHead, partitions: Iterable[Partition]
 ) -> dict[Partition, PartitionHistory]:
-    """The pasts of partitions, as of `head`."""
-    last = head.ledger.sequence
-    entries = (
+    """The histories of partitions up to the entry of `head`."""
+    manifests = (
         manifest
         for manifest in store.entries(head.ledger.stream, -1)
-        if manifest.entry.sequence <= last
+        if manifest.entry.sequence <= head.ledger.sequence
     )
-    return history.read_histories(entries, partitions)
+    return history.read_histories(manifests, partitions)
 
 
 class RewindChooser:
-    """Chooses where to begin, for the partitions of one stream."""
+    """Chooses where refolds begin, for the partitions of one stream."""
 
     def __init__(
         self,
@@ -45,84 +43,87 @@ class RewindChooser:
         histories: Mapping[Partition, PartitionHistory],
         joiner: Joiner,
     ):
-        self.ledger, self.bounds, self.histories, self.joiner = (
-            head.ledger,
-            bounds,
-            histories,
-            joiner,
-        )
+        self.ledger = head.ledger
+        self.bounds = bounds
+        self.histories = histories
+        self.joiner = joiner
         self._checked_files: dict[str, str] = {}
-        """Files that were looked at, and what is wrong with each: many saved states share their
-        oldest.
+        """Files that were checked, and what is wrong with each (empty: nothing). Saved states share
+        their oldest files, so the same file comes up again and again.
         """
 
     def choose_rewind(
         self, request: RefoldRequest, *, rebuilds_state: bool = False, follows_cut_log: bool = False
     ) -> Rewind:
-        """A partition's refold. Raises `IntegrityError` where what it needs is gone.
+        """The refold of a partition. Raises `IntegrityError` if what it needs is gone.
 
-        `rebuild`: all state is made again. `back`: a log that was cut is followed back to its end.
+        `rebuilds_state`: all state is made again. `follows_cut_log`: if the log was cut, the
+        partition goes back to its end; without this a cut log is refused.
         """
-        account = self.ledger.account(request.partition) or raise_broken_promise(
-            "a refold is of a known partition"
-        )
-        seen = self._checked_bounds(request.partition)
-        cut = (
-            account.halt.log_end
-            if account.halt is not None and account.halt.finding == "truncated"
-            else -1
-        )
-        frontier = min(account.frontier, seen.log_end, cut if cut >= 0 else seen.log_end)
-        if frontier < account.frontier and not follows_cut_log:
-            raise self._cut_log_error(request.partition, account, frontier)
-        rebuilds_state |= frontier < account.frontier or bool(self._damaged_state_files(account))
+        partition = request.partition
+        account = self.ledger.account(partition)
+        if account is None:
+            raise_broken_promise("a refold is of a known partition")
+        bounds = self._checked_bounds(partition)
+        frontier = _frontier_after_refold(account, bounds)
+        is_log_cut = frontier < account.frontier
+        if is_log_cut and not follows_cut_log:
+            raise self._cut_log_error(partition, account, frontier)
+        if is_log_cut or self._damaged_state_files(account):
+            rebuilds_state = True
         start = min(request.start, frontier)
         until = min(max(request.until, start), frontier)
-        past = self.histories[request.partition]
-        sequence, base = self._find_base(request.partition, start, seen.log_start)
-        borders = tuple(point.account.frontier for point in past.commit_points(until, frontier))
+        past = self.histories[partition]
+        base = self._find_base(partition, start, bounds.log_start)
+        commit_points = past.commit_points(until, frontier)
+        passed_ranges = [
+            passed
+            for passed in past.passed_ranges()
+            if base.account.frontier < passed.end <= frontier
+        ]
+        refold_request = RefoldRequest(
+            partition=partition,
+            start=start,
+            until=until,
+            sessions=None if rebuilds_state else request.sessions,
+            reason=request.reason,
+        )
         return Rewind(
-            request=RefoldRequest(
-                partition=request.partition,
-                start=start,
-                until=until,
-                sessions=None if rebuilds_state else request.sessions,
-                reason=request.reason,
-            ),
+            request=refold_request,
             account=account,
-            base=base,
-            sequence=sequence,
+            base=base.account,
+            sequence=base.sequence,
             frontier=frontier,
-            commit_offsets=borders,
+            commit_offsets=tuple(point.account.frontier for point in commit_points),
             releases_by_hand=past.releases_by_hand(),
             rebuilds_state=rebuilds_state,
-            passed_ranges=tuple(
-                whole for whole in past.passed_ranges() if base.frontier < whole.end <= frontier
-            ),
+            passed_ranges=tuple(passed_ranges),
         )
 
     def _checked_bounds(self, partition: Partition) -> Bounds:
-        seen = self.bounds.get(partition)
-        stream = self.ledger.stream
-        if seen is None:
-            raise lost_messages_error(
-                stream, partition, "its topic is not in Kafka, or matches no more"
-            )
-        if (over := self.recreated_topic_error(partition)) is not None:
-            raise over
-        return seen
+        """The bounds of a partition. A topic that is gone, or was created again, is refused."""
+        bounds = self.bounds.get(partition)
+        if bounds is None:
+            loss = "its topic is not in Kafka, or matches no more"
+            raise lost_messages_error(self.ledger.stream, partition, loss)
+        recreated = self.recreated_topic_error(partition)
+        if recreated is not None:
+            raise recreated
+        return bounds
 
     def recreated_topic_error(self, partition: Partition) -> ConfigError | None:
-        """Why nothing of a partition can be folded again: its topic was made again."""
-        account, seen, stream = (
-            self.ledger.account(partition),
-            self.bounds.get(partition),
-            self.ledger.stream,
-        )
-        if account is None or seen is None or seen.topic_id == account.topic_id:
+        """The error that says that a topic was created again; None if it was not.
+
+        Nothing of such a partition can be folded again.
+        """
+        stream = self.ledger.stream
+        account = self.ledger.account(partition)
+        bounds = self.bounds.get(partition)
+        if account is None or bounds is None or bounds.topic_id == account.topic_id:
             return None
         return ConfigError(
-            f"{stream}: topic {partition.topic} was made again: what was folded cannot be read any more",
+            f"{stream}: topic {partition.topic} was made again: what was folded cannot be read any"
+            " more",
             next=f'seriatim accept {stream} {partition.topic} --because "…" begins its new life',
         )
 
@@ -131,35 +132,60 @@ class RewindChooser:
         return IntegrityError(
             f"{stream}: {partition} cannot be folded again: its log was cut at offset {end},"
             f" and it was folded up to {account.frontier}",
-            next=f"first follow the log back to where it ends: seriatim repair {stream} --partition {partition}",
+            next="first follow the log back to where it ends:"
+            f" seriatim repair {stream} --partition {partition}",
         )
 
-    def _find_base(self, partition: Partition, start: int, log_start: int) -> tuple[int, Account]:
-        """The nearest state at or before `start` that is as committed, and its entry."""
-        stream, account, damage = self.ledger.stream, self.ledger.partitions[str(partition)], ""
+    def _find_base(self, partition: Partition, start: int, log_start: int) -> CommitPoint:
+        """The nearest point at or before `start` whose state is as committed.
+
+        Raises `IntegrityError` if there is none, or if Kafka has not all messages since.
+        """
+        first_damage = ""
         for point in self.histories[partition].usable_points(start):
-            at = point.account.frontier
-            if hurt := self._damaged_state_files(point.account):
-                damage = damage or "; ".join(f"{path}: {why}" for path, why in hurt.items())
-            elif at < log_start:
-                raise lost_messages_error(
-                    stream,
-                    partition,
-                    is_halted=account.halt is not None or bool(self._damaged_state_files(account)),
-                    loss=f"it would begin at offset {at}, and Kafka has nothing before offset {log_start}:"
-                    f" [{at}, {log_start}) is gone",
-                )
-            else:
-                return point.sequence, point.account
+            damaged_files = self._damaged_state_files(point.account)
+            if not damaged_files:
+                self._refuse_expired(partition, point.account.frontier, log_start)
+                return point
+            # Not an error yet: an older state may still be good.
+            if not first_damage:
+                damage_texts = [f"{path}: {defect}" for path, defect in damaged_files.items()]
+                first_damage = "; ".join(damage_texts)
         raise IntegrityError(
-            f"{stream}: {partition} cannot be folded again: no state at or before offset {start} is as committed",
-            cause=damage[:600],
+            f"{self.ledger.stream}: {partition} cannot be folded again: no state at or before"
+            f" offset {start} is as committed",
+            cause=first_damage[:600],
             next="restore one of these files from a backup, then repair again",
         )
 
+    def _refuse_expired(self, partition: Partition, offset: int, log_start: int) -> None:
+        """Refuse to begin at an offset that Kafka has dropped already."""
+        if offset >= log_start:
+            return
+        account = self.ledger.partitions[str(partition)]
+        raise lost_messages_error(
+            self.ledger.stream,
+            partition,
+            f"it would begin at offset {offset}, and Kafka has nothing before offset {log_start}:"
+            f" [{offset}, {log_start}) is gone",
+            is_halted=account.halt is not None or bool(self._damaged_state_files(account)),
+        )
+
     def _damaged_state_files(self, account: Account) -> dict[str, str]:
-        """State files that are not as committed."""
-        unseen = [file for file in account.state if file.path not in self._checked_files]
-        found = self.joiner.find_damaged_files(unseen)
-        self._checked_files |= {file.path: found.get(file.path, "") for file in unseen}
-        return {file.path: why for file in account.state if (why := self._checked_files[file.path])}
+        """State files that are not as committed, and what is wrong with each."""
+        unchecked_files = [file for file in account.state if file.path not in self._checked_files]
+        damaged = self.joiner.find_damaged_files(unchecked_files)
+        for file in unchecked_files:
+            self._checked_files[file.path] = damaged.get(file.path, "")
+        defects = {file.path: self._checked_files[file.path] for file in account.state}
+        return {path: defect for path, defect in defects.items() if defect}
+
+
+def _frontier_after_refold(account: Account, bounds: Bounds) -> int:
+    """The frontier of a partition; if its log was cut, the end of what was not cut."""
+    frontier = min(account.frontier, bounds.log_end)
+    halt = account.halt
+    if halt is not None and halt.finding == "truncated" and halt.log_end >= 0:
+        # Producers may have written again since the halt. What counts is where the cut was.
+        frontier = min(frontier, halt.log_end)
+    return frontier

@@ -255,10 +255,10 @@ def test_an_expectation_that_raises_is_no_pass() -> None:
     class Angry:
         """Raises."""
 
-        def records(self, *_: Any) -> Any:
+        def check_records(self, *_: Any) -> Any:
             raise ZeroDivisionError("by the suite")
 
-        evidence = records
+        check_evidence = check_records
 
     with pytest.raises(ZeroDivisionError):
         check_stream(means(made, checker=Angry()))
