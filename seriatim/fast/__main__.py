@@ -1,4 +1,7 @@
-"""`python -m seriatim.fast`: compile the bulk fold, by folding a little of everything with it."""
+"""`python -m seriatim.fast`: compile the fold, by folding a little of everything with it.
+
+Next: ready.py, which says where the compiled code is saved.
+"""
 
 from __future__ import annotations
 
@@ -12,51 +15,70 @@ from seriatim.fast import ready
 
 
 class _SampleMessageBatch:
-    """Messages with no file and no Kafka behind them."""
+    """A batch of messages made here, without a file or a broker."""
 
     def __init__(self, keys: list[bytes], values: list[bytes]) -> None:
         self.record_batch = pa.RecordBatch.from_pydict(
             {"key": pa.array(keys), "value": pa.array(values)}
         )
-        self.start, self.values, self.keys = 0, values, keys
+        self.start = 0
+        self.values = values
+        self.keys = keys
         self.timestamps = np.zeros(len(keys), np.int64)
 
     def __len__(self) -> int:
         return len(self.values)
 
     def invalid_timestamp_positions(self) -> list[int]:
-        """All come at the same good time."""
+        """None: all messages have the same valid time."""
         return []
 
 
 def compile_all() -> None:
-    """Call every compiled function as tasks call it."""
+    """Call every compiled function with the types that tasks call it with."""
     from seriatim.engine.fold import Fold
     from seriatim.engine.offsets import Partition
-    from seriatim.fast.fold import BulkFold
-    from seriatim.fast.table import BulkTable
+    from seriatim.fast.fold import CompiledFold
+    from seriatim.fast.table import CompiledTable
 
     columns = {"id": "string", "n": "int64", "x": "float64", "ok": "bool"}
-    runner = BulkTable(key=["id"], columns=columns, sequence="seq")
-    fold: Fold = BulkFold(Partition("t", 0), runner, "strict", "quarantine", lambda _: {})
-    sent = list(_sample_messages())
-    fold.fold_batch(_SampleMessageBatch([b"s"] * len(sent), sent))  # type: ignore[arg-type]  # it has what a stretch must have
+    runner = CompiledTable(key=["id"], columns=columns, sequence="seq")
+    fold: Fold = CompiledFold(Partition("t", 0), runner, "strict", "quarantine", lambda _: {})
+    values = list(_sample_messages())
+    batch = _SampleMessageBatch([b"s"] * len(values), values)
+    fold.fold_batch(batch)  # type: ignore[arg-type]  # it has what the fold reads of a batch
     (session,) = fold.touched_sessions().values()
     runner.repack_heap(always=True)
     assert session.state_bytes is not None
-    runner.to_plain_rows(runner.load(session.state_bytes, 1))
+    loaded_rows = runner.load(session.state_bytes, 1)
+    runner.to_plain_rows(loaded_rows)
     _compile_unpacking()
 
 
 def _compile_unpacking() -> None:
-    """Kafka's records: none at all will do."""
+    """Compile what unpacks Kafka's records. The types are what counts: no record is needed."""
     from seriatim.fast.kafka_records import CRC_TABLES, crc32c, unpack_records
 
-    none, number = np.frombuffer(b"", np.uint8), np.zeros(7, np.int64)
-    sizes, edges, room = np.zeros(1, np.int32), np.zeros(2, np.int32), np.zeros(1, np.uint8)
-    crc32c(none, 0, 0, CRC_TABLES)
+    data = np.frombuffer(b"", np.uint8)
+    numbers = np.zeros(7, np.int64)
+    sizes = np.zeros(1, np.int32)
+    edges = np.zeros(2, np.int32)
+    content = np.zeros(1, np.uint8)
+    crc32c(data, 0, 0, CRC_TABLES)
     unpack_records(
-        none, number, 0, number, number, number, number, sizes, edges, room, sizes, edges, room
+        data,
+        batch_header=numbers,
+        row=0,
+        cursor=numbers,
+        offsets=numbers,
+        times=numbers,
+        header_positions=numbers,
+        key_sizes=sizes,
+        key_edges=edges,
+        keys=content,
+        value_sizes=sizes,
+        value_edges=edges,
+        values=content,
     )
 
 
@@ -71,14 +93,12 @@ def _sample_messages() -> Iterator[bytes]:
 
 
 def main() -> None:
-    """Do what is not done yet."""
+    """Compile, unless it is compiled already. Exits with a message if the code cannot be saved."""
     if ready.is_ready():
         return
     if ready.compiled_folder() is None:
-        sys.exit(
-            "the bulk fold cannot be compiled: neither the package nor ~/.cache can be written to"
-        )
-    sys.stderr.write("compiling the bulk fold: about half a minute\n")
+        sys.exit("the fold cannot be compiled: neither the package nor ~/.cache can be written to")
+    sys.stderr.write("compiling the fold: about half a minute\n")
     compile_all()
     ready.mark_ready()
 

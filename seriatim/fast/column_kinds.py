@@ -1,6 +1,6 @@
-"""Kinds of columns that can be folded in bulk, and whether a stream can be.
+"""Kinds of columns that the compiled fold knows, and whether a stream can use it.
 
-Next room: choose.py asks; parse.py and packed.py know them by number.
+Next: choose.py asks; parse.py and packed_state.py know the kinds by number.
 """
 
 from __future__ import annotations
@@ -11,28 +11,23 @@ TEXT, INTEGER, FLOAT, BOOL = 0, 1, 2, 3
 COLUMN_KINDS = {"string": TEXT, "int64": INTEGER, "float64": FLOAT, "bool": BOOL}
 
 
-def can_fold_in_bulk(stream: Stream) -> bool:
-    """Whether a stream's table can be folded in bulk: plain columns, sessions by key, and no field
-    wanted twice.
+def can_use_compiled_fold(stream: Stream) -> bool:
+    """Whether a stream's table can be folded by compiled code.
+
+    Its columns must be of a known kind, its sessions named by the message key, its messages folded
+    in the order in which they come, and no field of a message may mean two things.
     """
-    table = stream.table
-    if stream.machine != "table":
+    if stream.machine != "table" or stream.session_field is not None:
         return False
-    fields = [
-        table.type_field,
-        table.rows_field,
-        *([stream.sequence] if stream.sequence else []),
-        *table.columns,
-    ]
-    plain = all(kind in COLUMN_KINDS for kind in table.columns.values())
-    exact = all(
-        table.columns[name] != "float64" for name in table.key
-    )  # 0.0 and -0.0 are one key, and two numbers
-    in_order = stream.limits.window is None and not stream.limits.timeout_ms
-    return (
-        plain
-        and exact
-        and in_order
-        and stream.session_field is None
-        and len(set(fields)) == len(fields)
-    )
+    if stream.limits.window is not None or stream.limits.timeout_ms:
+        return False
+    table = stream.table
+    if any(kind not in COLUMN_KINDS for kind in table.columns.values()):
+        return False
+    # 0.0 and -0.0 are equal keys, but different bits, and compiled code compares bits.
+    if any(table.columns[name] == "float64" for name in table.key):
+        return False
+    fields = [table.type_field, table.rows_field, *table.columns]
+    if stream.sequence:
+        fields.append(stream.sequence)
+    return len(set(fields)) == len(fields)

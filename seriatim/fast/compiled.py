@@ -1,7 +1,8 @@
-"""What every compiled function here is compiled with. Arrays are numpy's; nothing in them is a
-Python object.
+"""The decorators that compile a function, and what all compiled functions share.
 
-Next room: ready.py says where compiled code is kept; parse.py.
+Compiled functions work on numpy arrays of numbers; they neither use nor make Python objects.
+
+Next: ready.py, which says where compiled code is saved; parse.py, the first compiled module.
 """
 
 from __future__ import annotations
@@ -25,39 +26,46 @@ uint64: Any = np.uint64
 uint8: Any = np.uint8
 """Numbers of a known width, which are plain ones to mypy."""
 MISSING, NULL = -2, -1
-"""In place of a cell's size: the message does not name the column, or names it as null."""
+"""Instead of a cell's size: the message does not name the column, or names it as null."""
 NUMBA_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
-"""No division here can fail, and nothing is allocated: without counting references it is three
-times as fast.
+"""No division here can fail, and nothing is allocated: without reference counting (`_nrt`) the code
+is three times as fast.
 """
 
 
 def compiled(function: F) -> F:
-    """A function that Python calls: compiled at its first call; later processes load what was
-    compiled.
+    """A function that Python calls. It is compiled at its first call; later processes load the
+    compiled code.
     """
-    place, before = ready.compiled_folder(), numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(place or "")
+    folder = ready.compiled_folder()
+    previous_folder = numba.config.CACHE_DIR
+    # numba reads the folder when it decorates, and has no other way to be told.
+    numba.config.CACHE_DIR = str(folder or "")
     try:
-        return numba.njit(cache=place is not None, **NUMBA_OPTIONS)(function)
+        compile_function = numba.njit(cache=folder is not None, **NUMBA_OPTIONS)
+        return compile_function(function)
     finally:
-        numba.config.CACHE_DIR = before
+        numba.config.CACHE_DIR = previous_folder
 
 
 def compiled_inner(function: F) -> F:
-    """A function that only compiled ones call. Without a way in from Python it compiles in half the
-    time.
+    """A function that only compiled functions call. Without wrappers for Python and C it compiles in
+    half the time.
     """
-    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **NUMBA_OPTIONS)(function)
+    compile_function = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **NUMBA_OPTIONS)
+    return compile_function(function)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def load_eight_bytes(context: Any, data: Any, position: Any) -> Any:  # noqa: ARG001  # numba wants all three
-    """Eight bytes from a place on, as one number. Whoever calls it knows that they are there."""
+    """Eight bytes from a position on, as one number. The caller has proved that they are there."""
 
     def load(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, values[0])
-        first = builder.gep(array.data, [values[1]])
-        return builder.load(builder.bitcast(first, ir.IntType(64).as_pointer()), align=1)
+        make_array = context.make_array(signature.args[0])
+        array = make_array(context, builder, values[0])
+        byte_pointer = builder.gep(array.data, [values[1]])
+        word_pointer = builder.bitcast(byte_pointer, ir.IntType(64).as_pointer())
+        # A text begins anywhere, so the eight bytes are not aligned.
+        return builder.load(word_pointer, align=1)
 
     return types.uint64(data, types.int64), load

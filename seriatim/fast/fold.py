@@ -1,10 +1,9 @@
-"""The fold over whole stretches: usual messages in bulk, the others one by one, as engine/fold.py
-does it.
+"""The compiled fold: usual messages by compiled code, the others one by one, as engine/fold.py does.
 
-A stretch with too much that is unusual, or with few messages per session, is folded the plain way;
-then the sessions' rows leave the arena, and do not move to and fro.
+A batch with too many unusual messages, or with few messages per session, is folded by the plain
+fold. The sessions' rows leave the arena then, and do not come back in this task.
 
-Next room: columns.py makes Arrow columns of what was folded; storage/record_files.py writes them.
+Next: columns.py makes Arrow columns of the records; storage/record_files.py writes them.
 """
 
 from __future__ import annotations
@@ -17,144 +16,168 @@ import pyarrow as pa
 
 from seriatim.engine.fold import Fold
 from seriatim.engine.messages import MessageBatch, session_name_of_key
-from seriatim.engine.session import FoldOutput, Session
+from seriatim.engine.session import ColumnarRecords, FoldOutput, Session
 from seriatim.errors import ensure
 from seriatim.fast.columns import parse_values, to_columnar_records
 from seriatim.fast.compiled import Array, compiled, int64
 from seriatim.fast.parse import SNAPSHOT, UNSURE
-from seriatim.fast.rows import BulkRecords, BulkSessions, fold_usual_messages
-from seriatim.fast.table import ArenaSlot, BulkTable
+from seriatim.fast.rows import RecordBuffers, SessionColumns, fold_usual_messages
+from seriatim.fast.table import ArenaSlot, CompiledTable
 
 
-class BulkFold(Fold):
-    """One partition's walk, with a `BulkTable`."""
+class CompiledFold(Fold):
+    """The fold of one partition with a `CompiledTable`.
+
+    It overrides the steps of `Fold.fold_batch` that look at every message; `_compiled_batch` is the
+    batch under way, or None if it goes through the plain fold.
+    """
 
     unusual_max, messages_per_session_min = 1 / 8, 3
-    """Beyond these the plain way is faster."""
-    runner: BulkTable
-    _bulk_messages: BulkMessages | None = None
+    """With more unusual messages, or fewer messages per session, the plain fold is faster."""
+    runner: CompiledTable
+    _compiled_batch: CompiledBatch | None = None
     _is_arena_abandoned = False
 
-    def _decode(self, stretch: MessageBatch) -> Any:
-        self._bulk_messages = None
-        batch = getattr(stretch, "record_batch", None)
-        alone = (
-            not self.undoable
-            and self.window is None
-            and self.expiry is None
-            and self.session_filter is None
-        )
-        if (
-            batch is not None
-            and alone
-            and not self.has_session_field
-            and not self._is_arena_abandoned
-            and len(stretch)
-        ):
-            names = BulkSessionNames(batch.column("key"))
-            if len(names) >= self.messages_per_session_min * len(names.distinct):
-                messages = BulkMessages(self.runner, names, batch.column("value"))
-                if messages.unusual_share <= self.unusual_max:
-                    self._bulk_messages = messages
-                    return messages
+    def fold_batch(self, batch: MessageBatch) -> FoldOutput:
+        """Fold messages in order until the end or a halt; `consumed_messages` says how many."""
+        output = super().fold_batch(batch)
+        compiled_batch = self._compiled_batch
+        if compiled_batch is not None:
+            records = compiled_batch.columnar_records()
+            output.columnar_records = records
+            if records is not None:
+                self.counts.records += len(records.positions)
+            if compiled_batch.refused_count > self.unusual_max * len(batch):
+                self._move_rows_out_of_arena()
+            self._compiled_batch = None
+        self.runner.repack_heap()
+        return output
+
+    def _decode(self, batch: MessageBatch) -> Any:
+        self._compiled_batch = self._parse_if_usual(batch)
+        if self._compiled_batch is not None:
+            return self._compiled_batch
         self._move_rows_out_of_arena()
-        return super()._decode(stretch)
+        return super()._decode(batch)
+
+    def _parse_if_usual(self, batch: MessageBatch) -> CompiledBatch | None:
+        """The batch, parsed by compiled code; None if the plain fold must take it, or is faster."""
+        # 1. Rules that compiled code does not know.
+        if self.window is not None or self.expiry is not None:
+            return None
+        if self.session_filter is not None or self.has_session_field or self.undoable:
+            return None
+        if self._is_arena_abandoned:
+            return None
+        # 2. Only messages in Arrow columns can be parsed.
+        record_batch = getattr(batch, "record_batch", None)
+        if record_batch is None or len(batch) == 0:
+            return None
+        # 3. Many sessions, or many unusual messages, cost more than they gain.
+        names = BatchSessionNames(record_batch.column("key"))
+        if len(names) < self.messages_per_session_min * len(names.distinct):
+            return None
+        compiled_batch = CompiledBatch(self.runner, names, record_batch.column("value"))
+        if compiled_batch.unusual_share > self.unusual_max:
+            return None
+        return compiled_batch
 
     def _move_rows_out_of_arena(self) -> None:
-        """Take all rows out of the arena. Rows that were in it once do not come back in this task."""
+        """Take all rows out of the arena. Moving to and fro would cost more than it gains, so rows
+        that were in the arena do not come back in this task.
+        """
         for session in self.sessions.values():
             if session.state.__class__ is ArenaSlot:
                 session.state = self.runner.to_plain_rows(session.state)
                 self._is_arena_abandoned = True
         self.runner.uses_arena = False
 
-    def _session_names(self, stretch: MessageBatch, messages: Any) -> Any:
-        return (
-            super()._session_names(stretch, messages)
-            if self._bulk_messages is None
-            else self._bulk_messages.names
-        )
+    def _session_names(self, batch: MessageBatch, messages: Any) -> Any:
+        if self._compiled_batch is None:
+            return super()._session_names(batch, messages)
+        return self._compiled_batch.names
 
     def _load_new_sessions(self, names: Any) -> None:
-        if self._bulk_messages is None:
+        if self._compiled_batch is None:
             super()._load_new_sessions(names)
             return
         self.runner.uses_arena = True
-        super()._load_new_sessions(self._bulk_messages.names.distinct)
-        self._bulk_messages.register_sessions(self.sessions)
+        super()._load_new_sessions(self._compiled_batch.names.distinct)
+        self._compiled_batch.register_sessions(self.sessions)
 
     def _mark_touched(self, names: Any, consumed: int) -> None:
-        bulk = self._bulk_messages
-        if bulk is None:
+        compiled_batch = self._compiled_batch
+        if compiled_batch is None:
             super()._mark_touched(names, consumed)
             return
-        bulk.write_sequences_to_sessions(self.sessions)
+        compiled_batch.write_sequences_to_sessions(self.sessions)
         if self._skipped_positions:
             super()._mark_touched(list(names), consumed)
             return
-        last = bulk.names.last_positions(consumed)
-        times = self._batch.timestamps
-        for name, i in zip(bulk.names.distinct, last.tolist(), strict=True):
-            session = self.sessions.get(name) if i >= 0 and name is not None else None
+        batch = self._batch
+        last_positions = compiled_batch.names.last_positions(consumed).tolist()
+        for name, position in zip(compiled_batch.names.distinct, last_positions, strict=True):
+            if position < 0 or name is None:
+                continue
+            session = self.sessions.get(name)
             if session is not None and session.is_active:
                 session.is_touched = True
-                session.last_offset, session.timestamp = self._batch.start + i, int(times[i])
+                session.last_offset = batch.start + position
+                session.timestamp = int(batch.timestamps[position])
 
-    def _measure_distance(self, stretch: MessageBatch, names: Any, consumed: int) -> None:
-        bulk = self._bulk_messages
-        if bulk is None or self._ended_positions or self.limits.distance_ms:
-            super()._measure_distance(stretch, list(names), consumed)
+    def _measure_distance(self, batch: MessageBatch, names: Any, consumed: int) -> None:
+        compiled_batch = self._compiled_batch
+        if compiled_batch is None or self._ended_positions or self.limits.distance_ms:
+            super()._measure_distance(batch, list(names), consumed)
             return
-        distinct = [
-            self.sessions.get(name) if name is not None else None for name in bulk.names.distinct
-        ]
-        lines = [
-            (s.messages_since_snapshot, s.snapshot_distance_ms, s.snapshot_timestamp)
-            if s
-            else (0, 0, -1)
-            for s in distinct
-        ]
-        kept = np.array(lines, np.int64).reshape(-1, 3)
-        anchored = np.zeros(len(stretch), np.bool_)
-        anchored[self._snapshot_positions] = True
-        noted = np.zeros(len(distinct), np.bool_)
-        most, longest = measure_snapshot_distances(
-            bulk.names.codes[:consumed], np.asarray(stretch.timestamps), anchored, kept, noted
+        # 1. The distances so far, one line per session.
+        sessions = [self._session_or_none(name) for name in compiled_batch.names.distinct]
+        distances = _distances_of(sessions)
+        is_snapshot = np.zeros(len(batch), np.bool_)
+        is_snapshot[self._snapshot_positions] = True
+        is_changed = np.zeros(len(sessions), np.bool_)
+        # 2. Walk through the messages.
+        codes = compiled_batch.names.codes[:consumed]
+        times = np.asarray(batch.timestamps)
+        most_messages, longest_ms = measure_snapshot_distances(
+            codes, times, is_snapshot, distances, is_changed
         )
-        for session, line, was_noted in zip(distinct, kept.tolist(), noted.tolist(), strict=True):
+        # 3. Write the distances back.
+        for code, session in enumerate(sessions):
             if session is not None:
-                (
-                    session.messages_since_snapshot,
-                    session.snapshot_distance_ms,
-                    session.snapshot_timestamp,
-                ) = line
-                session.is_touched |= was_noted
-        self.counts.distance_messages = max(self.counts.distance_messages, most)
-        self.counts.distance_ms = max(self.counts.distance_ms, longest)
+                session.messages_since_snapshot = int(distances[code, 0])
+                session.snapshot_distance_ms = int(distances[code, 1])
+                session.snapshot_timestamp = int(distances[code, 2])
+                session.is_touched |= bool(is_changed[code])
+        self.counts.distance_messages = max(self.counts.distance_messages, most_messages)
+        self.counts.distance_ms = max(self.counts.distance_ms, longest_ms)
 
-    def fold_batch(self, stretch: MessageBatch) -> FoldOutput:
-        """Fold messages in order until the end or a halt; `consumed` says how many."""
-        out = super().fold_batch(stretch)
-        if self._bulk_messages is not None:
-            out.columnar_records = self._bulk_messages.columnar_records()
-            self.counts.records += (
-                0 if out.columnar_records is None else len(out.columnar_records.positions)
-            )
-            if self._bulk_messages.refused_count > self.unusual_max * len(stretch):
-                self._move_rows_out_of_arena()
-            self._bulk_messages = None
-        self.runner.repack_heap()
-        return out
+    def _session_or_none(self, name: str | None) -> Session | None:
+        return None if name is None else self.sessions.get(name)
 
 
-class BulkSessionNames:
-    """The sessions' names of a stretch, each held once."""
+def _distances_of(sessions: list[Session | None]) -> Array:
+    """One line per session: (messages since its snapshot, longest time since, snapshot's time)."""
+    distances = np.zeros((len(sessions), 3), np.int64)
+    for code, session in enumerate(sessions):
+        if session is None:
+            distances[code, 2] = -1
+        else:
+            distances[code, 0] = session.messages_since_snapshot
+            distances[code, 1] = session.snapshot_distance_ms
+            distances[code, 2] = session.snapshot_timestamp
+    return distances
+
+
+class BatchSessionNames:
+    """The session of each message of a batch, as a code; every name is held once."""
 
     def __init__(self, keys: pa.Array) -> None:
         encoded = keys.dictionary_encode()
         self.distinct = [session_name_of_key(key) for key in encoded.dictionary.to_pylist()]
         codes = encoded.indices.fill_null(-1) if encoded.null_count else encoded.indices
         self.codes: Array = codes.to_numpy(zero_copy_only=False).astype(np.int64)
+        """Positions in `distinct`; -1: the message has no session."""
         nameless = [code for code, name in enumerate(self.distinct) if name is None]
         if nameless:
             self.codes[np.isin(self.codes, nameless)] = -1
@@ -163,43 +186,51 @@ class BulkSessionNames:
         return len(self.codes)
 
     def __getitem__(self, i: int) -> str | None:
-        code = self.codes[i]
-        return None if code < 0 else self.distinct[code]
+        return self._name_of(self.codes[i])
 
     def __iter__(self) -> Iterator[str | None]:
-        return (None if code < 0 else self.distinct[code] for code in self.codes.tolist())
+        return map(self._name_of, self.codes.tolist())
+
+    def _name_of(self, code: int) -> str | None:
+        return None if code < 0 else self.distinct[code]
 
     def last_positions(self, count: int) -> Array:
-        """Of each name, its last position among the first `count` messages; -1: none."""
-        last = np.full(
-            len(self.distinct) + 1, -1, np.int64
-        )  # those without a name fall on the one more
-        last[self.codes[:count]] = np.arange(count)
-        return last[:-1]
+        """Each name's last position among the first `count` messages; -1: none."""
+        # Messages without a session have the code -1, so they fall on one entry more at the end.
+        positions = np.full(len(self.distinct) + 1, -1, np.int64)
+        positions[self.codes[:count]] = np.arange(count)
+        return positions[:-1]
 
 
-class BulkMessages:
-    """A stretch's messages, parsed in bulk; one of them is decoded when somebody asks for it."""
+class CompiledBatch:
+    """The messages of a batch, parsed by compiled code.
 
-    def __init__(self, runner: BulkTable, names: BulkSessionNames, values: pa.Array) -> None:
-        self.runner, self.names, self._values = runner, names, values
-        self.sequences = BulkSequences(self)
+    It stands in for the list of decoded messages: a single message is decoded by msgspec when the
+    plain fold asks for it.
+    """
+
+    def __init__(self, runner: CompiledTable, names: BatchSessionNames, values: pa.Array) -> None:
+        self.runner = runner
+        self.names = names
+        self._values = values
+        self.sequences = LazySequences(self)
         self._decoded_by_position: dict[int, Any] = {}
         self.data, self.edges, self.parsed = parse_values(values, runner.field_layout)
         self._record_count = 0
         self.refused_count = 0
-        """Messages that looked usual, and were not: the rows or the sequence contradict them."""
-        width, count = len(runner.columns) - 1, len(names)
-        self._bulk_records = BulkRecords(
-            np.empty(count, np.int64),
-            np.empty(count, np.int8),
-            np.empty((width, count), np.int64),
-            np.empty((width, count), np.int32),
+        """Messages that were parsed, and then refused: the rows or the sequence contradict them."""
+        width = len(runner.columns) - 1  # without the operation
+        count = len(names)
+        self._records = RecordBuffers(
+            positions=np.empty(count, np.int64),
+            operations=np.empty(count, np.int8),
+            cells=np.empty((width, count), np.int64),
+            sizes=np.empty((width, count), np.int32),
         )
 
     @property
     def unusual_share(self) -> float:
-        """How much of it is not usual, by its looks."""
+        """The share of snapshots and of messages that were not parsed: between 0 and 1."""
         return float(np.mean(self.parsed.kinds <= SNAPSHOT))
 
     def __len__(self) -> int:
@@ -207,7 +238,8 @@ class BulkMessages:
 
     def __getitem__(self, i: int) -> Any:
         if i not in self._decoded_by_position:
-            (self._decoded_by_position[i],) = self.runner.decode([self._values[i].as_py()])
+            (message,) = self.runner.decode([self._values[i].as_py()])
+            self._decoded_by_position[i] = message
         return self._decoded_by_position[i]
 
     def __setitem__(self, i: int, message: Any) -> None:
@@ -215,13 +247,13 @@ class BulkMessages:
         self.parsed.kinds[i] = UNSURE
 
     def register_sessions(self, sessions: Mapping[str, Session]) -> None:
-        """Know the sessions of this stretch by number."""
+        """Copy what compiled code must know of the sessions into arrays, by their codes."""
         count = len(self.names.distinct)
-        self._bulk_sessions = BulkSessions(
-            self.names.codes,
-            np.empty(count, np.int64),
-            np.empty(count, np.int64),
-            np.empty(count, np.bool_),
+        self._sessions = SessionColumns(
+            session_codes=self.names.codes,
+            slots=np.empty(count, np.int64),
+            sequences=np.empty(count, np.int64),
+            has_sequence=np.empty(count, np.bool_),
         )
         for code, name in enumerate(self.names.distinct):
             session = None if name is None else sessions[name]
@@ -230,111 +262,119 @@ class BulkMessages:
             self._read_session(code, session)
 
     def _read_session(self, code: int, session: Session | None) -> None:
-        uses_arena = (
-            session is not None and session.is_active and session.state.__class__ is ArenaSlot
-        )
-        self._bulk_sessions.slots[code] = session.state.number if uses_arena and session else -1
-        sequence = None if session is None else session.sequence
-        self._bulk_sessions.sequences[code], self._bulk_sessions.has_sequence[code] = (
-            sequence or 0,
-            sequence is not None,
-        )
+        """Copy a session's slot and sequence into the arrays."""
+        slot = -1
+        sequence = None
+        if session is not None:
+            sequence = session.sequence
+            if session.is_active and session.state.__class__ is ArenaSlot:
+                slot = session.state.number
+        self._sessions.slots[code] = slot
+        self._sessions.sequences[code] = sequence or 0
+        self._sessions.has_sequence[code] = sequence is not None
 
     def fold_usual(self, sessions: Mapping[str, Session]) -> Iterator[int]:
-        """Fold what is usual; gives the positions of the rest, each when it is its turn."""
-        at, count = 0, len(self)
+        """Fold the usual messages; gives the position of every other message at its turn.
+
+        Compiled code folds as far as it can. The caller folds the message at which it stopped, and
+        compiled code goes on behind it.
+        """
+        position = 0
         while True:
-            self.runner.reserve_capacity(count - at, int(self.edges[-1] - self.edges[at]))
-            wanted = self.runner.field_layout
-            at, self._record_count = fold_usual_messages(
+            remaining_bytes = int(self.edges[-1] - self.edges[position])
+            self.runner.reserve_capacity(len(self) - position, remaining_bytes)
+            position, self._record_count = fold_usual_messages(
                 self.runner.arena,
                 self.data,
                 self.parsed,
-                self._bulk_sessions,
-                wanted.has_sequence,
-                at,
-                self._bulk_records,
+                self._sessions,
+                self.runner.field_layout.has_sequence,
+                position,
+                self._records,
                 self._record_count,
             )
-            if at == count:
+            if position == len(self):
                 return
-            code = int(self.names.codes[at])
-            self.refused_count += (
-                code >= 0
-                and self._bulk_sessions.slots[code] >= 0
-                and self.parsed.kinds[at] > SNAPSHOT
-            )
+            code = int(self.names.codes[position])
             if code < 0:
-                yield at
+                yield position
             else:
+                if self._sessions.slots[code] >= 0 and self.parsed.kinds[position] > SNAPSHOT:
+                    self.refused_count += 1
+                # The caller changes the session: it must know the sequence that compiled code has
+                # come to, and compiled code must know afterwards what became of it.
                 session = sessions[self.names.distinct[code] or ""]
                 self._write_sequence_to_session(code, session)
-                yield at
+                yield position
                 self._read_session(code, session)
-            at += 1
+            position += 1
 
     def _write_sequence_to_session(self, code: int, session: Session) -> None:
-        if (
-            self._bulk_sessions.slots[code] >= 0
-            and self.runner.field_layout.has_sequence
-            and self._bulk_sessions.has_sequence[code]
-        ):
-            session.sequence = int(self._bulk_sessions.sequences[code])
+        in_arena = self._sessions.slots[code] >= 0
+        has_sequence = self.runner.field_layout.has_sequence and self._sessions.has_sequence[code]
+        if in_arena and has_sequence:
+            session.sequence = int(self._sessions.sequences[code])
 
     def write_sequences_to_sessions(self, sessions: Mapping[str, Session]) -> None:
-        """Let the sessions know their last sequence."""
+        """Write the last sequence of every session that compiled code folded into the session."""
         for code, name in enumerate(self.names.distinct):
             if name is not None:
                 self._write_sequence_to_session(code, sessions[name])
 
-    def columnar_records(self) -> Any:
-        """What was folded in bulk, in columns."""
-        made, count = self._bulk_records, self._record_count
+    def columnar_records(self) -> ColumnarRecords | None:
+        """The records of compiled code, in columns; None if there are none."""
+        count = self._record_count
         if count == 0:
             return None
         ensure(count <= len(self), "a usual message gives one record")
-        return to_columnar_records(self.runner, self.names, self.parsed, made, count)
+        return to_columnar_records(self.runner, self.names, self.parsed, self._records, count)
 
 
-class BulkSequences:
-    """The producer's counters, taken from messages when somebody asks."""
+class LazySequences:
+    """The producer's counters of a batch, read from a message when they are asked for."""
 
-    def __init__(self, messages: BulkMessages) -> None:
-        self._sample_messages = messages
+    def __init__(self, messages: CompiledBatch) -> None:
+        self._messages = messages
+        self._has_sequence = messages.runner.field_layout.has_sequence
 
     def __getitem__(self, i: int) -> int | None:
-        return (
-            self._sample_messages[i].sequence
-            if self._sample_messages.runner.field_layout.has_sequence
-            else None
-        )
+        if not self._has_sequence:
+            return None
+        sequence: int | None = self._messages[i].sequence
+        return sequence
 
     def __len__(self) -> int:
-        return len(self._sample_messages)
+        return len(self._messages)
 
     def __iter__(self) -> Iterator[int | None]:
-        return (self[i] for i in range(len(self)))
+        for i in range(len(self)):
+            yield self[i]
 
 
 @compiled
 def measure_snapshot_distances(
-    codes: Array, times: Array, anchored: Array, distances: Array, is_changed: Array
+    codes: Array, times: Array, is_snapshot: Array, distances: Array, is_changed: Array
 ) -> tuple[int, int]:
-    """How far sessions are from their snapshots; `kept` has (messages since, longest time,
-    snapshot's time) of each.
+    """How far messages are from their session's snapshot: (most messages, longest time in ms).
 
-    The most messages and the longest time of all.
+    `distances` has a line per session: (messages since its snapshot, longest time since, snapshot's
+    time, or -1 before the first one).
     """
-    most, longest = int64(0), int64(0)
-    for m in range(len(codes)):
-        code = codes[m]
+    most_messages = int64(0)
+    longest_ms = int64(0)
+    for message in range(len(codes)):
+        code = codes[message]
         if code < 0:
             continue
-        if anchored[m]:
-            distances[code, 0], distances[code, 1], distances[code, 2] = 0, 0, times[m]
+        if is_snapshot[message]:
+            distances[code, 0] = 0
+            distances[code, 1] = 0
+            distances[code, 2] = times[message]
         elif distances[code, 2] >= 0:
             distances[code, 0] += 1
-            distances[code, 1] = max(distances[code, 1], times[m] - distances[code, 2])
+            elapsed_ms = times[message] - distances[code, 2]
+            distances[code, 1] = max(distances[code, 1], elapsed_ms)
             is_changed[code] = True
-            most, longest = max(most, distances[code, 0]), max(longest, distances[code, 1])
-    return most, longest
+            most_messages = max(most_messages, distances[code, 0])
+            longest_ms = max(longest_ms, distances[code, 1])
+    return most_messages, longest_ms

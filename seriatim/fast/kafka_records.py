@@ -1,9 +1,9 @@
-"""Kafka's records, unpacked in bulk: a batch's bytes as offsets, times, keys and values in columns.
+"""Kafka's record batches, unpacked by compiled code: offsets, times, keys and values in columns.
 
-The format is Kafka's own, version 2: numbers are varints, zigzag, as deltas to the batch's header.
-Sure, or -1.
+The format is version 2 of Kafka's record batch: numbers are zigzag varints, as differences to the
+batch's header. Bytes that are not such a batch give -1.
 
-Next room: kafka/task_reader.py calls it with what a broker sent.
+Next: kafka/task_reader.py, which calls it with what a broker sent.
 """
 
 from __future__ import annotations
@@ -18,22 +18,26 @@ from numba.extending import intrinsic
 from seriatim.fast.compiled import Array, compiled, compiled_inner, int64, load_eight_bytes, uint64
 
 POLYNOMIAL = 0x82F63B78
-"""CRC-32C, by Castagnoli, its bits in reverse."""
+"""The polynomial of CRC-32C (Castagnoli), its bits reversed."""
+VARINT_BITS_MAX = 70
+"""Ten bytes of seven bits: the longest varint of 64 bits."""
 
 
 def _crc_tables() -> Array:
-    """For each of eight bytes at once, what it does to the sum."""
+    """Eight tables of 256 entries: what each of eight bytes, taken at once, does to the checksum."""
     tables = np.zeros((8, 256), np.uint64)
     for value in range(256):
-        rest = value
+        remainder = value
         for _ in range(8):
-            rest = rest >> 1 ^ (POLYNOMIAL if rest & 1 else 0)
-        tables[0, value] = rest
+            lowest_bit = remainder & 1
+            remainder >>= 1
+            if lowest_bit:
+                remainder ^= POLYNOMIAL
+        tables[0, value] = remainder
     for row in range(1, 8):
-        before = tables[row - 1]
-        tables[row] = tables[0][(before & np.uint64(255)).astype(np.int64)] ^ (
-            before >> np.uint64(8)
-        )
+        previous = tables[row - 1]
+        low_bytes = (previous & np.uint64(255)).astype(np.int64)
+        tables[row] = tables[0][low_bytes] ^ (previous >> np.uint64(8))
     return tables
 
 
@@ -42,85 +46,91 @@ BYTE_MASK, WORD_MASK = uint64(0xFF), uint64(0xFFFFFFFF)
 
 
 @compiled
-def crc32c(d: Array, at: int, end: int, t: Array) -> Any:
-    """The checksum of bytes, as Kafka has it in a batch's header. `t`: CRC_TABLES."""
+def crc32c(data: Array, position: int, end: int, tables: Array) -> Any:
+    """The checksum of bytes, as Kafka has it in a batch's header. `tables`: CRC_TABLES."""
     crc = WORD_MASK
-    while at + 8 <= end:
-        x = load_eight_bytes(d, at) ^ crc
-        crc = (
-            t[7, int64(x & BYTE_MASK)]
-            ^ t[6, int64((x >> uint64(8)) & BYTE_MASK)]
-            ^ t[5, int64((x >> uint64(16)) & BYTE_MASK)]
-            ^ t[4, int64((x >> uint64(24)) & BYTE_MASK)]
-            ^ t[3, int64((x >> uint64(32)) & BYTE_MASK)]
-            ^ t[2, int64((x >> uint64(40)) & BYTE_MASK)]
-            ^ t[1, int64((x >> uint64(48)) & BYTE_MASK)]
-            ^ t[0, int64(x >> uint64(56))]
-        )
-        at += 8
-    while at < end:
-        crc = t[0, int64((crc ^ uint64(d[at])) & BYTE_MASK)] ^ (crc >> uint64(8))
-        at += 1
+    while position + 8 <= end:
+        # "Slicing by eight": one look into each table for eight bytes at once.
+        x = load_eight_bytes(data, position) ^ crc
+        crc = tables[0, int64(x >> uint64(56))]
+        for j in range(7):
+            byte = int64((x >> uint64(8 * j)) & BYTE_MASK)
+            crc ^= tables[7 - j, byte]
+        position += 8
+    while position < end:
+        byte = int64((crc ^ uint64(data[position])) & BYTE_MASK)
+        crc = tables[0, byte] ^ (crc >> uint64(8))
+        position += 1
     return crc ^ WORD_MASK
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _copy_bytes(context: Any, target: Any, at: Any, source: Any, start: Any, size: Any) -> Any:  # noqa: ARG001
-    """Bytes from one array into another. Whoever calls it knows that there is room."""
+def _copy_bytes(  # numba wants the context first
+    context: Any,  # noqa: ARG001
+    target: Any,
+    target_position: Any,  # noqa: ARG001
+    source: Any,
+    source_position: Any,  # noqa: ARG001
+    size: Any,  # noqa: ARG001
+) -> Any:
+    """Copy bytes from one array into another. The caller has proved that they fit."""
 
     def copy(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointers = []
-        for array, place in ((0, 1), (2, 3)):
-            whole = context.make_array(signature.args[array])(context, builder, values[array])
-            pointers.append(builder.gep(whole.data, [values[place]]))
-        cgutils.raw_memcpy(
-            builder, pointers[0], pointers[1], values[4], ir.Constant(ir.IntType(64), 1)
-        )
+        for array_argument, position_argument in ((0, 1), (2, 3)):
+            make_array = context.make_array(signature.args[array_argument])
+            array = make_array(context, builder, values[array_argument])
+            pointers.append(builder.gep(array.data, [values[position_argument]]))
+        item_size = ir.Constant(ir.IntType(64), 1)
+        cgutils.raw_memcpy(builder, pointers[0], pointers[1], values[4], item_size)
         return context.get_dummy_value()
 
     return types.void(target, types.int64, source, types.int64, types.int64), copy
 
 
 @compiled_inner
-def _read_varint(d: Array, p: Array, end: int) -> int:
-    """The number at p[0], which moves on; p[0] is -1 afterwards if there is none."""
-    value, shift, at = uint64(0), 0, p[0]
-    while at < end and shift < 70:
-        byte = uint64(d[at])
-        at += 1
+def _read_varint(data: Array, cursor: Array, end: int) -> int:
+    """The number at cursor[0], which moves behind it; cursor[0] becomes -1 if there is none."""
+    value = uint64(0)
+    shift = 0
+    position = cursor[0]
+    while position < end and shift < VARINT_BITS_MAX:
+        byte = uint64(data[position])
+        position += 1
         value |= (byte & uint64(127)) << uint64(shift)
         if byte < uint64(128):
-            p[0] = at
+            cursor[0] = position
+            # Zigzag: the lowest bit is the sign.
             return int64(value >> uint64(1)) ^ -int64(value & uint64(1))
         shift += 7
-    p[0] = -1
+    cursor[0] = -1
     return 0
 
 
 @compiled_inner
 def _read_bytes_into_column(
-    d: Array, p: Array, end: int, sizes: Array, row: int, edges: Array, target: Array
+    data: Array, cursor: Array, end: int, sizes: Array, row: int, edges: Array, target: Array
 ) -> bool:
-    """A key or a value into its column. Whether it was one."""
-    size = _read_varint(d, p, end)
-    if p[0] < 0 or size < -1 or p[0] + size > end:
+    """Read a key or a value into its column; whether there was one."""
+    size = _read_varint(data, cursor, end)
+    if cursor[0] < 0 or size < -1 or cursor[0] + size > end:
         return False
     sizes[row] = size
-    begin = int64(edges[row])
+    column_end = int64(edges[row])
     if size > 0:
-        _copy_bytes(target, begin, d, p[0], size)
-        p[0] += size
-        begin += size
-    edges[row + 1] = begin
+        _copy_bytes(target, column_end, data, cursor[0], size)
+        cursor[0] += size
+        column_end += size
+    edges[row + 1] = column_end
     return True
 
 
 @compiled
 def unpack_records(
-    d: Array,
+    data: Array,
     batch_header: Array,
     row: int,
-    p: Array,
+    cursor: Array,
     offsets: Array,
     times: Array,
     header_positions: Array,
@@ -131,45 +141,50 @@ def unpack_records(
     value_edges: Array,
     values: Array,
 ) -> int:
-    """Append a batch's records from `row` on; the row after the last one. -1: this is no batch.
+    """Append a batch's records from `row` on; the row after the last one, -1 if it is no batch.
 
-    head: count, base offset, first time, the time of all or -1 and whether it counts, first offset
-    wanted, the end. `p` is room for one number. Keys and values have room for all of `d`.
+    `batch_header`: record count, base offset, first time, the append time and whether it counts
+    instead of the records' own, first offset to read, offset to stop at. `cursor` is an array of
+    one number for the position. The arrays of keys and values are as large as `data`.
     """
-    count, base, first_ms, stamped_ms, is_stamped, start, until = (
-        batch_header[0],
-        batch_header[1],
-        batch_header[2],
-        batch_header[3],
-        batch_header[4],
-        batch_header[5],
-        batch_header[6],
-    )
-    at, end = 0, len(d)
+    count = batch_header[0]
+    base_offset = batch_header[1]
+    first_time_ms = batch_header[2]
+    append_time_ms = batch_header[3]
+    has_append_time = batch_header[4]
+    first_offset = batch_header[5]
+    stop_offset = batch_header[6]
+    position = 0
+    end = len(data)
     for _ in range(count):
-        p[0] = at
-        length = _read_varint(d, p, end)
-        if p[0] < 0 or length < 1 or p[0] + length > end:
+        # 1. The record's length, its attributes (one byte that is not used), time and offset.
+        cursor[0] = position
+        length = _read_varint(data, cursor, end)
+        if cursor[0] < 0 or length < 1 or cursor[0] + length > end:
             return -1
-        stop = p[0] + length
-        p[0] += 1
-        delta_ms = _read_varint(d, p, stop)
-        if p[0] < 0:
+        record_end = cursor[0] + length
+        cursor[0] += 1
+        time_delta_ms = _read_varint(data, cursor, record_end)
+        if cursor[0] < 0:
             return -1
-        offset = base + _read_varint(d, p, stop)
-        if p[0] < 0:
+        offset = base_offset + _read_varint(data, cursor, record_end)
+        if cursor[0] < 0:
             return -1
-        at = stop
-        if offset < start:
+        position = record_end
+        # 2. A batch may begin before the first offset to read, and go on behind the last one.
+        if offset < first_offset:
             continue
-        if offset >= until:
+        if offset >= stop_offset:
             break
+        # 3. Its columns. The headers are read later, by Python, from their position.
         offsets[row] = offset
-        times[row] = stamped_ms if is_stamped else first_ms + delta_ms
-        if not _read_bytes_into_column(d, p, stop, key_sizes, row, key_edges, keys):
+        times[row] = append_time_ms if has_append_time else first_time_ms + time_delta_ms
+        if not _read_bytes_into_column(data, cursor, record_end, key_sizes, row, key_edges, keys):
             return -1
-        if not _read_bytes_into_column(d, p, stop, value_sizes, row, value_edges, values):
+        if not _read_bytes_into_column(
+            data, cursor, record_end, value_sizes, row, value_edges, values
+        ):
             return -1
-        header_positions[row] = p[0]
+        header_positions[row] = cursor[0]
         row += 1
     return row

@@ -1,259 +1,309 @@
-"""Rows as msgpack: the state bytes that the plain machine writes and reads, to the byte.
+"""Rows as msgpack: the same state bytes that the plain machine writes and reads.
 
-Next room: table.py.
+The tags are those of the msgpack specification; msgspec writes the shortest form of every value,
+and so does this module.
+
+Next: table.py, which loads and saves sessions with these functions.
 """
 
 from __future__ import annotations
 
 from seriatim.fast.column_kinds import BOOL, FLOAT, TEXT
 from seriatim.fast.compiled import NULL, Array, compiled, compiled_inner, int64, uint8
-from seriatim.fast.rows import NONE, Arena, append_row, find_row, write_cell
+from seriatim.fast.rows import NONE, Arena, append_row, find_row, has_heap_text, write_cell
 
 CELL_BYTES_MAX = 9
-"""Of a cell, without its text."""
+"""Bytes of a cell, without its text."""
+LIST_HEADER_BYTES_MAX = 5
+TAG_NULL, TAG_FALSE, TAG_TRUE, TAG_FLOAT = 0xC0, 0xC2, 0xC3, 0xCB
+TAG_LIST, TAG_LIST_16, TAG_LIST_32 = 0x90, 0xDC, 0xDD
+TAG_TEXT, TAG_TEXT_8, TAG_TEXT_16, TAG_TEXT_32 = 0xA0, 0xD9, 0xDA, 0xDB
+TAG_UNSIGNED, TAG_SIGNED = 0xCC, 0xD0
+"""The first of four tags, for numbers of 1, 2, 4 and 8 bytes."""
 
 
 @compiled_inner
-def read_big_endian(d: Array, i: int, count: int) -> int:
-    """A number of this many bytes, the highest first, taken as signed when it has eight."""
+def read_big_endian(data: Array, position: int, count: int) -> int:
+    """A number of this many bytes, the highest first. One of eight bytes is taken as signed."""
     value = int64(0)
-    for j in range(i, i + count):
-        value = (value << 8) | int64(d[j])
+    for j in range(position, position + count):
+        value = (value << 8) | int64(data[j])
     return value
 
 
 @compiled_inner
-def write_big_endian(out: Array, i: int, value: int, count: int) -> int:
-    """Write a number in this many bytes; the place after it."""
+def write_big_endian(out: Array, position: int, value: int, count: int) -> int:
+    """Write a number in this many bytes; the position after it."""
     for j in range(count):
-        out[i + j] = uint8((value >> (8 * (count - 1 - j))) & 255)
-    return i + count
+        shift = 8 * (count - 1 - j)
+        out[position + j] = uint8((value >> shift) & 255)
+    return position + count
 
 
 @compiled_inner
-def read_list_header(d: Array, i: int) -> tuple[int, int]:
-    """(place after a list's head, its length); -1: no list."""
-    if i >= len(d):
-        return i, -1
-    tag = d[i]
-    if tag & 0xF0 == 0x90:
-        return i + 1, int64(tag & 15)
-    if tag == 0xDC and i + 3 <= len(d):
-        return i + 3, read_big_endian(d, i + 1, 2)
-    if tag == 0xDD and i + 5 <= len(d):
-        return i + 5, read_big_endian(d, i + 1, 4)
-    return i, -1
+def read_list_header(data: Array, position: int) -> tuple[int, int]:
+    """(Position after a list's header, its length); the length is -1 if it is no list."""
+    if position >= len(data):
+        return position, -1
+    tag = data[position]
+    if tag & 0xF0 == TAG_LIST:
+        return position + 1, int64(tag & 15)
+    if tag == TAG_LIST_16 and position + 3 <= len(data):
+        return position + 3, read_big_endian(data, position + 1, 2)
+    if tag == TAG_LIST_32 and position + 5 <= len(data):
+        return position + 5, read_big_endian(data, position + 1, 4)
+    return position, -1
 
 
 @compiled_inner
-def read_text_header(d: Array, i: int) -> tuple[int, int]:
-    """(place of a text's first byte, its size); -1: no text."""
-    tag = d[i]
-    if tag & 0xE0 == 0xA0:
-        return i + 1, int64(tag & 31)
-    if tag == 0xD9 and i + 2 <= len(d):
-        return i + 2, read_big_endian(d, i + 1, 1)
-    if tag == 0xDA and i + 3 <= len(d):
-        return i + 3, read_big_endian(d, i + 1, 2)
-    if tag == 0xDB and i + 5 <= len(d):
-        return i + 5, read_big_endian(d, i + 1, 4)
-    return i, -1
+def read_text_header(data: Array, position: int) -> tuple[int, int]:
+    """(Position of a text's first byte, its size); the size is -1 if it is no text."""
+    tag = data[position]
+    if tag & 0xE0 == TAG_TEXT:
+        return position + 1, int64(tag & 31)
+    if tag == TAG_TEXT_8 and position + 2 <= len(data):
+        return position + 2, read_big_endian(data, position + 1, 1)
+    if tag == TAG_TEXT_16 and position + 3 <= len(data):
+        return position + 3, read_big_endian(data, position + 1, 2)
+    if tag == TAG_TEXT_32 and position + 5 <= len(data):
+        return position + 5, read_big_endian(data, position + 1, 4)
+    return position, -1
 
 
 @compiled_inner
-def read_integer(d: Array, i: int) -> tuple[int, int]:
-    """(place after a whole number, or -1; the number)."""
-    tag = int64(d[i])
+def read_integer(data: Array, position: int) -> tuple[int, int]:
+    """(Position after an integer, or -1 if it is none or too large; the integer)."""
+    tag = int64(data[position])
     if tag < 0x80:
-        return i + 1, tag
+        return position + 1, tag
     if tag >= 0xE0:
-        return i + 1, tag - 256
-    if 0xCC <= tag <= 0xCF or 0xD0 <= tag <= 0xD3:
-        signed, power = tag >= 0xD0, (tag - 0xD0 if tag >= 0xD0 else tag - 0xCC)
-        count = 1 << power
-        if i + 1 + count > len(d):
-            return -1, 0
-        value = read_big_endian(d, i + 1, count)
-        if signed and count < 8 and value >> (8 * count - 1) == 1:
+        return position + 1, tag - 256
+    is_unsigned = TAG_UNSIGNED <= tag < TAG_UNSIGNED + 4
+    is_signed = TAG_SIGNED <= tag < TAG_SIGNED + 4
+    if not is_unsigned and not is_signed:
+        return -1, 0
+    # The lowest two bits of the tag say how many bytes follow: 1, 2, 4 or 8.
+    count = 1 << (tag & 3)
+    begin = position + 1
+    if begin + count > len(data):
+        return -1, 0
+    value = read_big_endian(data, begin, count)
+    if is_signed and count < 8:
+        sign_bit = value >> (8 * count - 1)
+        if sign_bit == 1:
             value -= int64(1) << (8 * count)
-        if not signed and count == 8 and value < 0:
-            return -1, 0
-        return i + 1 + count, value
-    return -1, 0
+    if is_unsigned and count == 8 and value < 0:
+        return -1, 0
+    return begin + count, value
 
 
 @compiled_inner
-def read_cell(d: Array, i: int, kind: int, c: int, cells: Array, sizes: Array) -> int:
-    """Read one cell; the place after it, or -1 if it is not of its column's kind."""
-    if i >= len(d):
+def read_cell(
+    data: Array, position: int, kind: int, column: int, cells: Array, sizes: Array
+) -> int:
+    """Read one cell; the position after it, or -1 if it is not of its column's kind."""
+    if position >= len(data):
         return -1
-    tag = d[i]
-    cells[c, 0], sizes[c, 0] = 0, 0
-    if tag == 0xC0:
-        sizes[c, 0] = NULL
-        return i + 1
+    tag = data[position]
+    cells[column, 0] = 0
+    sizes[column, 0] = 0
+    if tag == TAG_NULL:
+        sizes[column, 0] = NULL
+        return position + 1
     if kind == TEXT:
-        i, size = read_text_header(d, i)
-        cells[c, 0], sizes[c, 0] = i, size
-        return i + size if size >= 0 and i + size <= len(d) else -1
-    if kind == BOOL:
-        cells[c, 0] = 1 if tag == 0xC3 else 0
-        return i + 1 if tag == 0xC2 or tag == 0xC3 else -1
-    if kind == FLOAT:
-        if tag != 0xCB or i + 9 > len(d):
+        begin, size = read_text_header(data, position)
+        cells[column, 0] = begin
+        sizes[column, 0] = size
+        if size < 0 or begin + size > len(data):
             return -1
-        cells[c, 0] = read_big_endian(d, i + 1, 8)
-        return i + 9
-    i, cells[c, 0] = read_integer(d, i)
-    return i
+        return begin + size
+    if kind == BOOL:
+        if tag == TAG_TRUE:
+            cells[column, 0] = 1
+        elif tag != TAG_FALSE:
+            return -1
+        return position + 1
+    if kind == FLOAT:
+        if tag != TAG_FLOAT or position + 9 > len(data):
+            return -1
+        cells[column, 0] = read_big_endian(data, position + 1, 8)
+        return position + 9
+    position, value = read_integer(data, position)
+    cells[column, 0] = value
+    return position
 
 
 @compiled_inner
-def read_row(d: Array, i: int, a: Arena, cells: Array, sizes: Array) -> int:
-    """Read one row into scratch; the place after it, or -1."""
-    i, width = read_list_header(d, i)
-    if width != len(a.kinds):
+def read_row(data: Array, position: int, arena: Arena, cells: Array, sizes: Array) -> int:
+    """Read one row into `cells` and `sizes`; the position after it, or -1 if it cannot be read."""
+    position, width = read_list_header(data, position)
+    if width != len(arena.kinds):
         return -1
-    for c in range(width):
-        i = read_cell(d, i, a.kinds[c], c, cells, sizes)
-        if i < 0:
+    for column in range(width):
+        position = read_cell(data, position, arena.kinds[column], column, cells, sizes)
+        if position < 0:
             return -1
-    for k in range(len(a.key)):
-        if sizes[a.key[k], 0] < 0:
+    for k in range(len(arena.key)):
+        key_column = arena.key[k]
+        if sizes[key_column, 0] < 0:
             return -1
-    return i
+    return position
 
 
 @compiled
-def count_rows(d: Array) -> int:
-    """How many rows are packed; -1: it is no list."""
-    _, count = read_list_header(d, 0)
+def count_rows(data: Array) -> int:
+    """The number of packed rows; -1 if it is no list."""
+    _, count = read_list_header(data, 0)
     return count
 
 
 @compiled
-def load_rows(a: Arena, slot: int, d: Array, cells: Array, sizes: Array) -> bool:
-    """Put packed rows into a session, each in the place of the row with its key, or at the end."""
-    i, count = read_list_header(d, 0)
+def load_rows(arena: Arena, slot: int, data: Array, cells: Array, sizes: Array) -> bool:
+    """Put packed rows into a session: over the row with the same key, or at the end.
+
+    Gives False, with some of the rows in the session, if the bytes cannot be read.
+    """
+    position, count = read_list_header(data, 0)
     if count < 0:
         return False
     for _ in range(count):
-        i = read_row(d, i, a, cells, sizes)
-        if i < 0:
+        position = read_row(data, position, arena, cells, sizes)
+        if position < 0:
             return False
-        r, h = find_row(a, slot, d, cells, sizes, 0)
-        if r == NONE:
-            r = append_row(a, slot, h)
-        for c in range(len(a.kinds)):
-            write_cell(a, r, c, d, cells[c, 0], sizes[c, 0])
-    return i == len(d)
+        row, key_hash = find_row(arena, slot, data, cells, sizes, 0)
+        if row == NONE:
+            row = append_row(arena, slot, key_hash)
+        for column in range(len(arena.kinds)):
+            write_cell(arena, row, column, data, cells[column, 0], sizes[column, 0])
+    return position == len(data)
 
 
 @compiled
-def find_packed_row(a: Arena, slot: int, d: Array, cells: Array, sizes: Array) -> int:
+def find_packed_row(arena: Arena, slot: int, data: Array, cells: Array, sizes: Array) -> int:
     """The session's row with the key of one packed row; -1: none, -2: it cannot be read."""
-    if read_row(d, 0, a, cells, sizes) != len(d):
+    if read_row(data, 0, arena, cells, sizes) != len(data):
         return -2
-    r, _ = find_row(a, slot, d, cells, sizes, 0)
-    return r
+    row, _ = find_row(arena, slot, data, cells, sizes, 0)
+    return row
 
 
 @compiled
-def packed_size_bound(a: Arena, slot: int) -> tuple[int, int]:
-    """(rows of a session, most bytes that they can take when packed)."""
-    count, total, r = 0, 5, a.head[slot]
-    while r != NONE:
+def packed_size_bound(arena: Arena, slot: int) -> tuple[int, int]:
+    """(Rows of a session, the most bytes that they can take when packed)."""
+    count = 0
+    total = LIST_HEADER_BYTES_MAX
+    row = arena.head[slot]
+    while row != NONE:
         count += 1
-        total += 5
-        for c in range(len(a.kinds)):
+        total += LIST_HEADER_BYTES_MAX
+        for column in range(len(arena.kinds)):
             total += CELL_BYTES_MAX
-            if a.kinds[c] == TEXT and a.sizes[r, c] > 0:
-                total += a.sizes[r, c]
-        r = a.after[r]
+            if has_heap_text(arena, row, column):
+                total += arena.sizes[row, column]
+        row = arena.after[row]
     return count, total
 
 
 @compiled_inner
-def write_list_header(out: Array, i: int, count: int) -> int:
-    """Write a list's head; the place after it."""
+def write_list_header(out: Array, position: int, count: int) -> int:
+    """Write a list's header; the position after it."""
     if count < 16:
-        out[i] = uint8(0x90 | count)
-        return i + 1
-    out[i] = 0xDC if count < 65536 else 0xDD
-    return write_big_endian(out, i + 1, count, 2 if count < 65536 else 4)
+        out[position] = uint8(TAG_LIST | count)
+        return position + 1
+    if count < 1 << 16:
+        out[position] = TAG_LIST_16
+        return write_big_endian(out, position + 1, count, 2)
+    out[position] = TAG_LIST_32
+    return write_big_endian(out, position + 1, count, 4)
 
 
 @compiled_inner
-def write_text(out: Array, i: int, heap: Array, start: int, size: int) -> int:
-    """Write a text; the place after it."""
+def write_text_header(out: Array, position: int, size: int) -> int:
+    """Write a text's header; the position after it."""
     if size < 32:
-        out[i] = uint8(0xA0 | size)
-        i += 1
-    else:
-        out[i] = 0xD9 if size < 256 else 0xDA if size < 65536 else 0xDB
-        i = write_big_endian(out, i + 1, size, 1 if size < 256 else 2 if size < 65536 else 4)
+        out[position] = uint8(TAG_TEXT | size)
+        return position + 1
+    if size < 1 << 8:
+        out[position] = TAG_TEXT_8
+        return write_big_endian(out, position + 1, size, 1)
+    if size < 1 << 16:
+        out[position] = TAG_TEXT_16
+        return write_big_endian(out, position + 1, size, 2)
+    out[position] = TAG_TEXT_32
+    return write_big_endian(out, position + 1, size, 4)
+
+
+@compiled_inner
+def write_text(out: Array, position: int, heap: Array, start: int, size: int) -> int:
+    """Write a text; the position after it."""
+    position = write_text_header(out, position, size)
     for j in range(size):
-        out[i + j] = heap[start + j]
-    return i + size
+        out[position + j] = heap[start + j]
+    return position + size
 
 
 @compiled_inner
-def write_integer(out: Array, i: int, value: int) -> int:
-    """Write a whole number in as few bytes as msgpack can; the place after it."""
+def integer_width_power(value: int) -> int:
+    """0, 1, 2 or 3: an integer needs 1, 2, 4 or 8 bytes."""
+    if value < 0:
+        for power in range(3):
+            if value >= -(int64(1) << ((8 << power) - 1)):
+                return power
+        return 3
+    for power in range(3):
+        if value < int64(1) << (8 << power):
+            return power
+    return 3
+
+
+@compiled_inner
+def write_integer(out: Array, position: int, value: int) -> int:
+    """Write an integer in as few bytes as msgpack can; the position after it."""
     if -32 <= value < 128:
-        out[i] = uint8(value & 255)
-        return i + 1
-    power = 3
-    if value >= 0:
-        power = 0 if value < 1 << 8 else 1 if value < 1 << 16 else 2 if value < 1 << 32 else 3
-        out[i] = uint8(0xCC + power)
-    else:
-        power = (
-            0
-            if value >= -(1 << 7)
-            else 1
-            if value >= -(1 << 15)
-            else 2
-            if value >= -(1 << 31)
-            else 3
-        )
-        out[i] = uint8(0xD0 + power)
-    return write_big_endian(out, i + 1, value, 1 << power)
+        out[position] = uint8(value & 255)
+        return position + 1
+    power = integer_width_power(value)
+    tag = TAG_SIGNED if value < 0 else TAG_UNSIGNED
+    out[position] = uint8(tag + power)
+    return write_big_endian(out, position + 1, value, 1 << power)
 
 
 @compiled
-def pack_row(a: Arena, r: int, out: Array) -> int:
-    """Write one row alone; how many bytes there are."""
-    return write_row(a, r, out, 0)
+def pack_row(arena: Arena, row: int, out: Array) -> int:
+    """Write one row alone; the number of bytes written."""
+    return write_row(arena, row, out, 0)
 
 
 @compiled_inner
-def write_row(a: Arena, r: int, out: Array, i: int) -> int:
-    """Write one row; the place after it."""
-    i = write_list_header(out, i, len(a.kinds))
-    for c in range(len(a.kinds)):
-        kind, cell, size = a.kinds[c], a.cells[r, c], int64(a.sizes[r, c])
+def write_row(arena: Arena, row: int, out: Array, position: int) -> int:
+    """Write one row; the position after it."""
+    position = write_list_header(out, position, len(arena.kinds))
+    for column in range(len(arena.kinds)):
+        kind = arena.kinds[column]
+        cell = arena.cells[row, column]
+        size = int64(arena.sizes[row, column])
         if size < 0:
-            out[i] = 0xC0
-            i += 1
+            out[position] = TAG_NULL
+            position += 1
         elif kind == TEXT:
-            i = write_text(out, i, a.heap, cell, size)
+            position = write_text(out, position, arena.heap, cell, size)
         elif kind == BOOL:
-            out[i] = 0xC3 if cell == 1 else 0xC2
-            i += 1
+            out[position] = TAG_TRUE if cell == 1 else TAG_FALSE
+            position += 1
         elif kind == FLOAT:
-            out[i] = 0xCB
-            i = write_big_endian(out, i + 1, cell, 8)
+            out[position] = TAG_FLOAT
+            position = write_big_endian(out, position + 1, cell, 8)
         else:
-            i = write_integer(out, i, cell)
-    return i
+            position = write_integer(out, position, cell)
+    return position
 
 
 @compiled
-def pack_rows(a: Arena, slot: int, count: int, out: Array) -> int:
-    """Write all rows of a session; how many bytes there are."""
-    i, r = write_list_header(out, 0, count), a.head[slot]
-    while r != NONE:
-        i = write_row(a, r, out, i)
-        r = a.after[r]
-    return i
+def pack_rows(arena: Arena, slot: int, count: int, out: Array) -> int:
+    """Write all rows of a session; the number of bytes written."""
+    position = write_list_header(out, 0, count)
+    row = arena.head[slot]
+    while row != NONE:
+        position = write_row(arena, row, out, position)
+        row = arena.after[row]
+    return position

@@ -1,11 +1,10 @@
-"""JSON objects to columns, straight from Arrow's buffers. What it is not sure about it leaves to
-msgspec.
+"""JSON objects to columns, straight from Arrow's buffers.
 
 A message is *usual* if every byte of it was understood: plain text without escapes in the columns
-we want, numbers that are exact, valid JSON in the fields that we skip. Everything else has kind
-`UNSURE`.
+of the table, numbers that are exact, valid JSON in the fields that are skipped. Every other message
+has the kind `UNSURE` and is decoded by msgspec.
 
-Next room: rows.py folds what was parsed.
+Next: rows.py, which folds the messages that were parsed.
 """
 
 from __future__ import annotations
@@ -20,42 +19,54 @@ from seriatim.fast.scan import (
     CLOSE_OBJECT,
     COLON,
     COMMA,
+    LETTER_N,
+    LETTER_T,
     MINUS,
     NUMBER_BAD,
     NUMBER_FRACTION,
     NUMBER_INTEGER,
     OPEN_OBJECT,
     QUOTE,
+    is_equal_bytes,
     read_number,
     skip_blanks,
     skip_literal,
     skip_value,
+    starts_number,
     text_end,
 )
 
 UNSURE, SNAPSHOT, INSERT, UPDATE, DELETE = -1, 0, 1, 2, 3
 TYPE_FIELD, SEQUENCE_FIELD, ROWS_FIELD, FIRST_COLUMN_FIELD = 0, 1, 2, 3
-"""Places of the wanted fields: three of our own, then the columns."""
-DIGITS_MAX, EXACT_DIGITS_MAX, EXPONENT_MAX = 18, 15, 280
-POWERS_OF_TEN = 10.0 ** np.arange(23)
+"""Numbers of the fields in a layout: three of every stream, then the columns of the table."""
+DIGITS_MAX = 18
+"""Digits that an int64 holds for certain."""
+EXACT_DIGITS_MAX, EXACT_POWER_MAX = 15, 22
+"""Up to these, one multiplication or division of float64 rounds correctly."""
+EXPONENT_MAX = 280
+"""Beyond it a float may overflow or underflow: such a message is left to msgspec."""
+POWERS_OF_TEN = 10.0 ** np.arange(EXACT_POWER_MAX + 1)
 """Powers of ten that a float64 holds exactly."""
 
 
 class FieldLayout(NamedTuple):
-    """The fields that a table machine wants of a message."""
+    """The fields that a table machine reads from a message."""
 
     name_bytes: Array
-    """Their names as bytes, one after the other."""
+    """The names of the fields as bytes, one after the other."""
     name_edges: Array
+    """Where each name begins in `name_bytes`, and the end of the last one."""
     column_kinds: Array
-    """Of the columns alone."""
+    """The kinds of the table's columns, without the three fields before them."""
     is_required: Array
     """Columns that must be there and not null: the key."""
     has_sequence: bool
 
 
 class ParsedMessages(NamedTuple):
-    """Messages in columns. A text cell is a place in the batch's bytes; a float cell its 64 bits."""
+    """Messages in columns. A text cell is a position in the batch's bytes, a float cell its 64
+    bits.
+    """
 
     kinds: Array
     sequences: Array
@@ -64,15 +75,17 @@ class ParsedMessages(NamedTuple):
     """The same memory as `cells`."""
     sizes: Array
     long_floats: Array
-    """Floats of more digits than are exact at once: (message, column, place, size)."""
+    """Floats of more digits than are exact at once: (message, column, position, size)."""
 
 
 @compiled_inner
-def find_field(d: Array, begin: int, end: int, layout: FieldLayout, guess: int) -> int:
-    """Which wanted field has this name; -1: none. Fields mostly come in the same order, so one is
-    guessed first.
+def find_field(data: Array, begin: int, end: int, layout: FieldLayout, guess: int) -> int:
+    """The number of the field with this name; -1 if the table has none.
+
+    Fields mostly come in the same order, so `guess` is looked at first.
     """
-    size, count = end - begin, len(layout.name_edges) - 1
+    size = end - begin
+    count = len(layout.name_edges) - 1
     for step in range(count):
         field = guess + step
         if field >= count:
@@ -80,7 +93,7 @@ def find_field(d: Array, begin: int, end: int, layout: FieldLayout, guess: int) 
         start = layout.name_edges[field]
         if layout.name_edges[field + 1] - start == size:
             j = 0
-            while j < size and layout.name_bytes[start + j] == d[begin + j]:
+            while j < size and layout.name_bytes[start + j] == data[begin + j]:
                 j += 1
             if j == size:
                 return field
@@ -88,196 +101,259 @@ def find_field(d: Array, begin: int, end: int, layout: FieldLayout, guess: int) 
 
 
 @compiled_inner
-def parse_message_kind(d: Array, i: int, size: int) -> int:
-    """The kind of a message by its type's name."""
-    if size == 8 and is_equal_bytes(d, i, b"snapshot"):
+def parse_message_kind(data: Array, position: int, size: int) -> int:
+    """The kind of a message by the text of its type field."""
+    if size == 8 and is_equal_bytes(data, position, b"snapshot"):
         return SNAPSHOT
-    if size == 6 and is_equal_bytes(d, i, b"insert"):
+    if size == 6 and is_equal_bytes(data, position, b"insert"):
         return INSERT
-    if size == 6 and is_equal_bytes(d, i, b"update"):
+    if size == 6 and is_equal_bytes(data, position, b"update"):
         return UPDATE
-    if size == 6 and is_equal_bytes(d, i, b"delete"):
+    if size == 6 and is_equal_bytes(data, position, b"delete"):
         return DELETE
     return UNSURE
 
 
 @compiled_inner
-def is_equal_bytes(d: Array, i: int, name: bytes) -> bool:
-    """Whether these bytes are here."""
-    for j in range(len(name)):
-        if d[i + j] != name[j]:
-            return False
-    return True
+def parse_text_cell(
+    data: Array, position: int, end: int, message: int, column: int, parsed: ParsedMessages
+) -> int:
+    """Put a text without escapes into its cell; the position after it, -1 if unsure."""
+    if data[position] != QUOTE:
+        return -1
+    closing_quote = text_end(data, position + 1, end)
+    if closing_quote < 0:
+        return -1
+    parsed.cells[column, message] = position + 1
+    parsed.sizes[column, message] = closing_quote - position - 1
+    return closing_quote + 1
 
 
 @compiled_inner
 def parse_float_cell(
-    d: Array,
-    i: int,
-    r: int,
-    c: int,
+    data: Array,
+    position: int,
+    message: int,
+    column: int,
     parsed_number: tuple[int, int, int, int, int],
     parsed: ParsedMessages,
     long_float_count: int,
 ) -> int:
-    """Put a float into its cell; how many hard ones there are now, -1 if unsure."""
-    end, kind, mantissa, count, power = parsed_number
-    if count > DIGITS_MAX or power > EXPONENT_MAX or power < -EXPONENT_MAX:
+    """Put a float into its cell; the number of long floats so far, -1 if unsure.
+
+    A float that is not exact here is noted as a long one: Arrow reads it later.
+    """
+    number_end, kind, mantissa, digit_count, power = parsed_number
+    if digit_count > DIGITS_MAX or power > EXPONENT_MAX or power < -EXPONENT_MAX:
         return -1
-    parsed.sizes[c, r] = 0
-    if count > EXACT_DIGITS_MAX or power > 22 or power < -22:
+    parsed.sizes[column, message] = 0
+    is_exact_power = -EXACT_POWER_MAX <= power <= EXACT_POWER_MAX
+    if digit_count > EXACT_DIGITS_MAX or not is_exact_power:
         if long_float_count >= len(parsed.long_floats):
             return -1
-        (
-            parsed.long_floats[long_float_count, 0],
-            parsed.long_floats[long_float_count, 1],
-            parsed.long_floats[long_float_count, 2],
-            parsed.long_floats[long_float_count, 3],
-        ) = r, c, i, end - i
+        parsed.long_floats[long_float_count, 0] = message
+        parsed.long_floats[long_float_count, 1] = column
+        parsed.long_floats[long_float_count, 2] = position
+        parsed.long_floats[long_float_count, 3] = number_end - position
         return long_float_count + 1
     value = np.float64(mantissa)
-    value = value * POWERS_OF_TEN[power] if power >= 0 else value / POWERS_OF_TEN[-power]
-    negative = d[i] == MINUS and (
-        kind == NUMBER_FRACTION or mantissa != 0
-    )  # -0 is a whole number, so it is 0.0
-    parsed.floats[c, r] = -value if negative else value
+    if power >= 0:
+        value = value * POWERS_OF_TEN[power]
+    else:
+        value = value / POWERS_OF_TEN[-power]
+    # -0 is an integer to msgspec, so it becomes 0.0; -0.0 is a float and keeps its sign.
+    if data[position] == MINUS and (kind == NUMBER_FRACTION or mantissa != 0):
+        value = -value
+    parsed.floats[column, message] = value
     return long_float_count
 
 
 @compiled_inner
 def parse_column_cell(
-    d: Array,
-    i: int,
-    e: int,
-    r: int,
-    c: int,
+    data: Array,
+    position: int,
+    end: int,
+    message: int,
+    column: int,
     kind: int,
     parsed: ParsedMessages,
     long_float_count: int,
 ) -> tuple[int, int]:
-    """Put a value into its cell: (place after it, or -1 if unsure; how many hard floats there are
-    now).
-    """
-    if i >= e or parsed.sizes[c, r] != MISSING:  # a field that comes twice is unsure
+    """Put a value into its cell: (position after it, or -1 if unsure; long floats so far)."""
+    # A field that comes twice is unsure.
+    if position >= end or parsed.sizes[column, message] != MISSING:
         return -1, long_float_count
-    if d[i] == 110:
-        parsed.sizes[c, r] = NULL
-        return skip_literal(d, i, e), long_float_count
+    byte = data[position]
+    if byte == LETTER_N:
+        parsed.sizes[column, message] = NULL
+        return skip_literal(data, position, end), long_float_count
     if kind == TEXT:
-        end = text_end(d, i + 1, e) if d[i] == QUOTE else -1
-        parsed.cells[c, r], parsed.sizes[c, r] = i + 1, end - i - 1
-        return end + 1 if end >= 0 else -1, long_float_count
+        return parse_text_cell(data, position, end, message, column, parsed), long_float_count
     if kind == BOOL:
-        parsed.cells[c, r], parsed.sizes[c, r] = 1 if d[i] == 116 else 0, 0
-        return skip_literal(d, i, e), long_float_count
-    if d[i] != MINUS and not (d[i] >= 48 and d[i] <= 57):
+        parsed.cells[column, message] = 1 if byte == LETTER_T else 0
+        parsed.sizes[column, message] = 0
+        return skip_literal(data, position, end), long_float_count
+    if not starts_number(byte):
         return -1, long_float_count
-    found = read_number(d, i, e)
-    if found[1] == NUMBER_BAD:
+    parsed_number = read_number(data, position, end)
+    number_end, number_kind, mantissa, digit_count, _ = parsed_number
+    if number_kind == NUMBER_BAD:
         return -1, long_float_count
     if kind == FLOAT:
-        long_float_count = parse_float_cell(d, i, r, c, found, parsed, long_float_count)
-        return (found[0], long_float_count) if long_float_count >= 0 else (-1, 0)
-    if found[1] != NUMBER_INTEGER or found[3] > DIGITS_MAX:
+        long_float_count = parse_float_cell(
+            data, position, message, column, parsed_number, parsed, long_float_count
+        )
+        if long_float_count < 0:
+            return -1, 0
+        return number_end, long_float_count
+    if number_kind != NUMBER_INTEGER or digit_count > DIGITS_MAX:
         return -1, long_float_count
-    parsed.cells[c, r], parsed.sizes[c, r] = -found[2] if d[i] == MINUS else found[2], 0
-    return found[0], long_float_count
+    parsed.cells[column, message] = -mantissa if byte == MINUS else mantissa
+    parsed.sizes[column, message] = 0
+    return number_end, long_float_count
 
 
 @compiled_inner
 def parse_own_field(
-    d: Array, i: int, e: int, r: int, field: int, seen_fields: int, parsed: ParsedMessages
+    data: Array,
+    position: int,
+    end: int,
+    message: int,
+    field: int,
+    seen_fields: int,
+    parsed: ParsedMessages,
 ) -> int:
-    """Type, sequence or rows: the place after it, -1 if unsure."""
-    if i >= e or (seen_fields >> field) & 1 == 1:
+    """Parse the type, sequence or rows field; the position after it, -1 if unsure.
+
+    `seen_fields` has one bit per field that was there already: one that comes twice is unsure.
+    """
+    if position >= end or (seen_fields >> field) & 1 == 1:
         return -1
+    byte = data[position]
     if field == TYPE_FIELD:
-        end = text_end(d, i + 1, e) if d[i] == QUOTE else -1
-        if end < 0:
+        if byte != QUOTE:
             return -1
-        parsed.kinds[r] = parse_message_kind(d, i + 1, end - i - 1)
-        return end + 1 if parsed.kinds[r] != UNSURE else -1
+        closing_quote = text_end(data, position + 1, end)
+        if closing_quote < 0:
+            return -1
+        kind = parse_message_kind(data, position + 1, closing_quote - position - 1)
+        parsed.kinds[message] = kind
+        if kind == UNSURE:
+            return -1
+        return closing_quote + 1
     if field == ROWS_FIELD:
-        return skip_value(d, i, e)
-    if d[i] != MINUS and not (d[i] >= 48 and d[i] <= 57):
+        return skip_value(data, position, end)
+    if not starts_number(byte):
         return -1
-    end, kind, mantissa, count, _ = read_number(d, i, e)
-    if kind != NUMBER_INTEGER or count > DIGITS_MAX:
+    number_end, number_kind, mantissa, digit_count, _ = read_number(data, position, end)
+    if number_kind != NUMBER_INTEGER or digit_count > DIGITS_MAX:
         return -1
-    parsed.sequences[r] = -mantissa if d[i] == MINUS else mantissa
-    return end
+    parsed.sequences[message] = -mantissa if byte == MINUS else mantissa
+    return number_end
+
+
+@compiled_inner
+def parse_field_name(
+    data: Array, position: int, end: int, layout: FieldLayout, guess: int
+) -> tuple[int, int]:
+    """A field's name and colon: (position of its value, or -1 if unsure; the field, or -1)."""
+    position = skip_blanks(data, position, end)
+    if position >= end or data[position] != QUOTE:
+        return -1, -1
+    name_begin = position + 1
+    name_end = text_end(data, name_begin, end)
+    if name_end < 0:
+        return -1, -1
+    position = skip_blanks(data, name_end + 1, end)
+    if position >= end or data[position] != COLON:
+        return -1, -1
+    position = skip_blanks(data, position + 1, end)
+    return position, find_field(data, name_begin, name_end, layout, guess)
 
 
 @compiled_inner
 def parse_message(
-    d: Array,
-    i: int,
-    e: int,
-    r: int,
+    data: Array,
+    position: int,
+    end: int,
+    message: int,
     layout: FieldLayout,
     parsed: ParsedMessages,
     long_float_count: int,
 ) -> tuple[bool, int]:
-    """Parse one object: (whether all of it was understood, how many hard floats there are now)."""
-    i = skip_blanks(d, i, e)
-    if i >= e or d[i] != OPEN_OBJECT:
+    """Parse one object: (whether all of it was understood, long floats so far)."""
+    field_count = len(layout.name_edges) - 1
+    position = skip_blanks(data, position, end)
+    if position >= end or data[position] != OPEN_OBJECT:
         return False, long_float_count
-    seen, guess, more = 0, 0, True
-    while more:
-        i = skip_blanks(d, i + 1, e)
-        if i >= e or d[i] != QUOTE:
+    seen_fields = 0
+    guess = 0
+    has_more_fields = True
+    while has_more_fields:
+        position, field = parse_field_name(data, position + 1, end, layout, guess)
+        if position < 0:
             return False, long_float_count
-        begin, end = i + 1, text_end(d, i + 1, e)
-        if end < 0:
-            return False, long_float_count
-        i = skip_blanks(d, end + 1, e)
-        if i >= e or d[i] != COLON:
-            return False, long_float_count
-        i = skip_blanks(d, i + 1, e)
-        field = find_field(d, begin, end, layout, guess)
         if field >= 0:
-            guess = field + 1 if field + 1 < len(layout.name_edges) - 1 else 0
+            guess = field + 1
+            if guess == field_count:
+                guess = 0
         if field >= FIRST_COLUMN_FIELD:
-            i, long_float_count = parse_column_cell(
-                d,
-                i,
-                e,
-                r,
-                field - FIRST_COLUMN_FIELD,
-                layout.column_kinds[field - FIRST_COLUMN_FIELD],
+            column = field - FIRST_COLUMN_FIELD
+            position, long_float_count = parse_column_cell(
+                data,
+                position,
+                end,
+                message,
+                column,
+                layout.column_kinds[column],
                 parsed,
                 long_float_count,
             )
         elif field >= 0:
-            i = parse_own_field(d, i, e, r, field, seen, parsed)
-            seen |= 1 << field
+            position = parse_own_field(data, position, end, message, field, seen_fields, parsed)
+            seen_fields |= 1 << field
         else:
-            i = skip_value(d, i, e)
-        if i < 0:
+            position = skip_value(data, position, end)
+        if position < 0:
             return False, long_float_count
-        i = skip_blanks(d, i, e)
-        if i >= e or (d[i] != COMMA and d[i] != CLOSE_OBJECT):
+        position = skip_blanks(data, position, end)
+        if position >= end or (data[position] != COMMA and data[position] != CLOSE_OBJECT):
             return False, long_float_count
-        more = d[i] == COMMA
-    sequenced = not layout.has_sequence or (seen >> SEQUENCE_FIELD) & 1 == 1
-    return skip_blanks(d, i + 1, e) == e and seen & 1 == 1 and sequenced, long_float_count
+        has_more_fields = data[position] == COMMA
+    has_type = (seen_fields >> TYPE_FIELD) & 1 == 1
+    has_sequence = (seen_fields >> SEQUENCE_FIELD) & 1 == 1
+    if not has_type or (layout.has_sequence and not has_sequence):
+        return False, long_float_count
+    # Nothing but white space may follow the object.
+    return skip_blanks(data, position + 1, end) == end, long_float_count
+
+
+@compiled_inner
+def has_required_columns(message: int, layout: FieldLayout, parsed: ParsedMessages) -> bool:
+    """Whether every column of the key is there and not null."""
+    for column in range(len(layout.column_kinds)):
+        if layout.is_required[column] and parsed.sizes[column, message] < 0:
+            return False
+    return True
 
 
 @compiled
-def parse_messages(d: Array, edges: Array, layout: FieldLayout, parsed: ParsedMessages) -> int:
-    """Parse messages between edges; how many hard floats there are. `sizes` must be MISSING
-    everywhere.
+def parse_messages(data: Array, edges: Array, layout: FieldLayout, parsed: ParsedMessages) -> int:
+    """Parse the messages between the edges; the number of long floats.
+
+    `parsed.sizes` must be MISSING everywhere.
     """
-    hard = 0
-    for r in range(len(edges) - 1):
-        parsed.kinds[r] = UNSURE
-        before = hard
-        understood, hard = parse_message(d, edges[r], edges[r + 1], r, layout, parsed, hard)
-        if understood and parsed.kinds[r] != SNAPSHOT:
-            for c in range(len(layout.column_kinds)):
-                if layout.is_required[c] and parsed.sizes[c, r] < 0:
-                    understood = False
+    long_float_count = 0
+    for message in range(len(edges) - 1):
+        parsed.kinds[message] = UNSURE
+        count_before = long_float_count
+        understood, long_float_count = parse_message(
+            data, edges[message], edges[message + 1], message, layout, parsed, long_float_count
+        )
+        if understood and parsed.kinds[message] != SNAPSHOT:
+            understood = has_required_columns(message, layout, parsed)
         if not understood:
-            parsed.kinds[r] = UNSURE
-            hard = before
-    return hard
+            parsed.kinds[message] = UNSURE
+            # Its long floats are forgotten: msgspec decodes the whole message.
+            long_float_count = count_before
+    return long_float_count

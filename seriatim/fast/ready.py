@@ -1,12 +1,12 @@
-"""Whether the bulk fold is compiled for this machine, and where. Nobody waits for it: until it is,
-folds are plain.
+"""Whether the compiled fold is compiled for this computer, and where its code is saved.
 
-`python -m seriatim.fast` compiles it, in about half a minute, once per machine and version; `make
-setup` does so. What was compiled is kept beside the package, or in the user's cache where that
-cannot be written to, in a folder named by these sources and the CPU: numba itself would not see
-that a function of another file changed.
+No task waits for it: until it is compiled, tasks take the plain fold. `python -m seriatim.fast`
+compiles it, in about half a minute, once per computer and version; `make setup` does so. The code
+is saved beside the package, or in the user's cache if the package cannot be written to, in a folder
+named after these sources and the CPU: numba itself would not notice that a function of another file
+has changed.
 
-Next room: compiled.py; __main__.py does the compiling.
+Next: __main__.py, which compiles; compiled.py, which loads.
 """
 
 from __future__ import annotations
@@ -27,59 +27,68 @@ READY_MARKER = "ready"
 
 @cache
 def compiled_folder() -> Path | None:
-    """Where compiled code is kept; None: nowhere, so that it cannot be kept."""
+    """The folder of the compiled code; None if no folder can be written to.
+
+    A folder in which everything is compiled already comes before one that could be written to.
+    """
     digest = blake2b(_describe_cpu().encode(), digest_size=8)
     for source in sorted(HERE.glob("*.py")):
         digest.update(source.read_bytes())
     name = f"compiled-{digest.hexdigest()}"
-    places = [HERE / "__pycache__" / name]
+    folders = [HERE / "__pycache__" / name]
     with suppress(RuntimeError):  # some users have no home
-        places.append(Path.home() / ".cache" / "seriatim" / name)
-    return next(
-        (place for place in places if (place / READY_MARKER).exists()), None
-    ) or _first_writable(places)
+        folders.append(Path.home() / ".cache" / "seriatim" / name)
+    for folder in folders:
+        if (folder / READY_MARKER).exists():
+            return folder
+    return _first_writable(folders)
 
 
-def _first_writable(places: list[Path]) -> Path | None:
-    for place in places:
+def _first_writable(folders: list[Path]) -> Path | None:
+    """The first folder that can be made and written to; None if there is none."""
+    for folder in folders:
         try:
-            place.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         except OSError:
             continue
-        if os.access(place, os.W_OK):
-            return place
+        if os.access(folder, os.W_OK):
+            return folder
     return None
 
 
 def _describe_cpu() -> str:
-    """What compiled code depends on: the kind of CPU, and what it can do."""
+    """What compiled code depends on: the model of the CPU, and its features."""
     try:
         lines = CPU_INFO.read_text().splitlines()
     except OSError:
         return f"{platform.machine()} {platform.version()}"
-    found = {
-        name.strip(): value.strip()
-        for name, _, value in (line.partition(":") for line in reversed(lines))
-    }
-    return f"{platform.machine()} {found.get('model name', '')} {found.get('flags', '')}"
+    properties: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        # Every core has its lines; those of the first one count.
+        properties.setdefault(name.strip(), value.strip())
+    model = properties.get("model name", "")
+    flags = properties.get("flags", "")
+    return f"{platform.machine()} {model} {flags}"
 
 
 def is_ready() -> bool:
-    """Whether all of it is compiled."""
-    place = compiled_folder()
-    return place is not None and (place / READY_MARKER).exists()
+    """Whether everything is compiled."""
+    folder = compiled_folder()
+    return folder is not None and (folder / READY_MARKER).exists()
 
 
 def mark_ready() -> None:
-    """All of it is compiled now."""
-    place = compiled_folder()
-    if place is not None:
-        (place / READY_MARKER).touch()
+    """Note that everything is compiled."""
+    folder = compiled_folder()
+    if folder is not None:
+        (folder / READY_MARKER).touch()
 
 
 def compile_in_background() -> subprocess.Popen[bytes] | None:
-    """Compile in a process of its own, for later tasks. None: there is nothing to do, or nowhere to
-    keep it.
+    """Compile in a process of its own, for later tasks.
+
+    None if everything is compiled already, or if the code cannot be saved.
     """
     if is_ready() or compiled_folder() is None:
         return None

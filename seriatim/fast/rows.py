@@ -1,10 +1,10 @@
-"""The sessions' rows while they are folded in bulk: found by key through one hash table, in the
-order they came.
+"""The sessions' rows while compiled code folds them: one hash table by key, in the order they came.
 
-A row is a line of `cells` and `sizes`. Text lies in `heap`, which only grows while a stretch is
-folded, so that records may point into it; what nobody needs any more is dropped between stretches.
+A row is a line of `cells` and `sizes`. Text lies in `heap`, which only grows while a batch of
+messages is folded, so that records may point into it; text that no row needs is dropped between
+batches.
 
-Next room: packed.py brings rows in and out as state bytes; table.py uses both.
+Next: packed_state.py reads and writes rows as state bytes; table.py uses both.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from seriatim.fast.compiled import MISSING, NULL, Array, compiled, compiled_inne
 from seriatim.fast.parse import INSERT, SNAPSHOT, UPDATE, ParsedMessages
 
 HEAP_USED, ROWS_USED, FREE, LIVE = 0, 1, 2, 3
-"""Places in `Arena.used`: bytes of the heap, rows ever used, first free row, rows in use."""
+"""Positions in `Arena.counters`: bytes of the heap, rows ever used, first free row, rows in use."""
 NONE = -1
+"""No row."""
+FNV_START, FNV_PRIME = uint64(14695981039346656037), uint64(1099511628211)
+"""The constants of the hash function FNV-1a."""
+GOLDEN_RATIO = uint64(0x9E3779B97F4A7C15)
 
 
 class Arena(NamedTuple):
@@ -46,8 +50,8 @@ class Arena(NamedTuple):
     counters: Array
 
 
-class BulkRecords(NamedTuple):
-    """Records, in columns: the row's cells, then those it had before."""
+class RecordBuffers(NamedTuple):
+    """Records, in columns: the row's cells, then the cells that it had before."""
 
     positions: Array
     operations: Array
@@ -55,19 +59,19 @@ class BulkRecords(NamedTuple):
     sizes: Array
 
 
-class BulkSessions(NamedTuple):
-    """The sessions of a stretch."""
+class SessionColumns(NamedTuple):
+    """The sessions of a batch of messages."""
 
     session_codes: Array
-    """Of each message; -1: it has none."""
+    """The session of each message; -1: it has none."""
     slots: Array
-    """Of each session, its place in the arena; -1: not to be folded in bulk."""
+    """Each session's slot in the arena; -1: its messages are folded one by one."""
     sequences: Array
     has_sequence: Array
 
 
 def empty_arena(kinds: Array, key: Array) -> Arena:
-    """No rows yet."""
+    """An arena with no rows."""
     width = len(kinds)
     return Arena(
         kinds=kinds,
@@ -87,294 +91,391 @@ def empty_arena(kinds: Array, key: Array) -> Arena:
     )
 
 
-def with_row_capacity(a: Arena, rows: int, heap_bytes: int) -> Arena:
-    """The same arena with room for this many more rows and bytes of text."""
-    need, heap_need = int(a.counters[ROWS_USED]) + rows, int(a.counters[HEAP_USED]) + heap_bytes
-    if len(a.heap) < heap_need:
-        a = a._replace(heap=_grow_array(a.heap, heap_need))
-    if len(a.owner) >= need:
-        return a
-    names = ("cells", "sizes", "hashes", "chain", "before", "after")
-    grown = {name: _grow_array(getattr(a, name), need) for name in names}
-    a = a._replace(**grown, owner=_grow_array(a.owner, need, NONE))
-    if len(a.buckets) < need:
-        a = a._replace(buckets=np.full(1 << (2 * need).bit_length(), NONE, np.int32))
-        rebuild_buckets(a)
-    return a
+def with_row_capacity(arena: Arena, rows: int, heap_bytes: int) -> Arena:
+    """The same arena with capacity for this many more rows and bytes of text."""
+    heap_capacity = int(arena.counters[HEAP_USED]) + heap_bytes
+    if len(arena.heap) < heap_capacity:
+        arena = arena._replace(heap=_grow_array(arena.heap, heap_capacity))
+    row_capacity = int(arena.counters[ROWS_USED]) + rows
+    if len(arena.owner) >= row_capacity:
+        return arena
+    grown = {"owner": _grow_array(arena.owner, row_capacity, NONE)}
+    for name in ("cells", "sizes", "hashes", "chain", "before", "after"):
+        grown[name] = _grow_array(getattr(arena, name), row_capacity)
+    arena = arena._replace(**grown)
+    if len(arena.buckets) < row_capacity:
+        # The number of buckets is a power of two: a mask picks the bucket of a hash.
+        bucket_count = 1 << (2 * row_capacity).bit_length()
+        arena = arena._replace(buckets=np.full(bucket_count, NONE, np.int32))
+        rebuild_buckets(arena)
+    return arena
 
 
-def with_session_capacity(a: Arena, slot: int) -> Arena:
-    """The same arena with room for this session."""
-    if slot < len(a.head):
-        return a
-    return a._replace(
-        head=_grow_array(a.head, slot + 1, NONE), tail=_grow_array(a.tail, slot + 1, NONE)
-    )
+def with_session_capacity(arena: Arena, slot: int) -> Arena:
+    """The same arena with capacity for this session."""
+    if slot < len(arena.head):
+        return arena
+    head = _grow_array(arena.head, slot + 1, NONE)
+    tail = _grow_array(arena.tail, slot + 1, NONE)
+    return arena._replace(head=head, tail=tail)
 
 
-def _grow_array(array: Array, need: int, fill: int = 0) -> Array:
-    grown = np.full((max(need, 2 * len(array)), *array.shape[1:]), fill, array.dtype)
+def _grow_array(array: Array, capacity: int, fill: int = 0) -> Array:
+    """A copy of an array for at least this many entries; it at least doubles, so that copying stays
+    cheap.
+    """
+    new_capacity = max(capacity, 2 * len(array))
+    grown = np.full((new_capacity, *array.shape[1:]), fill, array.dtype)
     grown[: len(array)] = array
     return grown
 
 
-@compiled
-def rebuild_buckets(a: Arena) -> None:
-    """Put every row into its bucket."""
-    mask = uint64(len(a.buckets) - 1)
-    for r in range(a.counters[ROWS_USED]):
-        if a.owner[r] != NONE:
-            bucket = int64(a.hashes[r] & mask)
-            a.chain[r] = a.buckets[bucket]
-            a.buckets[bucket] = r
+@compiled_inner
+def bucket_of(arena: Arena, key_hash: Any) -> int:
+    """The bucket of a hash."""
+    mask = uint64(len(arena.buckets) - 1)
+    return int64(key_hash & mask)
+
+
+@compiled_inner
+def has_heap_text(arena: Arena, row: int, column: int) -> bool:
+    """Whether a cell has text in the heap."""
+    return arena.kinds[column] == TEXT and arena.sizes[row, column] > 0
 
 
 @compiled
-def repack_heap(a: Arena, heap: Array) -> None:
-    """Move the text of all rows into a new heap, without what nobody needs."""
+def rebuild_buckets(arena: Arena) -> None:
+    """Put every row into its bucket. All buckets must be empty."""
+    for row in range(arena.counters[ROWS_USED]):
+        if arena.owner[row] != NONE:
+            bucket = bucket_of(arena, arena.hashes[row])
+            arena.chain[row] = arena.buckets[bucket]
+            arena.buckets[bucket] = row
+
+
+@compiled
+def repack_heap(arena: Arena, heap: Array) -> None:
+    """Move the text of all rows into a new heap, without text that no row needs."""
     top = 0
-    for r in range(a.counters[ROWS_USED]):
-        if a.owner[r] == NONE:
+    for row in range(arena.counters[ROWS_USED]):
+        if arena.owner[row] == NONE:
             continue
-        for c in range(len(a.kinds)):
-            if a.kinds[c] == TEXT and a.sizes[r, c] > 0:
-                start, size = a.cells[r, c], a.sizes[r, c]
+        for column in range(len(arena.kinds)):
+            if has_heap_text(arena, row, column):
+                start = arena.cells[row, column]
+                size = arena.sizes[row, column]
                 for j in range(size):
-                    heap[top + j] = a.heap[start + j]
-                a.cells[r, c] = top
+                    heap[top + j] = arena.heap[start + j]
+                arena.cells[row, column] = top
                 top += size
-    a.counters[HEAP_USED] = top
+    arena.counters[HEAP_USED] = top
 
 
 @compiled
-def heap_bytes_in_use(a: Arena) -> int:
-    """How many bytes of the heap are in use."""
+def heap_bytes_in_use(arena: Arena) -> int:
+    """The bytes of the heap that are text of a row."""
     total = 0
-    for r in range(a.counters[ROWS_USED]):
-        if a.owner[r] != NONE:
-            for c in range(len(a.kinds)):
-                if a.kinds[c] == TEXT and a.sizes[r, c] > 0:
-                    total += a.sizes[r, c]
+    for row in range(arena.counters[ROWS_USED]):
+        if arena.owner[row] == NONE:
+            continue
+        for column in range(len(arena.kinds)):
+            if has_heap_text(arena, row, column):
+                total += arena.sizes[row, column]
     return total
 
 
 @compiled_inner
-def hash_cell(h: Any, d: Array, kind: int, cell: int, size: int) -> Any:
+def hash_cell(key_hash: Any, data: Array, kind: int, cell: int, size: int) -> Any:
     """Take one cell of a key into its hash."""
-    prime = uint64(1099511628211)
     if kind == TEXT:
         for j in range(cell, cell + size):
-            h = (h ^ uint64(d[j])) * prime
-        return (h ^ uint64(size)) * prime
-    return (h ^ uint64(cell)) * prime
+            key_hash = (key_hash ^ uint64(data[j])) * FNV_PRIME
+        return (key_hash ^ uint64(size)) * FNV_PRIME
+    return (key_hash ^ uint64(cell)) * FNV_PRIME
 
 
 @compiled_inner
-def mix_hash(h: Any) -> Any:
-    """Let every bit of a hash count in its lowest ones."""
-    h ^= h >> uint64(32)
-    h *= uint64(0x9E3779B97F4A7C15)
-    return h ^ (h >> uint64(29))
+def mix_hash(key_hash: Any) -> Any:
+    """Let every bit of a hash change its lowest bits, which pick the bucket."""
+    key_hash ^= key_hash >> uint64(32)
+    key_hash *= GOLDEN_RATIO
+    return key_hash ^ (key_hash >> uint64(29))
 
 
 @compiled_inner
-def is_same_cell(a: Arena, r: int, c: int, d: Array, cell: int, size: int) -> bool:
+def is_same_cell(arena: Arena, row: int, column: int, data: Array, cell: int, size: int) -> bool:
     """Whether a row has this value in a column. Text is compared byte by byte."""
-    if a.sizes[r, c] != size:
+    if arena.sizes[row, column] != size:
         return False
-    if a.kinds[c] != TEXT:
-        return size < 0 or a.cells[r, c] == cell
-    start = a.cells[r, c]
+    row_cell = arena.cells[row, column]
+    if arena.kinds[column] != TEXT:
+        return size < 0 or row_cell == cell
     for j in range(size):
-        if a.heap[start + j] != d[cell + j]:
+        if arena.heap[row_cell + j] != data[cell + j]:
             return False
     return True
 
 
 @compiled_inner
-def find_row(a: Arena, slot: int, d: Array, cells: Array, sizes: Array, m: int) -> tuple[int, Any]:
-    """The session's row with the key of message `m`, or -1; and the key's hash."""
-    h = uint64(14695981039346656037) ^ uint64(slot)
-    for k in range(len(a.key)):
-        c = a.key[k]
-        h = hash_cell(h, d, a.kinds[c], cells[c, m], sizes[c, m])
-    h = mix_hash(h)
-    r = a.buckets[int64(h & uint64(len(a.buckets) - 1))]
-    while r != NONE:
-        if a.hashes[r] == h and a.owner[r] == slot:
-            found = True
-            for k in range(len(a.key)):
-                c = a.key[k]
-                if not is_same_cell(a, r, c, d, cells[c, m], sizes[c, m]):
-                    found = False
-                    break
-            if found:
-                return int64(r), h
-        r = a.chain[r]
-    return int64(NONE), h
+def has_key_of(
+    arena: Arena, row: int, data: Array, cells: Array, sizes: Array, message: int
+) -> bool:
+    """Whether a row has the key of a message."""
+    for k in range(len(arena.key)):
+        column = arena.key[k]
+        cell = cells[column, message]
+        if not is_same_cell(arena, row, column, data, cell, sizes[column, message]):
+            return False
+    return True
 
 
 @compiled_inner
-def write_cell(a: Arena, r: int, c: int, d: Array, cell: int, size: int) -> None:
-    """Write one cell. Text that is new goes to the end of the heap."""
-    if a.kinds[c] == TEXT and size > 0:
-        top = a.counters[HEAP_USED]
+def find_row(
+    arena: Arena, slot: int, data: Array, cells: Array, sizes: Array, message: int
+) -> tuple[int, Any]:
+    """(The session's row with the key of a message, or -1; the hash of the key)."""
+    key_hash = FNV_START ^ uint64(slot)
+    for k in range(len(arena.key)):
+        column = arena.key[k]
+        kind = arena.kinds[column]
+        key_hash = hash_cell(key_hash, data, kind, cells[column, message], sizes[column, message])
+    key_hash = mix_hash(key_hash)
+    row = arena.buckets[bucket_of(arena, key_hash)]
+    while row != NONE:
+        is_candidate = arena.hashes[row] == key_hash and arena.owner[row] == slot
+        if is_candidate and has_key_of(arena, row, data, cells, sizes, message):
+            return int64(row), key_hash
+        row = arena.chain[row]
+    return int64(NONE), key_hash
+
+
+@compiled_inner
+def write_cell(arena: Arena, row: int, column: int, data: Array, cell: int, size: int) -> None:
+    """Write one cell. Text is copied to the end of the heap."""
+    if arena.kinds[column] == TEXT and size > 0:
+        top = arena.counters[HEAP_USED]
         for j in range(size):
-            a.heap[top + j] = d[cell + j]
-        a.counters[HEAP_USED] = top + size
+            arena.heap[top + j] = data[cell + j]
+        arena.counters[HEAP_USED] = top + size
         cell = top
-    a.cells[r, c] = cell if size >= 0 else 0
-    a.sizes[r, c] = size
+    arena.cells[row, column] = cell if size >= 0 else 0
+    arena.sizes[row, column] = size
 
 
 @compiled_inner
-def append_row(a: Arena, slot: int, h: Any) -> int:
-    """A new row at the end of a session."""
-    r = int64(a.counters[FREE])
-    if r != NONE:
-        a.counters[FREE] = a.chain[r]
+def append_row(arena: Arena, slot: int, key_hash: Any) -> int:
+    """A new row at the end of a session.
+
+    1. Take a free row, or the next one that was never used.
+    2. Put it into the bucket of its hash.
+    3. Put it behind the session's last row.
+    """
+    # 1. Free rows form a list through `chain`, which a row without an owner does not need.
+    row = int64(arena.counters[FREE])
+    if row != NONE:
+        arena.counters[FREE] = arena.chain[row]
     else:
-        r = int64(a.counters[ROWS_USED])
-        a.counters[ROWS_USED] += 1
-    bucket = int64(h & uint64(len(a.buckets) - 1))
-    a.hashes[r], a.chain[r], a.owner[r] = h, a.buckets[bucket], slot
-    a.buckets[bucket] = r
-    last = a.tail[slot]
-    a.before[r], a.after[r], a.tail[slot] = last, NONE, r
-    if last == NONE:
-        a.head[slot] = r
+        row = int64(arena.counters[ROWS_USED])
+        arena.counters[ROWS_USED] += 1
+    # 2. The bucket.
+    bucket = bucket_of(arena, key_hash)
+    arena.hashes[row] = key_hash
+    arena.chain[row] = arena.buckets[bucket]
+    arena.owner[row] = slot
+    arena.buckets[bucket] = row
+    # 3. The session.
+    tail = arena.tail[slot]
+    arena.before[row] = tail
+    arena.after[row] = NONE
+    arena.tail[slot] = row
+    if tail == NONE:
+        arena.head[slot] = row
     else:
-        a.after[last] = r
-    a.counters[LIVE] += 1
-    return r
+        arena.after[tail] = row
+    arena.counters[LIVE] += 1
+    return row
 
 
 @compiled_inner
-def remove_row(a: Arena, r: int) -> None:
-    """Take a row out of its session. Its text stays where it is until the heap is tidied."""
-    slot, bucket = a.owner[r], int64(a.hashes[r] & uint64(len(a.buckets) - 1))
-    if a.buckets[bucket] == r:
-        a.buckets[bucket] = a.chain[r]
+def remove_row(arena: Arena, row: int) -> None:
+    """Take a row out of its session. Its text stays in the heap until that is repacked.
+
+    1. Take it out of its bucket.
+    2. Join the rows before and after it.
+    3. Put it into the list of free rows.
+    """
+    # 1. The bucket.
+    bucket = bucket_of(arena, arena.hashes[row])
+    if arena.buckets[bucket] == row:
+        arena.buckets[bucket] = arena.chain[row]
     else:
-        other = a.buckets[bucket]
-        while a.chain[other] != r:
-            other = a.chain[other]
-        a.chain[other] = a.chain[r]
-    before, after = a.before[r], a.after[r]
+        previous = arena.buckets[bucket]
+        while arena.chain[previous] != row:
+            previous = arena.chain[previous]
+        arena.chain[previous] = arena.chain[row]
+    # 2. The session.
+    slot = arena.owner[row]
+    before = arena.before[row]
+    after = arena.after[row]
     if before == NONE:
-        a.head[slot] = after
+        arena.head[slot] = after
     else:
-        a.after[before] = after
+        arena.after[before] = after
     if after == NONE:
-        a.tail[slot] = before
+        arena.tail[slot] = before
     else:
-        a.before[after] = before
-    a.owner[r], a.chain[r], a.counters[FREE] = NONE, a.counters[FREE], r
-    a.counters[LIVE] -= 1
+        arena.before[after] = before
+    # 3. The free rows.
+    arena.owner[row] = NONE
+    arena.chain[row] = arena.counters[FREE]
+    arena.counters[FREE] = row
+    arena.counters[LIVE] -= 1
 
 
 @compiled
-def clear_session(a: Arena, slot: int) -> None:
+def clear_session(arena: Arena, slot: int) -> None:
     """Take all rows out of a session."""
-    while a.head[slot] != NONE:
-        remove_row(a, int64(a.head[slot]))
+    while arena.head[slot] != NONE:
+        remove_row(arena, int64(arena.head[slot]))
 
 
 @compiled
-def remove_row_compiled(a: Arena, r: int) -> None:
-    """Take one row out of its session."""
-    remove_row(a, r)
+def remove_row_compiled(arena: Arena, row: int) -> None:
+    """`remove_row` for Python, which cannot call an inner function."""
+    remove_row(arena, row)
 
 
 @compiled_inner
-def copy_row_to_record(a: Arena, r: int, records: BulkRecords, n: int, first: int) -> None:
-    """A row's cells as part of a record."""
-    for c in range(len(a.kinds)):
-        records.cells[first + c, n] = a.cells[r, c]
-        records.sizes[first + c, n] = a.sizes[r, c]
+def copy_row_to_record(
+    arena: Arena, row: int, records: RecordBuffers, record: int, first_column: int
+) -> None:
+    """Write a row's cells into a record, from a column of the record on."""
+    for column in range(len(arena.kinds)):
+        records.cells[first_column + column, record] = arena.cells[row, column]
+        records.sizes[first_column + column, record] = arena.sizes[row, column]
 
 
 @compiled_inner
-def write_nulls_to_record(a: Arena, records: BulkRecords, n: int, first: int) -> None:
-    """Nulls as part of a record."""
-    for c in range(len(a.kinds)):
-        records.cells[first + c, n] = 0
-        records.sizes[first + c, n] = NULL
+def write_nulls_to_record(
+    arena: Arena, records: RecordBuffers, record: int, first_column: int
+) -> None:
+    """Write nulls into a record, from a column of the record on."""
+    for column in range(len(arena.kinds)):
+        records.cells[first_column + column, record] = 0
+        records.sizes[first_column + column, record] = NULL
+
+
+@compiled_inner
+def has_before_columns(arena: Arena, records: RecordBuffers) -> bool:
+    """Whether records have the row before the change as well."""
+    return len(records.cells) > len(arena.kinds)
 
 
 @compiled_inner
 def insert_row(
-    a: Arena, slot: int, h: Any, d: Array, p: ParsedMessages, m: int, records: BulkRecords, n: int
+    arena: Arena,
+    slot: int,
+    key_hash: Any,
+    data: Array,
+    parsed: ParsedMessages,
+    message: int,
+    records: RecordBuffers,
+    record: int,
 ) -> None:
-    """A new row; columns that the message does not name are null."""
-    r = append_row(a, slot, h)
-    for c in range(len(a.kinds)):
-        size = p.sizes[c, m]
-        write_cell(a, r, c, d, p.cells[c, m], NULL if size == MISSING else size)
-    copy_row_to_record(a, r, records, n, 0)
-    if len(records.cells) > len(a.kinds):
-        write_nulls_to_record(a, records, n, len(a.kinds))
+    """Insert a row and write its record; columns that the message does not name are null."""
+    row = append_row(arena, slot, key_hash)
+    for column in range(len(arena.kinds)):
+        size = parsed.sizes[column, message]
+        if size == MISSING:
+            size = NULL
+        write_cell(arena, row, column, data, parsed.cells[column, message], size)
+    copy_row_to_record(arena, row, records, record, 0)
+    if has_before_columns(arena, records):
+        write_nulls_to_record(arena, records, record, len(arena.kinds))
 
 
 @compiled_inner
 def update_row(
-    a: Arena, r: int, d: Array, p: ParsedMessages, m: int, records: BulkRecords, n: int
+    arena: Arena,
+    row: int,
+    data: Array,
+    parsed: ParsedMessages,
+    message: int,
+    records: RecordBuffers,
+    record: int,
 ) -> None:
-    """The columns that the message names."""
-    if len(records.cells) > len(a.kinds):
-        copy_row_to_record(a, r, records, n, len(a.kinds))
-    for c in range(len(a.kinds)):
-        size, cell = p.sizes[c, m], p.cells[c, m]
-        if size != MISSING and not (a.kinds[c] == TEXT and is_same_cell(a, r, c, d, cell, size)):
-            write_cell(a, r, c, d, cell, size)
-    copy_row_to_record(a, r, records, n, 0)
+    """Change the columns that the message names and write the record."""
+    if has_before_columns(arena, records):
+        copy_row_to_record(arena, row, records, record, len(arena.kinds))
+    for column in range(len(arena.kinds)):
+        size = parsed.sizes[column, message]
+        if size == MISSING:
+            continue
+        cell = parsed.cells[column, message]
+        # Text that did not change is not copied: the heap would grow for nothing.
+        if arena.kinds[column] == TEXT and is_same_cell(arena, row, column, data, cell, size):
+            continue
+        write_cell(arena, row, column, data, cell, size)
+    copy_row_to_record(arena, row, records, record, 0)
 
 
 @compiled_inner
-def delete_row(a: Arena, r: int, records: BulkRecords, n: int) -> None:
-    """The row goes; its record has the key, and the row before."""
-    if len(records.cells) > len(a.kinds):
-        copy_row_to_record(a, r, records, n, len(a.kinds))
-    write_nulls_to_record(a, records, n, 0)
-    for k in range(len(a.key)):
-        c = a.key[k]
-        records.cells[c, n], records.sizes[c, n] = a.cells[r, c], a.sizes[r, c]
-    remove_row(a, r)
+def delete_row(arena: Arena, row: int, records: RecordBuffers, record: int) -> None:
+    """Delete a row; its record has the key, and the row before."""
+    if has_before_columns(arena, records):
+        copy_row_to_record(arena, row, records, record, len(arena.kinds))
+    write_nulls_to_record(arena, records, record, 0)
+    for k in range(len(arena.key)):
+        column = arena.key[k]
+        records.cells[column, record] = arena.cells[row, column]
+        records.sizes[column, record] = arena.sizes[row, column]
+    remove_row(arena, row)
 
 
 @compiled
 def fold_usual_messages(
-    a: Arena,
-    d: Array,
-    p: ParsedMessages,
-    sessions: BulkSessions,
+    arena: Arena,
+    data: Array,
+    parsed: ParsedMessages,
+    sessions: SessionColumns,
     has_sequence: bool,
     begin: int,
-    records: BulkRecords,
-    n: int,
+    records: RecordBuffers,
+    record: int,
 ) -> tuple[int, int]:
-    """Fold usual messages from `begin` on: (the first that is not usual, or the end; how many
-    records there are).
+    """Fold usual messages from `begin` on: (the first that is not usual, or the end; the number of
+    records).
+
+    A message is left to the plain machine, before it changes anything, if it has no session in the
+    arena, if it was not parsed, if its sequence does not follow, or if the rows contradict it.
     """
-    for m in range(begin, len(p.kinds)):
-        code, kind = sessions.session_codes[m], p.kinds[m]
-        if code < 0 or kind <= SNAPSHOT or sessions.slots[code] < 0:
-            return m, n
-        slot, sequence = sessions.slots[code], p.sequences[m]
-        if has_sequence and (
-            not sessions.has_sequence[code] or sessions.sequences[code] != sequence - 1
-        ):
-            return m, n
-        r, h = find_row(a, slot, d, p.cells, p.sizes, m)
-        if (r == NONE) != (kind == INSERT):
-            return m, n
+    message_count = len(parsed.kinds)
+    for message in range(begin, message_count):
+        code = sessions.session_codes[message]
+        kind = parsed.kinds[message]
+        if code < 0 or kind <= SNAPSHOT:
+            return message, record
+        slot = sessions.slots[code]
+        if slot < 0:
+            return message, record
+        sequence = parsed.sequences[message]
+        if has_sequence:
+            if not sessions.has_sequence[code]:
+                return message, record
+            if sessions.sequences[code] != sequence - 1:
+                return message, record
+        row, key_hash = find_row(arena, slot, data, parsed.cells, parsed.sizes, message)
+        # An insert needs a new key, every other message a row that is there.
+        if (row == NONE) != (kind == INSERT):
+            return message, record
         if kind == INSERT:
-            insert_row(a, slot, h, d, p, m, records, n)
+            insert_row(arena, slot, key_hash, data, parsed, message, records, record)
         elif kind == UPDATE:
-            update_row(a, r, d, p, m, records, n)
+            update_row(arena, row, data, parsed, message, records, record)
         else:
-            delete_row(a, r, records, n)
-        records.positions[n], records.operations[n] = m, kind
+            delete_row(arena, row, records, record)
+        records.positions[record] = message
+        records.operations[record] = kind
         sessions.sequences[code] = sequence
-        n += 1
-    return len(p.kinds), n
+        record += 1
+    return message_count, record

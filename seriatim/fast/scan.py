@@ -1,6 +1,9 @@
-"""JSON, token by token: where texts, numbers and whole values end. Sure, or -1.
+"""JSON, token by token: where texts, numbers and whole values end.
 
-Next room: parse.py makes columns of it.
+Every function takes the bytes, a position and the end of the message, and gives a position back, or
+-1 where it is not sure that the JSON is valid: such a message is left to msgspec.
+
+Next: parse.py, which turns messages into columns with these functions.
 """
 
 from __future__ import annotations
@@ -8,216 +11,308 @@ from __future__ import annotations
 from seriatim.fast.compiled import Array, compiled_inner, int64, load_eight_bytes, uint64
 
 DEPTH_MAX = 60
+"""Nested lists and objects that `skip_value` follows: one bit of 64 for each."""
 QUOTE, BACKSLASH, COMMA, COLON, MINUS, DOT = 34, 92, 44, 58, 45, 46
 OPEN_OBJECT, CLOSE_OBJECT, OPEN_LIST, CLOSE_LIST = 123, 125, 91, 93
+SPACE, LINE_FEED, CARRIAGE_RETURN, TAB = 32, 10, 13, 9
+DIGIT_0, DIGIT_9, PLUS, EXPONENT, EXPONENT_UPPER = 48, 57, 43, 101, 69
+LETTER_T, LETTER_F, LETTER_N = 116, 102, 110
+SIMPLE_ESCAPES = b'"\\/bfnrt'
+EXPONENT_DIGITS_MAX, EXPONENT_TOO_LARGE = 6, 999_999
+"""An exponent of more digits is taken as too large; the parser refuses it then."""
 ZERO, ONES, BLANKS = uint64(0), uint64(0x0101010101010101), uint64(0x2020202020202020)
 QUOTES, BACKSLASHES = uint64(0x2222222222222222), uint64(0x5C5C5C5C5C5C5C5C)
 HIGH_BITS = uint64(0x8080808080808080)
-"""Eight bytes at once."""
+"""The same byte eight times, to look at eight bytes at once."""
 NUMBER_BAD, NUMBER_INTEGER, NUMBER_FRACTION = 0, 1, 2
 
 
 @compiled_inner
-def skip_blanks(d: Array, i: int, e: int) -> int:
-    """The next place that is no white space."""
-    while i < e and (d[i] == 32 or d[i] == 10 or d[i] == 13 or d[i] == 9):
-        i += 1
-    return i
+def is_digit(byte: int) -> bool:
+    """Whether a byte is one of 0 to 9."""
+    return byte >= DIGIT_0 and byte <= DIGIT_9
 
 
 @compiled_inner
-def skip_plain_text(d: Array, i: int, e: int) -> int:
-    """A place up to which a text has neither quote nor escape nor control, looked at eight bytes at
-    once.
+def starts_number(byte: int) -> bool:
+    """Whether a JSON number may begin with this byte."""
+    return byte == MINUS or is_digit(byte)
 
-    Taking 1 from a byte borrows into its highest bit only if it was 0, and 32 only if it was less.
+
+@compiled_inner
+def is_blank(byte: int) -> bool:
+    """Whether a byte is white space between tokens."""
+    return byte == SPACE or byte == LINE_FEED or byte == CARRIAGE_RETURN or byte == TAB
+
+
+@compiled_inner
+def is_equal_bytes(data: Array, position: int, expected: bytes) -> bool:
+    """Whether the bytes at a position are these. The caller knows that there are enough."""
+    for j in range(len(expected)):
+        if data[position + j] != expected[j]:
+            return False
+    return True
+
+
+@compiled_inner
+def skip_blanks(data: Array, position: int, end: int) -> int:
+    """The next position that is not white space."""
+    while position < end and is_blank(data[position]):
+        position += 1
+    return position
+
+
+@compiled_inner
+def skip_plain_text(data: Array, position: int, end: int) -> int:
+    """A position up to which a text has no quote, escape or control character.
+
+    It looks at eight bytes at once and stops at the first eight that have any of them.
     """
-    while i + 8 <= e:
-        x = load_eight_bytes(d, i)
-        quote, escape = x ^ QUOTES, x ^ BACKSLASHES
-        found = ((quote - ONES) & ~quote) | ((escape - ONES) & ~escape) | ((x - BLANKS) & ~x)
-        if found & HIGH_BITS != ZERO:
-            return i
-        i += 8
-    return i
+    while position + 8 <= end:
+        x = load_eight_bytes(data, position)
+        quote_bits = x ^ QUOTES
+        escape_bits = x ^ BACKSLASHES
+        # Subtracting 1 from a byte borrows into its highest bit only if the byte was 0, and
+        # subtracting 32 only if it was less than 32: a control character.
+        special = (quote_bits - ONES) & ~quote_bits
+        special |= (escape_bits - ONES) & ~escape_bits
+        special |= (x - BLANKS) & ~x
+        if special & HIGH_BITS != ZERO:
+            return position
+        position += 8
+    return position
 
 
 @compiled_inner
-def text_end(d: Array, i: int, e: int) -> int:
-    """The closing quote of a text without escapes; -1 if it has any, or is none."""
-    i = skip_plain_text(d, i, e)
-    while i < e:
-        c = d[i]
-        if c == QUOTE:
-            return i
-        if c == BACKSLASH or c < 32:
+def text_end(data: Array, position: int, end: int) -> int:
+    """The closing quote of a text without escapes; -1 if it has one, or is not a valid text."""
+    position = skip_plain_text(data, position, end)
+    while position < end:
+        byte = data[position]
+        if byte == QUOTE:
+            return position
+        if byte == BACKSLASH or byte < SPACE:
             return -1
-        i += 1
+        position += 1
     return -1
 
 
 @compiled_inner
-def skip_text(d: Array, i: int, e: int) -> int:
-    """The closing quote of any valid text; -1 if unsure."""
-    i = skip_plain_text(d, i, e)
-    while i < e:
-        c = d[i]
-        if c == QUOTE:
-            return i
-        if c < 32:
-            return -1
-        if c == BACKSLASH:
-            i += 1
-            if i >= e:
-                return -1
-            c = d[i]
-            # " \ / b f n r t; an escaped code point is left to msgspec
-            if not (
-                c == 34
-                or c == 92
-                or c == 47
-                or c == 98
-                or c == 102
-                or c == 110
-                or c == 114
-                or c == 116
-            ):
-                return -1
-        i += 1
-    return -1
+def is_simple_escape(byte: int) -> bool:
+    """Whether this byte after a backslash is a valid escape of one character.
 
-
-@compiled_inner
-def read_digits(d: Array, i: int, e: int, mantissa: int, count: int) -> tuple[int, int, int]:
-    """(place after a run of digits, the number that they make, how many count). Too many make no
-    number.
+    An escaped code point (a u and four digits) is not: it is left to msgspec.
     """
-    while i < e and d[i] >= 48 and d[i] <= 57:
-        mantissa = mantissa * 10 + int64(d[i] - 48)
-        count += 1 if count > 0 or d[i] != 48 else 0
-        i += 1
-    return i, mantissa, count
+    for j in range(len(SIMPLE_ESCAPES)):
+        if byte == SIMPLE_ESCAPES[j]:
+            return True
+    return False
 
 
 @compiled_inner
-def read_number(d: Array, i: int, e: int) -> tuple[int, int, int, int, int]:
-    """A JSON number: (place after it, kind, digits as one number, how many, power of ten)."""
-    if i < e and d[i] == MINUS:
-        i += 1
-    begin = i
-    power, kind = 0, NUMBER_INTEGER
-    i, mantissa, count = read_digits(d, i, e, int64(0), 0)
-    if i == begin or (i > begin + 1 and d[begin] == 48):
-        return i, NUMBER_BAD, mantissa, count, power
-    end = i
-    if i < e and d[i] == DOT:
-        kind = NUMBER_FRACTION
-        i, mantissa, count = read_digits(d, i + 1, e, mantissa, count)
-        if i == end + 1:
-            return i, NUMBER_BAD, mantissa, count, power
-        power = -(i - end - 1)
-    if i < e and (d[i] == 101 or d[i] == 69):
-        kind = NUMBER_FRACTION
-        i += 1
-        sign = 1
-        if i < e and (d[i] == 43 or d[i] == MINUS):
-            sign = -1 if d[i] == MINUS else 1
-            i += 1
-        begin = i
-        i, shift, places = read_digits(d, i, e, int64(0), 0)
-        if i == begin:
-            return i, NUMBER_BAD, mantissa, count, power
-        power += sign * (shift if places <= 6 else 999_999)
-    return i, kind, mantissa, count, power
-
-
-@compiled_inner
-def skip_literal(d: Array, i: int, e: int) -> int:
-    """The place after true, false or null; -1 if there is none."""
-    if i + 4 <= e and d[i] == 116 and d[i + 1] == 114 and d[i + 2] == 117 and d[i + 3] == 101:
-        return i + 4
-    if i + 4 <= e and d[i] == 110 and d[i + 1] == 117 and d[i + 2] == 108 and d[i + 3] == 108:
-        return i + 4
-    if (
-        i + 5 <= e
-        and d[i] == 102
-        and d[i + 1] == 97
-        and d[i + 2] == 108
-        and d[i + 3] == 115
-        and d[i + 4] == 101
-    ):
-        return i + 5
+def skip_text(data: Array, position: int, end: int) -> int:
+    """The closing quote of a text, with or without escapes; -1 if unsure."""
+    position = skip_plain_text(data, position, end)
+    while position < end:
+        byte = data[position]
+        if byte == QUOTE:
+            return position
+        if byte < SPACE:
+            return -1
+        if byte == BACKSLASH:
+            position += 1
+            if position >= end:
+                return -1
+            if not is_simple_escape(data[position]):
+                return -1
+        position += 1
     return -1
 
 
 @compiled_inner
-def skip_scalar(d: Array, i: int, e: int) -> int:
-    """The place after a text, number, true, false or null; -1 if unsure."""
-    if i >= e:
-        return -1
-    if d[i] == QUOTE:
-        i = skip_text(d, i + 1, e)
-        return -1 if i < 0 else i + 1
-    if d[i] == MINUS or (d[i] >= 48 and d[i] <= 57):
-        i, kind, _, _, _ = read_number(d, i, e)
-        return -1 if kind == NUMBER_BAD else i
-    return skip_literal(d, i, e)
+def read_digits(
+    data: Array, position: int, end: int, mantissa: int, digit_count: int
+) -> tuple[int, int, int]:
+    """Append a run of digits to a number: (position after them, the number, its digits).
+
+    Leading zeros do not count as digits. The number overflows beyond 18 digits: callers look at the
+    count first.
+    """
+    while position < end and is_digit(data[position]):
+        digit = int64(data[position] - DIGIT_0)
+        mantissa = mantissa * 10 + digit
+        if digit_count > 0 or digit != 0:
+            digit_count += 1
+        position += 1
+    return position, mantissa, digit_count
 
 
 @compiled_inner
-def skip_name(d: Array, i: int, e: int) -> int:
-    """The place of the value behind a name and its colon; -1 if unsure."""
-    i = skip_blanks(d, i, e)
-    if i >= e or d[i] != QUOTE:
-        return -1
-    i = skip_text(d, i + 1, e)
-    if i < 0:
-        return -1
-    i = skip_blanks(d, i + 1, e)
-    return skip_blanks(d, i + 1, e) if i < e and d[i] == COLON else -1
+def read_exponent(data: Array, position: int, end: int) -> tuple[int, int]:
+    """The exponent behind an e: (position after it, or -1 if it has no digits; the power)."""
+    is_negative = False
+    if position < end:
+        sign = data[position]
+        if sign == PLUS or sign == MINUS:
+            is_negative = sign == MINUS
+            position += 1
+    begin = position
+    position, power, digit_count = read_digits(data, position, end, int64(0), 0)
+    if position == begin:
+        return -1, power
+    if digit_count > EXPONENT_DIGITS_MAX:
+        power = int64(EXPONENT_TOO_LARGE)
+    if is_negative:
+        power = -power
+    return position, power
 
 
 @compiled_inner
-def skip_value(d: Array, i: int, e: int) -> int:
-    """The place after one whole value of any kind, proved to be valid JSON; -1 if unsure."""
-    depth, lists = 0, uint64(0)  # one bit per level: whether it is a list
+def read_number(data: Array, position: int, end: int) -> tuple[int, int, int, int, int]:
+    """A JSON number without its sign: (position after it, kind, mantissa, digits, power of ten)."""
+    # 1. The sign, and the digits before the point. A number may not begin with a needless zero.
+    if position < end and data[position] == MINUS:
+        position += 1
+    begin = position
+    power = int64(0)
+    kind = NUMBER_INTEGER
+    position, mantissa, digit_count = read_digits(data, position, end, int64(0), 0)
+    if position == begin:
+        return position, NUMBER_BAD, mantissa, digit_count, power
+    if position > begin + 1 and data[begin] == DIGIT_0:
+        return position, NUMBER_BAD, mantissa, digit_count, power
+    # 2. The digits behind the point.
+    if position < end and data[position] == DOT:
+        kind = NUMBER_FRACTION
+        begin = position + 1
+        position, mantissa, digit_count = read_digits(data, begin, end, mantissa, digit_count)
+        if position == begin:
+            return position, NUMBER_BAD, mantissa, digit_count, power
+        power = int64(begin - position)
+    # 3. The exponent.
+    if position < end and (data[position] == EXPONENT or data[position] == EXPONENT_UPPER):
+        kind = NUMBER_FRACTION
+        position, exponent = read_exponent(data, position + 1, end)
+        if position < 0:
+            return position, NUMBER_BAD, mantissa, digit_count, power
+        power += exponent
+    return position, kind, mantissa, digit_count, power
+
+
+@compiled_inner
+def skip_literal(data: Array, position: int, end: int) -> int:
+    """The position after true, false or null; -1 if it is none of them."""
+    if position + 4 > end:
+        return -1
+    byte = data[position]
+    if byte == LETTER_T and is_equal_bytes(data, position, b"true"):
+        return position + 4
+    if byte == LETTER_N and is_equal_bytes(data, position, b"null"):
+        return position + 4
+    if position + 5 > end:
+        return -1
+    if byte == LETTER_F and is_equal_bytes(data, position, b"false"):
+        return position + 5
+    return -1
+
+
+@compiled_inner
+def skip_scalar(data: Array, position: int, end: int) -> int:
+    """The position after a text, number, true, false or null; -1 if unsure."""
+    if position >= end:
+        return -1
+    byte = data[position]
+    if byte == QUOTE:
+        closing_quote = skip_text(data, position + 1, end)
+        if closing_quote < 0:
+            return -1
+        return closing_quote + 1
+    if starts_number(byte):
+        position, kind, _, _, _ = read_number(data, position, end)
+        if kind == NUMBER_BAD:
+            return -1
+        return position
+    return skip_literal(data, position, end)
+
+
+@compiled_inner
+def skip_name(data: Array, position: int, end: int) -> int:
+    """The position of the value behind a field's name and its colon; -1 if unsure."""
+    position = skip_blanks(data, position, end)
+    if position >= end or data[position] != QUOTE:
+        return -1
+    closing_quote = skip_text(data, position + 1, end)
+    if closing_quote < 0:
+        return -1
+    position = skip_blanks(data, closing_quote + 1, end)
+    if position >= end or data[position] != COLON:
+        return -1
+    return skip_blanks(data, position + 1, end)
+
+
+@compiled_inner
+def closing_bracket(is_list: bool) -> int:
+    """The byte that closes a list or an object."""
+    if is_list:
+        return CLOSE_LIST
+    return CLOSE_OBJECT
+
+
+@compiled_inner
+def skip_value(data: Array, position: int, end: int) -> int:
+    """The position after one whole value of any kind, proved to be valid JSON; -1 if unsure.
+
+    1. Enter lists and objects until there is a scalar or an empty list or object; go past it.
+    2. Leave every list and object that ends here; a comma leads to the next value inside.
+    """
+    depth = 0
+    # One bit per open level, the innermost lowest: 1 for a list, 0 for an object. A stack of bits
+    # needs no memory, which compiled code here cannot allocate.
+    lists = uint64(0)
     while True:
-        if i >= e:
+        # 1. Enter, or go past a scalar.
+        if position >= end:
             return -1
-        if d[i] == OPEN_OBJECT or d[i] == OPEN_LIST:
+        if data[position] == OPEN_OBJECT or data[position] == OPEN_LIST:
             if depth >= DEPTH_MAX:
                 return -1
-            in_list = d[i] == OPEN_LIST
-            i = skip_blanks(d, i + 1, e)
-            if i >= e:
+            is_list = data[position] == OPEN_LIST
+            position = skip_blanks(data, position + 1, end)
+            if position >= end:
                 return -1
-            if d[i] != (CLOSE_LIST if in_list else CLOSE_OBJECT):
-                lists = (lists << uint64(1)) | (uint64(1) if in_list else uint64(0))
+            if data[position] != closing_bracket(is_list):
                 depth += 1
-                if not in_list:
-                    i = skip_name(d, i, e)
-                    if i < 0:
+                lists = lists << uint64(1)
+                if is_list:
+                    lists = lists | uint64(1)
+                else:
+                    position = skip_name(data, position, end)
+                    if position < 0:
                         return -1
                 continue
-            i += 1
+            position += 1
         else:
-            i = skip_scalar(d, i, e)
-            if i < 0:
+            position = skip_scalar(data, position, end)
+            if position < 0:
                 return -1
-        while depth > 0:  # what may follow a value inside
-            i = skip_blanks(d, i, e)
-            if i >= e:
+        # 2. Leave what ends here.
+        while depth > 0:
+            position = skip_blanks(data, position, end)
+            if position >= end:
                 return -1
-            in_list = (lists & uint64(1)) == uint64(1)
-            if d[i] == COMMA:
-                i = skip_blanks(d, i + 1, e) if in_list else skip_name(d, i + 1, e)
-                if i < 0:
+            is_list = (lists & uint64(1)) == uint64(1)
+            if data[position] == COMMA:
+                if is_list:
+                    position = skip_blanks(data, position + 1, end)
+                else:
+                    position = skip_name(data, position + 1, end)
+                if position < 0:
                     return -1
                 break
-            if d[i] != (CLOSE_LIST if in_list else CLOSE_OBJECT):
+            if data[position] != closing_bracket(is_list):
                 return -1
             lists >>= uint64(1)
             depth -= 1
-            i += 1
+            position += 1
         if depth == 0:
-            return i
+            return position

@@ -1,7 +1,7 @@
-"""The table machine over rows in an arena. Same results as engine/table.py, which it asks about all
-that is unusual.
+"""The table machine over rows in an arena. It gives the same results as engine/table.py, which it
+calls for every message that is not usual.
 
-Next room: fold.py walks over stretches with it.
+Next: fold.py, which folds batches of messages with it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from seriatim.fast.rows import (
     with_session_capacity,
 )
 
-HEAP_TIDY_BYTES = 8 << 20
-"""A heap below this is not worth tidying."""
-SIZE_MAX = 2**31 - 1
+HEAP_REPACK_BYTES = 8 << 20
+"""A heap of less is not worth repacking."""
+STATE_BYTES_MAX = 2**31 - 1
+"""Sizes of texts are int32 in the arena."""
 
 
 class ArenaSlot:
-    """A session's rows: a place in the arena."""
+    """The rows of one session, as the number of its slot in the arena."""
 
     __slots__ = ("number",)
 
@@ -45,65 +46,67 @@ class ArenaSlot:
         self.number = number
 
 
-class BulkTable(TableMachine):
-    """The table machine, folding usual messages in bulk. A session's state is a `ArenaSlot`, or
-    rows as the plain one has.
+class CompiledTable(TableMachine):
+    """The table machine that folds usual messages with compiled code.
 
-    Rows are plain where they cannot be in the arena: bytes of state that the plain machine alone
-    can read.
+    A session's state is an `ArenaSlot`. It is a dict of rows, as the plain machine has it, where
+    rows cannot be in the arena: because only the plain machine can read their state bytes.
     """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        kinds = np.array([COLUMN_KINDS[kind] for kind in settings["columns"].values()], np.int64)
-        self.arena: Arena = empty_arena(kinds, np.array(self.key_positions, np.int64))
         self.field_layout = _build_field_layout(self, settings)
+        key_positions = np.array(self.key_positions, np.int64)
+        self.arena: Arena = empty_arena(self.field_layout.column_kinds, key_positions)
         self.slot_count = 0
         self.uses_arena = True
         """Whether new rows go into the arena."""
         self._cells = np.zeros((self._width, 1), np.int64)
-        self._log_sizes = np.zeros((self._width, 1), np.int32)
-        rows: Any = self._state_decoder.type
-        self._row_decoder: msgspec.msgpack.Decoder[Row] = msgspec.msgpack.Decoder(rows.__args__[0])
+        self._sizes = np.zeros((self._width, 1), np.int32)
+        """Memory for one row while it is read."""
+        rows_type: Any = self._state_decoder.type
+        row_type = rows_type.__args__[0]
+        self._row_decoder: msgspec.msgpack.Decoder[Row] = msgspec.msgpack.Decoder(row_type)
 
     def start(self, session: str) -> Any:
-        """No rows yet."""
+        """The state of a new session: no rows."""
         return self._new_slot() if self.uses_arena else {}
 
     def _new_slot(self) -> ArenaSlot:
-        self.arena = with_session_capacity(self.arena, self.slot_count)
+        slot = ArenaSlot(self.slot_count)
+        self.arena = with_session_capacity(self.arena, slot.number)
         self.slot_count += 1
-        return ArenaSlot(self.slot_count - 1)
+        return slot
 
     def load(self, state_bytes: bytes, version: int) -> Any:
-        """Rows from bytes; into the arena, if that can take them."""
-        slot = self._new_slot() if self.uses_arena else None
-        return (
-            slot
-            if slot is not None and self._load_packed_rows(slot, state_bytes)
-            else super().load(state_bytes, version)
-        )
+        """Rows from bytes, in the arena if it can take them."""
+        if self.uses_arena:
+            slot = self._new_slot()
+            if self._load_packed_rows(slot, state_bytes):
+                return slot
+        return super().load(state_bytes, version)
 
     def move_into_arena(self, rows: dict[Any, Row]) -> Any:
-        """Rows that were plain; as they are, if the arena cannot take them."""
+        """The slot of rows that were plain; the rows as they are if the arena cannot take them."""
         slot = self._new_slot()
-        return slot if self._load_packed_rows(slot, super().dump(rows)) else rows
+        state_bytes = super().dump(rows)
+        return slot if self._load_packed_rows(slot, state_bytes) else rows
 
     def to_plain_rows(self, rows: Any) -> dict[Any, Row]:
-        """Rows that were in the arena, as the plain machine has them."""
-        if rows.__class__ is not ArenaSlot:
-            return rows
-        table = super().load(self.dump(rows), self.state_version)
-        clear_session(self.arena, rows.number)
-        return table
+        """Take rows out of the arena, as the plain machine has them."""
+        plain_rows = self._copy_to_plain_rows(rows)
+        if rows.__class__ is ArenaSlot:
+            clear_session(self.arena, rows.number)
+        return plain_rows
 
     def dump(self, rows: Any) -> bytes:
         """Rows as bytes, in the order in which they came."""
         if rows.__class__ is not ArenaSlot:
             return super().dump(rows)
-        count, size = packed_state.packed_size_bound(self.arena, rows.number)
-        out = np.empty(size, np.uint8)
-        return out[: packed_state.pack_rows(self.arena, rows.number, count, out)].tobytes()
+        row_count, size_bound = packed_state.packed_size_bound(self.arena, rows.number)
+        packed = np.empty(size_bound, np.uint8)
+        size = packed_state.pack_rows(self.arena, rows.number, row_count, packed)
+        return packed[:size].tobytes()
 
     def to_plain(self, rows: Any) -> Any:
         """Rows as plain values for people and JSON."""
@@ -114,84 +117,96 @@ class BulkTable(TableMachine):
         return super().end(self._copy_to_plain_rows(rows))
 
     def _copy_to_plain_rows(self, rows: Any) -> dict[Any, Row]:
-        return (
-            super().load(self.dump(rows), self.state_version)
-            if rows.__class__ is ArenaSlot
-            else rows
-        )
+        if rows.__class__ is not ArenaSlot:
+            return rows
+        return super().load(self.dump(rows), self.state_version)
 
     def apply(self, rows: Any, message: Any) -> Sequence[Row]:
-        """One message the plain way: its row is taken out of the arena, and put back as the plain
-        machine left it.
+        """Apply one message by the plain machine, to a table of the one row that it names.
+
+        1. Copy the row out of the arena, if it is there.
+        2. Let the plain machine change it, or refuse.
+        3. Write the row back as the plain machine left it, or remove it.
         """
         if rows.__class__ is not ArenaSlot:
             return super().apply(rows, message)
         if message.__class__ is self.snapshot_struct:
             return self._apply_snapshot_in_arena(rows, message)
-        key = astuple(message)
-        there = self._find_row(rows, key)
-        few = {} if there < 0 else {self._row_key(old := self._unpack_row(there)): old}
-        records = super().apply(few, message)
-        if not few:
-            remove_row_compiled(self.arena, there) if there >= 0 else None
-        else:
-            ensure(
-                self._load_packed_rows(rows, msgspec.msgpack.encode(list(few.values()))),
-                "a row of the table can be kept",
-            )
+        # 1. Copy the row out of the arena.
+        small_table: dict[Any, Row] = {}
+        row_number = self._find_row(rows, astuple(message))
+        if row_number >= 0:
+            old_row = self._unpack_row(row_number)
+            small_table[self._row_key(old_row)] = old_row
+        # 2. Let the plain machine change it.
+        records = super().apply(small_table, message)
+        # 3. Write it back.
+        if small_table:
+            packed_row = msgspec.msgpack.encode(list(small_table.values()))
+            loaded = self._load_packed_rows(rows, packed_row)
+            ensure(loaded, "a row of the table can be kept")
+        elif row_number >= 0:
+            remove_row_compiled(self.arena, row_number)
         return records
 
     def _apply_snapshot_in_arena(self, rows: ArenaSlot, message: Any) -> Sequence[Row]:
-        table = super().load(self.dump(rows), self.state_version)
+        table = self._copy_to_plain_rows(rows)
         records = super().apply(table, message)
         clear_session(self.arena, rows.number)
-        ensure(
-            self._load_packed_rows(rows, super().dump(table)), "the rows of a snapshot can be kept"
-        )
+        loaded = self._load_packed_rows(rows, super().dump(table))
+        ensure(loaded, "the rows of a snapshot can be kept")
         return records
 
-    def _load_packed_rows(self, rows: ArenaSlot, saved: bytes) -> bool:
-        data = np.frombuffer(saved, np.uint8)
-        count = packed_state.count_rows(data)
-        if count < 0 or len(saved) > SIZE_MAX:
+    def _load_packed_rows(self, slot: ArenaSlot, state_bytes: bytes) -> bool:
+        """Load rows into a slot; False, and the slot is empty, if they cannot be read."""
+        data = np.frombuffer(state_bytes, np.uint8)
+        row_count = packed_state.count_rows(data)
+        if row_count < 0 or len(state_bytes) > STATE_BYTES_MAX:
             return False
-        self.arena = with_row_capacity(self.arena, count, len(saved))
-        taken = packed_state.load_rows(self.arena, rows.number, data, self._cells, self._log_sizes)
-        if not taken:
-            clear_session(self.arena, rows.number)
-        return taken
+        self.arena = with_row_capacity(self.arena, row_count, len(state_bytes))
+        loaded = packed_state.load_rows(self.arena, slot.number, data, self._cells, self._sizes)
+        if not loaded:
+            clear_session(self.arena, slot.number)
+        return loaded
 
-    def _find_row(self, rows: ArenaSlot, key_row: Row) -> int:
-        """Where the row with this key is; -1: nowhere."""
-        line = [key_row[i] if i in self.key_positions else None for i in range(self._width)]
-        data = np.frombuffer(msgspec.msgpack.encode(line), np.uint8)
-        found = packed_state.find_packed_row(
-            self.arena, rows.number, data, self._cells, self._log_sizes
+    def _find_row(self, slot: ArenaSlot, key_row: Row) -> int:
+        """The number of the row with this key; -1 if there is none."""
+        cells = [None] * self._width
+        for position in self.key_positions:
+            cells[position] = key_row[position]
+        data = np.frombuffer(msgspec.msgpack.encode(cells), np.uint8)
+        row_number = packed_state.find_packed_row(
+            self.arena, slot.number, data, self._cells, self._sizes
         )
-        ensure(found >= -1, "a key can be looked up", key=str(line)[:200])
-        return found
+        ensure(row_number >= -1, "a key can be looked up", key=str(cells)[:200])
+        return row_number
 
-    def _unpack_row(self, number: int) -> Row:
-        size = sum(
-            packed_state.CELL_BYTES_MAX + max(0, int(size)) for size in self.arena.sizes[number]
-        )
-        out = np.empty(5 + size, np.uint8)
-        return self._row_decoder.decode(
-            out[: packed_state.pack_row(self.arena, number, out)].tobytes()
-        )
+    def _unpack_row(self, row_number: int) -> Row:
+        size_bound = packed_state.LIST_HEADER_BYTES_MAX
+        for cell_size in self.arena.sizes[row_number].tolist():
+            size_bound += packed_state.CELL_BYTES_MAX + max(0, cell_size)
+        packed = np.empty(size_bound, np.uint8)
+        size = packed_state.pack_row(self.arena, row_number, packed)
+        return self._row_decoder.decode(packed[:size].tobytes())
 
-    def reserve_capacity(self, message_count: int, heap_bytes_in_use: int) -> None:
-        """Room for what these messages may add."""
-        self.arena = with_row_capacity(self.arena, message_count, heap_bytes_in_use)
+    def reserve_capacity(self, message_count: int, text_bytes: int) -> None:
+        """Make the arena large enough for what these messages may add."""
+        self.arena = with_row_capacity(self.arena, message_count, text_bytes)
 
     def repack_heap(self, *, always: bool = False) -> None:
-        """Drop text that no row has any more. Only between stretches: records point into the heap."""
-        used = int(self.arena.counters[HEAP_USED])
-        if always or (used > HEAP_TIDY_BYTES and used > 2 * heap_bytes_in_use(self.arena)):
-            live = heap_bytes_in_use(self.arena)
-            heap = np.empty(max(live, 1024), np.uint8)
-            repack_heap(self.arena, heap)
-            self.arena = self.arena._replace(heap=heap)
+        """Drop text that no row has any more, if it is more than half of a large heap.
+
+        Only between batches: the records of a batch point into the heap.
+        """
+        used_bytes = int(self.arena.counters[HEAP_USED])
+        if not always and used_bytes <= HEAP_REPACK_BYTES:
+            return
+        live_bytes = heap_bytes_in_use(self.arena)
+        if not always and used_bytes <= 2 * live_bytes:
+            return
+        heap = np.empty(max(live_bytes, 1024), np.uint8)
+        repack_heap(self.arena, heap)
+        self.arena = self.arena._replace(heap=heap)
 
     def fold_usual(
         self,
@@ -201,38 +216,44 @@ class BulkTable(TableMachine):
         messages: Any,
         output: FoldOutput,
     ) -> Iterable[int]:
-        """Positions that the bulk fold did not take; of other messages, all."""
-        in_bulk = getattr(messages, "fold_usual", None)
-        return (
-            super().fold_usual(sessions, names, sequences, messages, output)
-            if in_bulk is None
-            else in_bulk(sessions)
-        )
+        """Fold usual messages with compiled code; the positions of the others.
+
+        Messages that were not parsed by compiled code are a list, and go to the plain machine.
+        """
+        fold_parsed = getattr(messages, "fold_usual", None)
+        if fold_parsed is None:
+            return super().fold_usual(sessions, names, sequences, messages, output)
+        positions: Iterable[int] = fold_parsed(sessions)
+        return positions
 
     def sequences(self, messages: Any) -> Sequence[int | None]:
         """The producer's own counter of each message, if the stream names one."""
-        counters = getattr(messages, "sequences", None)
-        return super().sequences(messages) if counters is None else counters
+        lazy_sequences: Sequence[int | None] | None = getattr(messages, "sequences", None)
+        if lazy_sequences is None:
+            return super().sequences(messages)
+        return lazy_sequences
 
 
 def _build_field_layout(machine: TableMachine, settings: Mapping[str, Any]) -> FieldLayout:
+    """What the parser must know of the table machine with these settings."""
+    columns = settings["columns"]
+    sequence = settings.get("sequence")
     fields = [
         settings.get("type_field", "type"),
-        settings.get("sequence") or "",
+        # No field of plain text has this name, so a stream without a sequence never finds one.
+        sequence or "\0",
         settings.get("rows_field", "rows"),
-        *settings["columns"],
+        *columns,
     ]
-    if not settings.get("sequence"):
-        fields[1] = "\0"  # a name that no field of plain text has
     names = [name.encode() for name in fields]
-    required = np.zeros(len(fields) - FIRST_COLUMN_FIELD, np.bool_)
-    required[machine.key_positions] = True
+    name_sizes = [len(name) for name in names]
+    kinds = [COLUMN_KINDS[kind] for kind in columns.values()]
+    is_required = np.zeros(len(fields) - FIRST_COLUMN_FIELD, np.bool_)
+    is_required[machine.key_positions] = True
     return FieldLayout(
         name_bytes=np.frombuffer(b"".join(names), np.uint8),
-        name_edges=np.cumsum([0, *map(len, names)]).astype(np.int64),
-        column_kinds=np.array(
-            [COLUMN_KINDS[kind] for kind in settings["columns"].values()], np.int64
-        ),
-        is_required=required,
-        has_sequence=bool(settings.get("sequence")),
+        name_edges=np.cumsum([0, *name_sizes]).astype(np.int64),
+        column_kinds=np.array(kinds, np.int64),
+        is_required=is_required,
+        has_sequence=bool(sequence),
     )

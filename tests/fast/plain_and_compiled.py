@@ -19,8 +19,8 @@ from seriatim.engine.fold import Fold
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import FoldOutput, QuarantinedMessage, Session
 from seriatim.engine.table import TableMachine
-from seriatim.fast.fold import BulkFold
-from seriatim.fast.table import BulkTable
+from seriatim.fast.fold import CompiledFold
+from seriatim.fast.table import CompiledTable
 from seriatim.storage.arrow import message_batches
 from seriatim.storage.record_files import ParquetRecords
 
@@ -38,7 +38,7 @@ Sent = tuple[bytes | None, bytes | None, int]
 """Key, value and time in milliseconds."""
 
 
-class EagerFold(BulkFold):
+class EagerFold(CompiledFold):
     """A bulk fold that never finds it better to fold the plain way."""
 
     unusual_max, messages_per_session_min = 1.0, 0  # type: ignore[assignment]
@@ -130,8 +130,8 @@ def _as_saved(session: Session) -> Session:
 
 def both(table: dict[str, Any], eager: bool = True, **fold: Any) -> tuple[Twin, Twin]:
     """The plain one and the one in bulk."""
-    in_bulk: type[Fold] = EagerFold if eager else BulkFold
-    return Twin(Fold, TableMachine, table, **fold), Twin(in_bulk, BulkTable, table, **fold)
+    in_bulk: type[Fold] = EagerFold if eager else CompiledFold
+    return Twin(Fold, TableMachine, table, **fold), Twin(in_bulk, CompiledTable, table, **fold)
 
 
 def batch(sent: Sequence[Sent], start: int) -> pa.RecordBatch:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seriatim.engine.judge import OnPoison
+from seriatim.engine.findings import OnPoison
 from seriatim.engine.session import Session
 from seriatim.fast import table as machine
 from tests.calls import count_calls
@@ -92,7 +92,7 @@ def test_both_folds_give_the_same_on_many_seeds(block: int) -> None:
 
 def test_text_that_nobody_needs_any_more_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row whose text changes for ever does not fill the memory, and stays right."""
-    monkeypatch.setattr(machine, "HEAP_TIDY_BYTES", 2000)
+    monkeypatch.setattr(machine, "HEAP_REPACK_BYTES", 2000)
     table = {"key": ["id"], "columns": COLUMNS, "sequence": "seq"}
     begin = b'{"type":"snapshot","seq":1,"rows":[{"id":"a"},{"id":"b"}]}'
     line = '{"type":"update","seq":%d,"id":"%s","t":"%s"}'

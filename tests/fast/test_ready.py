@@ -9,7 +9,7 @@ import pytest
 from seriatim.engine.fold import Fold
 from seriatim.fast import __main__ as main
 from seriatim.fast import choose, columns, fold, packed_state, parse, ready, rows
-from seriatim.fast.fold import BulkFold
+from seriatim.fast.fold import CompiledFold
 from seriatim.stream import OutputSettings, Stream, TableSettings
 from tests.fast.test_plain_and_compiled import _world
 
@@ -51,7 +51,7 @@ def test_what_is_not_compiled_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
     for is_ready, messages, kind in (
         (False, 10**6, Fold),
         (True, 10, Fold),
-        (True, 10**6, BulkFold),
+        (True, 10**6, CompiledFold),
     ):
         monkeypatch.setattr(choose, "is_ready", lambda ready=is_ready: ready)
         assert choose.choose_machine(stream, stream.table_machine, messages)[1] is kind

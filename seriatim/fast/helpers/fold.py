@@ -1,10 +1,10 @@
-"""The task's side: messages to the helpers whose sessions they are, records back into one order.
+"""The task's side: it sends messages to the helpers of their sessions and puts the records in order.
 
-Messages go out a few stretches ahead of their answers, so that helpers work while the task reads
-and writes. Records come back with the position of their message and are sorted by it: the file is
-the one that a single fold writes.
+Messages go out a few batches ahead of their answers, so that helpers work while the task reads and
+writes. Records come back with the position of their message and are sorted by it: the file is the
+same as that of a single fold.
 
-Next room: part.py is what a helper does; engine/task.py proves, writes and saves.
+Next: helper_fold.py is what a helper does; engine/task.py proves, writes and saves.
 """
 
 from __future__ import annotations
@@ -36,83 +36,81 @@ from seriatim.errors import PlatformError, ensure
 from seriatim.fast.helpers.pipes import (
     HelperResult,
     HelperStart,
+    decode_batch,
     encode_batch,
     receive_frame,
     send_frame,
 )
-from seriatim.fast.helpers.pipes import decode_batch as columns_of
 from seriatim.storage.arrow import ArrowMessageBatch
 from seriatim.stream_files import StreamFile
 
 MESSAGES_MIN = 20_000
-"""Starting helpers takes a second."""
+"""Messages from which on helpers are worth starting, which takes a second."""
 HELPERS_MAX = 16
 BATCHES_AHEAD = 3
 SENT_COLUMNS = ("offset", "timestamp", "key", "value")
 
 
-def choose_helper_count(file: StreamFile, work: PartitionWork, kit: TaskContext, cores: int) -> int:
-    """Over how many processes a task's sessions are spread: as many as its share of the slice is
-    worth, or 1.
+def choose_helper_count(
+    file: StreamFile, work: PartitionWork, task_context: TaskContext, cores: int
+) -> int:
+    """The number of helpers for a task: as many as its share of the slice is worth, or 1 for none.
 
-    Not where a rule looks beyond one session (windows and expiry go by the partition's time), where
-    the key does not name the session, and where the fold is compiled: reading is slower than that.
+    None where a rule looks beyond one session (windows and expiry go by the partition's time),
+    where the key does not name the session, and where the fold is compiled: that is faster than
+    sending messages to other processes.
     """
     stream = file.stream
-    plain = (
-        kit.make_fold is Fold
-        and not kit.runner.other_columns
-        and not stream.session_field
-        and work.scope is None
-    )
-    simple = (
-        stream.limits.window is None
-        and not stream.limits.timeout_ms
-        and not work.undoable
-        and not work.moved_sessions
-    )
-    if (
-        stream.parallelism != "session"
-        or not plain
-        or not simple
-        or work.end - work.start < MESSAGES_MIN
-    ):
+    if stream.parallelism != "session" or stream.session_field:
         return 1
-    return max(1, min(round(work.share * cores), cores, HELPERS_MAX))
+    if task_context.make_fold is not Fold or task_context.runner.other_columns:
+        return 1
+    if stream.limits.window is not None or stream.limits.timeout_ms:
+        return 1
+    if work.scope is not None or work.undoable or work.moved_sessions:
+        return 1
+    if work.end - work.start < MESSAGES_MIN:
+        return 1
+    helper_count = min(round(work.share * cores), cores, HELPERS_MAX)
+    return max(1, helper_count)
 
 
 @contextmanager
 def with_helpers(
-    file: StreamFile, work: PartitionWork, kit: TaskContext, helper_count: int = 0
+    file: StreamFile, work: PartitionWork, task_context: TaskContext, helper_count: int = 0
 ) -> Iterator[TaskContext]:
-    """The kit of a task, with helpers where they help."""
-    helper_count = helper_count or choose_helper_count(file, work, kit, os.cpu_count() or 1)
+    """The context of a task, whose fold uses helpers if they are worth it. They end with the block."""
+    if helper_count == 0:
+        cores = os.cpu_count() or 1
+        helper_count = choose_helper_count(file, work, task_context, cores)
     if helper_count < 2:
-        yield kit
+        yield task_context
         return
     helpers = [HelperProcess(_start_process()) for _ in range(helper_count)]
-    begin = msgspec.msgpack.encode(HelperStart(file, work, (work.end - work.start) // helper_count))
+    message_count = (work.end - work.start) // helper_count
+    start_frame = msgspec.msgpack.encode(HelperStart(file, work, message_count))
     try:
         for helper in helpers:
-            helper.send(begin)
-        yield replace(kit, make_fold=partial(SpreadFold, helpers=helpers))
+            helper.send(start_frame)
+        yield replace(task_context, make_fold=partial(SpreadFold, helpers=helpers))
     finally:
         for helper in helpers:
             helper.close()
 
 
 def _start_process() -> subprocess.Popen[bytes]:
-    environment = {
-        **config.child_environment(),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
+    environment = dict(config.child_environment())
+    # The helper must find the same modules, also those of paths that were added at run time.
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     command = [sys.executable, "-m", "seriatim.fast.helpers"]
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 class HelperProcess:
-    """A process that folds some sessions. Frames are written by a thread: it may be busy with an
-    answer.
+    """A process that folds some of the sessions.
+
+    A thread writes the frames. Otherwise task and helper could wait for each other for ever, each
+    writing into a full pipe that the other does not read.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -128,15 +126,17 @@ class HelperProcess:
         while (content := self._send_queue.get()) is not None:
             try:
                 send_frame(self.to_helper, content)
-            except OSError:  # it died: who waits for its answer is told
+            except OSError:
+                # The helper died: `receive` reports it. The queue must be emptied all the same, or
+                # `send` would wait for ever.
                 continue
 
     def send(self, content: bytes | memoryview) -> None:
-        """A frame, as soon as it takes one."""
+        """Send a frame as soon as the helper takes one."""
         self._send_queue.put(content)
 
     def receive(self) -> bytes:
-        """Its next answer."""
+        """The next answer of the helper. Raises `PlatformError` if it has died."""
         content = receive_frame(self.from_helper)
         if content is None:
             raise PlatformError(
@@ -146,103 +146,118 @@ class HelperProcess:
         return content
 
     def close(self) -> None:
-        """End it, whatever it does."""
+        """End the process, whatever it is doing."""
         self.process.kill()
         self.process.wait()
         self._send_queue.put(None)
         self._sender.join()
         self.from_helper.close()
-        with suppress(OSError):  # what it did not read is lost on purpose
+        # Closing flushes what the helper has not read, which is lost on purpose.
+        with suppress(OSError):
             self.to_helper.close()
 
 
 class SpreadFold(Fold):
-    """A fold whose sessions are elsewhere."""
+    """A fold whose sessions are in helper processes."""
 
     def __init__(self, *args: Any, helpers: Sequence[HelperProcess], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.helpers, self.has_given_up = helpers, False
-        self._helpers_asked: deque[list[bool]] = deque()
-        """Of each stretch on its way: which helpers have messages of it."""
+        self.helpers = helpers
+        self.has_given_up = False
+        self._helpers_of_sent_batches: deque[list[HelperProcess]] = deque()
+        """For each batch that was sent and not answered: the helpers that have messages of it."""
 
-    def read_ahead(self, stretches: Iterable[MessageBatch]) -> Iterator[MessageBatch]:
-        """The stretches, each sent out a little before its turn."""
+    def read_ahead(self, batches: Iterable[MessageBatch]) -> Iterator[MessageBatch]:
+        """The batches; each is sent to the helpers a little before its turn."""
         waiting: deque[MessageBatch] = deque()
-        for stretch in stretches:
-            self._send_batch(stretch)
-            waiting.append(stretch)
+        for batch in batches:
+            self._send_batch(batch)
+            waiting.append(batch)
             if len(waiting) > BATCHES_AHEAD:
                 yield waiting.popleft()
         yield from waiting
 
-    def fold_batch(self, stretch: MessageBatch) -> FoldOutput:
-        """The helpers' records of a stretch, in order."""
-        asked = self._helpers_asked.popleft()
-        answers = [helper.receive() for helper, has in zip(self.helpers, asked, strict=True) if has]
-        self.has_given_up |= not all(answers)
+    def fold_batch(self, batch: MessageBatch) -> FoldOutput:
+        """The helpers' records of a batch, in the order of its messages."""
+        helpers = self._helpers_of_sent_batches.popleft()
+        answers = [helper.receive() for helper in helpers]
+        if not all(answers):
+            self.has_given_up = True
         if self.has_given_up:
-            return FoldOutput(consumed_messages=len(stretch))
-        made = pa.concat_batches([columns_of(answer) for answer in answers])
+            return FoldOutput(consumed_messages=len(batch))
+        records = pa.concat_batches([decode_batch(answer) for answer in answers])
         if len(answers) > 1:
-            made = made.take(np.argsort(made.column(0).to_numpy(), kind="stable"))
-        positions, indexes, sequences, sessions, *columns = made.columns
-        self.counts.messages += len(stretch)
-        self.counts.records += len(made)
-        gathered = ColumnarRecords(positions.to_numpy(), sessions, sequences, columns, indexes)
-        return FoldOutput(
-            consumed_messages=len(stretch), columnar_records=gathered if len(made) else None
-        )
+            # A stable sort: records of one message stay in the order in which it gave them.
+            order = np.argsort(records.column(0).to_numpy(), kind="stable")
+            records = records.take(order)
+        self.counts.messages += len(batch)
+        self.counts.records += len(records)
+        if len(records) == 0:
+            return FoldOutput(consumed_messages=len(batch))
+        positions, indexes, sequences, sessions, *columns = records.columns
+        columnar = ColumnarRecords(positions.to_numpy(), sessions, sequences, columns, indexes)
+        return FoldOutput(consumed_messages=len(batch), columnar_records=columnar)
 
     def must_fold_again(self, halt: Finding | None) -> bool:
-        """Whether something was not as usual. A halt is known too late: messages behind it are
-        folded by now.
+        """Whether anything was not clean.
+
+        A halt is one: when it is known, the helpers have folded messages behind it already.
         """
         return self.has_given_up or halt is not None
 
     def touched_sessions(self) -> dict[str, Session]:
-        """All that the helpers have in their hands."""
-        if self.has_given_up or self._helpers_asked:
+        """The sessions that the helpers touched; none if everything must be folded again."""
+        if self.has_given_up or self._helpers_of_sent_batches:
             return {}
         for helper in self.helpers:
             helper.send(b"")
-        answers = [helper.receive() for helper in self.helpers]
-        self.has_given_up |= not all(answers)
-        ends = [msgspec.msgpack.decode(answer, type=HelperResult) for answer in answers if answer]
-        for end in ends:
-            _add_counts(self.counts, end.counts)
-            self.sessions_without_state.update(end.sessions_without_state)
-        return {name: session for end in ends for name, session in end.sessions.items()}
+        sessions: dict[str, Session] = {}
+        for helper in self.helpers:
+            answer = helper.receive()
+            if not answer:
+                self.has_given_up = True
+                continue
+            result = msgspec.msgpack.decode(answer, type=HelperResult)
+            _add_counts(self.counts, result.counts)
+            self.sessions_without_state.update(result.sessions_without_state)
+            sessions.update(result.sessions)
+        return sessions
 
-    def _send_batch(self, message_batch: MessageBatch) -> None:
-        ensure(isinstance(message_batch, ArrowMessageBatch), "what is spread comes in columns")
-        assert isinstance(message_batch, ArrowMessageBatch)
-        keys = message_batch.record_batch.column("key").dictionary_encode()
-        owners = np.array(
-            [zlib.crc32(key) % len(self.helpers) for key in keys.dictionary.to_pylist()], np.int64
-        )
-        indices = keys.indices.fill_null(0).to_numpy()
-        owner = owners[indices] if len(owners) else np.zeros(len(message_batch), np.int64)
-        batch = message_batch.record_batch.select(list(SENT_COLUMNS))
-        asked = []
+    def _send_batch(self, batch: MessageBatch) -> None:
+        """Send each helper its messages of a batch, with their positions in it."""
+        ensure(isinstance(batch, ArrowMessageBatch), "what is spread comes in columns")
+        assert isinstance(batch, ArrowMessageBatch)
+        helper_numbers = self._helper_numbers(batch.record_batch.column("key"))
+        columns = batch.record_batch.select(list(SENT_COLUMNS))
+        helpers_with_messages = []
         for number, helper in enumerate(self.helpers):
-            places = np.flatnonzero(owner == number)
-            asked.append(len(places) > 0)
-            if len(places):
-                part = batch.take(pa.array(places))
-                helper.send(
-                    encode_batch(part.append_column("position", pa.array(places, pa.int64())))
-                )
-        self._helpers_asked.append(asked)
+            positions = np.flatnonzero(helper_numbers == number)
+            if len(positions) == 0:
+                continue
+            rows = columns.take(pa.array(positions))
+            rows = rows.append_column("position", pa.array(positions, pa.int64()))
+            helper.send(encode_batch(rows))
+            helpers_with_messages.append(helper)
+        self._helpers_of_sent_batches.append(helpers_with_messages)
+
+    def _helper_numbers(self, keys: pa.Array) -> Any:
+        """The number of the helper of each message: by a hash of its key, 0 if it has none."""
+        encoded = keys.dictionary_encode()
+        distinct_keys = encoded.dictionary.to_pylist()
+        if not distinct_keys:
+            return np.zeros(len(keys), np.int64)
+        key_helpers = [zlib.crc32(key) % len(self.helpers) for key in distinct_keys]
+        # A message without a key has no session and is not clean: any helper will say so.
+        key_codes = encoded.indices.fill_null(0).to_numpy()
+        return np.array(key_helpers, np.int64)[key_codes]
 
 
 def _add_counts(counts: Counts, helper_counts: Counts) -> None:
-    """What a helper counted. Messages and records are counted here, as they come."""
+    """Add what a helper counted. Messages and records are counted by the task as they come."""
     counts.headless += helper_counts.headless
     counts.snapshots += helper_counts.snapshots
-    firsts = [
-        first for first in (counts.first_snapshot, helper_counts.first_snapshot) if first >= 0
-    ]
-    counts.first_snapshot = min(firsts, default=-1)
+    first_snapshots = [counts.first_snapshot, helper_counts.first_snapshot]
+    counts.first_snapshot = min((offset for offset in first_snapshots if offset >= 0), default=-1)
     counts.last_snapshot = max(counts.last_snapshot, helper_counts.last_snapshot)
     counts.distance_messages = max(counts.distance_messages, helper_counts.distance_messages)
     counts.distance_ms = max(counts.distance_ms, helper_counts.distance_ms)

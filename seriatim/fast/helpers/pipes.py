@@ -1,6 +1,6 @@
-"""What goes between a task and its helpers: frames with a length before them.
+"""The frames between a task and its helpers: their length in eight bytes, then their content.
 
-Next room: fold.py sends; __main__.py answers.
+Next: fold.py sends; __main__.py answers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from seriatim.stream_files import StreamFile
 
 LENGTH_BYTES = 8
 FIRST_HELPER_OFFSET = 1 << 60
-"""A helper numbers its messages from here on, since it has not all of them; its offsets are told
-apart by that.
+"""A helper numbers its messages from here on: it has some of the partition's, with holes between
+them. No offset of Kafka is as large, so both can be told apart.
 """
 
 
@@ -30,7 +30,7 @@ class HelperStart(Struct):
 
 
 class HelperResult(Struct):
-    """The last answer: what a helper has in its hands."""
+    """The last answer: the sessions that a helper touched, and what it counted."""
 
     counts: Counts
     sessions: dict[str, Session] = field(default_factory=dict)
@@ -38,24 +38,26 @@ class HelperResult(Struct):
 
 
 def send_frame(pipe: IO[bytes], content: bytes | memoryview) -> None:
-    """One frame."""
+    """Send one frame."""
     pipe.write(len(content).to_bytes(LENGTH_BYTES, "little"))
     pipe.write(content)
     pipe.flush()
 
 
 def receive_frame(pipe: IO[bytes]) -> bytes | None:
-    """The next frame; None where the other side is gone."""
+    """The next frame; None if the other process has ended."""
     length = pipe.read(LENGTH_BYTES)
     if len(length) < LENGTH_BYTES:
         return None
     size = int.from_bytes(length, "little")
     content = pipe.read(size)
-    return content if len(content) == size else None
+    if len(content) < size:
+        return None
+    return content
 
 
 def encode_batch(batch: pa.RecordBatch) -> memoryview:
-    """Columns as bytes."""
+    """A batch of columns as bytes."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -63,6 +65,6 @@ def encode_batch(batch: pa.RecordBatch) -> memoryview:
 
 
 def decode_batch(content: bytes) -> pa.RecordBatch:
-    """Bytes as columns."""
+    """The batch of columns from bytes."""
     with pa.ipc.open_stream(content) as reader:
         return reader.read_next_batch()
