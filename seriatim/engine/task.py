@@ -1,18 +1,17 @@
-"""The task: one partition's range, folded where its messages are. Step 4 of a slice.
+"""The task: folds one partition's range on a worker. Step 4 of a slice.
 
-Prove that no offset is missing without a reason, fold, write record, state and quarantine files
-under names that say partition, epoch, start and attempt, and return a small result. Nothing it
-writes counts until a commit names it. Expected trouble is returned as a value: a stack trace across
-processes helps nobody.
+A task proves that no offset is missing without a reason, folds the messages, writes record, state
+and quarantine files, and returns a small result. The names of the files contain partition, epoch,
+start and attempt. Nothing that a task writes counts until a commit names it. Failures are returned
+as values, because a stack trace from another process helps nobody.
 
-Next room: operations/run.py plans the works and commits the results.
+Next: engine/fold.py folds; operations/run.py plans the work and commits the results.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import msgspec
 from msgspec import Struct, field
@@ -25,6 +24,7 @@ from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.engine.record_writers import OutputWriters
+from seriatim.engine.session import Session
 from seriatim.engine.session_filter import RefoldScope
 from seriatim.engine.state_merging import merge_count
 from seriatim.engine.undo import EACH_MESSAGE
@@ -44,7 +44,7 @@ LOOK_AT_WORKERS = "look at the disk, memory and network of the workers, then run
 
 
 class PartitionWork(Struct, frozen=True, kw_only=True):
-    """What one task has to do."""
+    """What one task has to do: the range [start, end) of a partition."""
 
     partition: Partition
     start: int
@@ -54,22 +54,22 @@ class PartitionWork(Struct, frozen=True, kw_only=True):
     state: tuple[File, ...] = ()
     attempt: str
     undoable: dict[str, int] = field(default_factory=dict)
-    """Sessions in which the machine raised in an earlier try, and the offset from which on they can
-    be undone.
+    """Sessions in which the machine raised in an earlier try, and the offset from which on their
+    messages must be undoable.
     """
     moved_sessions: dict[str, str] = field(default_factory=dict)
-    """Sessions that live in another partition of the topic, and where."""
+    """Sessions that belong to another partition of the topic, and the name of that partition."""
     message_time_ms: int = -1
     """The partition's message time so far."""
     headless_since: int = -1
-    """Messages before this offset were lost and passed over; -1: none."""
+    """Messages before this offset were lost and passed over. -1: none were."""
     scope: RefoldScope | None = None
-    """A refold: who is folded again."""
+    """Of a refold: which sessions are folded again."""
     file_name_offset: int = -1
-    """A refold: the offset in the names of its files, which is the partition's frontier."""
+    """Of a refold: the offset in the names of its files, which is the partition's frontier."""
     share: float = 0.0
-    """Its part of all messages of the slice, where its sessions may be spread; a second try never
-    is.
+    """The partition's share of all messages of the slice, if its sessions may be spread over helper
+    processes. In a second try they never are.
     """
 
     def __post_init__(self) -> None:
@@ -81,37 +81,37 @@ class PartitionWork(Struct, frozen=True, kw_only=True):
 
 
 class TaskResult(Struct, kw_only=True):
-    """What one task did, up to where it stopped."""
+    """What one task did, up to the offset where it stopped."""
 
     certificate: Certificate | None = None
     records: tuple[File, ...] = ()
     other_record_files: dict[str, tuple[File, ...]] = field(default_factory=dict)
-    """Of the machine's other tables."""
+    """Record files of the machine's other tables, by table."""
     quarantine_files: tuple[File, ...] = ()
     state: tuple[File, ...] | None = None
     halt: Finding | None = None
     findings: list[Finding] = field(default_factory=list)
     lacks_headers: bool = False
-    """Messages were set aside, and their headers had not been asked for; or sessions were spread,
-    and not all was as usual: fold again with them, alone.
+    """Whether the task must be folded again, with headers and in one process: messages were
+    quarantined without their headers, or helper processes met something unusual.
     """
     sessions_without_state: dict[str, int] = field(default_factory=dict)
-    """Sessions that came without a snapshot and are not known here, and their first offset."""
+    """Sessions that came without a snapshot and have no state here, and their first offset."""
     marks: tuple[GapMark, ...] = ()
     met_sessions: tuple[str, ...] = ()
-    """A refold: sessions of its scope that had a message."""
+    """Of a refold: sessions of its scope that had a message."""
     raised_sessions: dict[str, int] = field(default_factory=dict)
-    """Sessions that may be half changed, and from which offset on: nothing of this result counts,
-    fold again with care.
+    """Sessions that may be half changed, and from which offset on. If there are any, nothing of this
+    result counts, and the task must be folded again with these sessions undoable.
     """
     peak_memory_bytes: int = 0
     partition: Partition | None = None
     failure: Failure | None = None
-    """Why the task could not be done."""
+    """Why the task failed."""
 
 
 class TaskContext(Struct, frozen=True, kw_only=True):
-    """What a task works with."""
+    """What all tasks of a slice work with."""
 
     runner: Runner
     make_fold: Callable[..., Fold] = Fold
@@ -127,24 +127,28 @@ class TaskContext(Struct, frozen=True, kw_only=True):
 
 
 def stem_prefix(epoch: int, start: int) -> str:
-    """How the names of all files of one partition, epoch and start begin."""
+    """How the names of all files of one partition, epoch and start offset begin."""
     return f"{epoch}-{start}-"
 
 
 def run_task(work: PartitionWork, batches: Iterable[MessageBatch], context: TaskContext) -> bytes:
-    """Fold one partition's range; failures come back as values."""
+    """Fold one partition's range and return the encoded `TaskResult`. A failure is in the result.
+    Only a failure to read is raised.
+    """
     try:
         result = PartitionTask(work, context).fold(batches)
     except SourceFailedError:
-        raise  # reading broke, not the fold: discovery decides what it means
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is told once, on one screen, by the driver
-        result = TaskResult(failure=Failure.of(_known_error(work.partition, error)))
+        # Reading failed, not the fold. Discovery finds out what that means.
+        raise
+    except Exception as error:  # noqa: BLE001  # the driver reports it once
+        failure = Failure.of(_as_seriatim_error(work.partition, error))
+        result = TaskResult(failure=failure)
     result.partition = work.partition
     return msgspec.msgpack.encode(result)
 
 
-def _known_error(partition: Partition, error: Exception) -> SeriatimError:
-    """An error of ours as it is, with advice; anything else as the error that it means."""
+def _as_seriatim_error(partition: Partition, error: Exception) -> SeriatimError:
+    """An error of Seriatim with advice. Any other error is turned into one."""
     if isinstance(error, SeriatimError):
         if isinstance(error, PlatformError) and not error.next:
             error.next = LOOK_AT_WORKERS
@@ -159,7 +163,7 @@ def _known_error(partition: Partition, error: Exception) -> SeriatimError:
 
 
 def read_result(content: bytes) -> TaskResult:
-    """A task's result in the driver; a failed task raises here."""
+    """Decode a task's result in the driver. The failure of a task is raised here."""
     result = msgspec.msgpack.decode(content, type=TaskResult)
     if result.failure is not None:
         raise result.failure.to_error()
@@ -167,12 +171,13 @@ def read_result(content: bytes) -> TaskResult:
 
 
 class PartitionTask:
-    """One partition's range being folded."""
+    """One partition's range while it is folded."""
 
     def __init__(self, work: PartitionWork, context: TaskContext) -> None:
-        self.work, self.context = work, context
-        place = work.start if work.file_name_offset < 0 else work.file_name_offset
-        self.stem = f"{stem_prefix(work.epoch, place)}{work.attempt}"
+        self.work = work
+        self.context = context
+        name_offset = work.start if work.file_name_offset < 0 else work.file_name_offset
+        self.stem = f"{stem_prefix(work.epoch, name_offset)}{work.attempt}"
         self.next_offset = work.start
         self.lacks_headers = False
         self.halt: Finding | None = None
@@ -193,9 +198,9 @@ class PartitionTask:
             headless_since=work.headless_since,
             scope=work.scope,
         )
-        self.passage = HolePassage(
-            work.partition, context.tier, work.start, marks=self.core_fold.tally.marks
-        )
+        # Holes and messages share one list of marks, so that marks are in the order of offsets.
+        marks = self.core_fold.tally.marks
+        self.passage = HolePassage(work.partition, context.tier, work.start, marks=marks)
         self.writer = OutputWriters(
             context.records, work.partition, work.topic_id, self.stem, context.runner.other_columns
         )
@@ -204,106 +209,126 @@ class PartitionTask:
         )
 
     def fold(self, batches: Iterable[MessageBatch]) -> TaskResult:
-        """All messages in order, until the end, a hole or a halt."""
-        for stretch in self.core_fold.read_ahead(batches):
+        """Fold all messages in order, until the end, a loss or a halt.
+
+        1. Before each batch: prove that nothing is missing before it, or pass over the hole.
+        2. Fold the batch and write its records.
+        3. At the end: pass over the hole up to the end of the range, and close the files.
+        """
+        for batch in self.core_fold.read_ahead(batches):
             crash_point("first-fetch")
-            if not self._passes_hole_before(stretch.start):
+            # 1. The hole before the batch.
+            if not self._passes_hole_before(batch.start):
                 break
-            self._fold_batch(stretch)
+            # 2. The batch.
+            self._fold_batch(batch)
             crash_point("mid-fetch")
             if self.halt:
                 break
+        # 3. The end.
         if not self.halt:
             self._passes_hole_before(self.work.end)
         return self._finish()
 
     def _passes_hole_before(self, start: int) -> bool:
-        """Whether the next message may be folded: nothing is missing before it, or what is may be
-        passed over.
+        """Whether the message at offset `start` may be folded: no message is missing before it, or
+        the missing ones may be passed over.
         """
+        partition = self.work.partition
         ensure(
             start >= self.next_offset,
             "offsets come in order",
-            partition=str(self.work.partition),
+            partition=str(partition),
             offset=start,
         )
         if start == self.next_offset:
             return True
         hole = OffsetRange(self.next_offset, start)
-        passed = self.passage.pass_hole(hole, self.context.explain(self.work.partition, hole))
-        self.next_offset, self.halt = self.passage.until, self.passage.halt
-        return passed
+        explained_ranges = self.context.explain(partition, hole)
+        is_passed = self.passage.pass_hole(hole, explained_ranges)
+        self.next_offset = self.passage.until
+        self.halt = self.passage.halt
+        return is_passed
 
     def _fold_batch(self, batch: MessageBatch) -> None:
-        folded = self.core_fold.fold_batch(batch)
-        done = (
-            batch
-            if folded.consumed_messages == len(batch)
-            else batch.first_messages(folded.consumed_messages)
-        )
-        self.digests.update(done)
-        self.core_fold.counts.message_bytes += done.size_bytes()
-        if folded.consumed_messages:
+        """Fold a batch and write what it gives: records and quarantined messages."""
+        fold = self.core_fold
+        output = fold.fold_batch(batch)
+        consumed = output.consumed_messages
+        folded_batch = batch if consumed == len(batch) else batch.first_messages(consumed)
+        self.digests.update(folded_batch)
+        fold.counts.message_bytes += folded_batch.size_bytes()
+        if consumed:
             if self.first_timestamp is None:
                 self.first_timestamp = int(batch.timestamps[0])
-            self.last_timestamp = int(batch.timestamps[folded.consumed_messages - 1])
+            self.last_timestamp = int(batch.timestamps[consumed - 1])
         try:
-            self.writer.write(done, folded, self.core_fold.counts)
+            self.writer.write(folded_batch, output, fold.counts)
         except UnfitRecordsError as unfit:
             for row in unfit.rows:
-                name = folded.sessions[row]
-                self.core_fold.distrust(name, batch.start + folded.positions[row])
-                # Its records were not written, so this try must never count, whatever was known of the session.
-                self.core_fold.half_changed_sessions.setdefault(name, EACH_MESSAGE)
-        if folded.quarantined_messages:
-            self.lacks_headers |= batch.headers is None
-            self.quarantine_writer.write(batch, folded.quarantined_messages)
-        self.next_offset = batch.start + folded.consumed_messages
-        self.halt = self.core_fold.halt
+                name = output.sessions[row]
+                fold.distrust(name, batch.start + output.positions[row])
+                # The records were not written, so this try must never count, even if the session
+                # was undoable and `distrust` had nothing to note.
+                fold.half_changed_sessions.setdefault(name, EACH_MESSAGE)
+        if output.quarantined_messages:
+            if batch.headers is None:
+                self.lacks_headers = True
+            self.quarantine_writer.write(batch, output.quarantined_messages)
+        self.next_offset = batch.start + consumed
+        self.halt = fold.halt
 
     def _finish(self) -> TaskResult:
-        """Finish the files. After a raise nothing counts but what to set aside in the next try."""
-        touched = self.core_fold.touched_sessions()
-        self.lacks_headers |= self.core_fold.must_fold_again(self.halt)
-        if self.core_fold.half_changed_sessions or self.lacks_headers:
-            self.writer.close()
-            self.quarantine_writer.close()
+        """Close the files and save the state. If the task must be folded again, nothing is saved,
+        and the result says only why.
+        """
+        fold = self.core_fold
+        touched = fold.touched_sessions()
+        if fold.must_fold_again(self.halt):
+            self.lacks_headers = True
+        record_files, other_record_files = self.writer.close()
+        quarantine_file = self.quarantine_writer.close()
+        if fold.half_changed_sessions or self.lacks_headers:
             return TaskResult(
-                raised_sessions=self.core_fold.half_changed_sessions,
-                lacks_headers=self.lacks_headers,
+                raised_sessions=fold.half_changed_sessions, lacks_headers=self.lacks_headers
             )
-        (records, others), kept = self.writer.close(), _close_file(self.quarantine_writer)
         crash_point("record-file-written")
         state = self._save_state(touched)
         crash_point("state-file-written")
-        findings = self.core_fold.tally.findings
-        if self.halt and self.halt is not self.core_fold.halt:
+        findings = fold.tally.findings
+        if self.halt and self.halt is not fold.halt:
             findings = [*findings, self.halt]
+        met_sessions: tuple[str, ...] = ()
+        if self.work.scope is not None:
+            met_sessions = tuple(fold.sessions_with_messages())
         return TaskResult(
             certificate=self._certificate(len(touched)),
-            records=records,
-            other_record_files=others,
-            quarantine_files=kept,
+            records=record_files,
+            other_record_files=other_record_files,
+            quarantine_files=() if quarantine_file is None else (quarantine_file,),
             state=state,
             halt=self.halt,
             findings=findings,
-            sessions_without_state=self.core_fold.sessions_without_state,
-            marks=tuple(self.core_fold.tally.marks),
+            sessions_without_state=fold.sessions_without_state,
+            marks=tuple(fold.tally.marks),
             peak_memory_bytes=self.context.peak_memory_bytes(),
-            met_sessions=tuple(self.core_fold.sessions_with_messages())
-            if self.work.scope is not None
-            else (),
+            met_sessions=met_sessions,
         )
 
-    def _save_state(self, touched: dict[str, Any]) -> tuple[File, ...] | None:
+    def _save_state(self, touched: dict[str, Session]) -> tuple[File, ...] | None:
+        """Save the sessions that changed and return all state files; None if none changed."""
         if not touched:
             return None
         files = self.work.state
-        merged = merge_count([file.rows for file in files], len(touched))
-        kept, merge = files[: len(files) - merged], files[len(files) - merged :]
-        return (*kept, self.context.state.save(self.work.partition, self.stem, touched, merge))
+        rows_per_file = [file.rows for file in files]
+        unmerged_count = len(files) - merge_count(rows_per_file, len(touched))
+        files_to_merge = files[unmerged_count:]
+        new_file = self.context.state.save(self.work.partition, self.stem, touched, files_to_merge)
+        return (*files[:unmerged_count], new_file)
 
     def _certificate(self, sessions: int) -> Certificate:
+        """The proof of what was folded: range, counts, holes and digests."""
+        expiry = self.core_fold.expiry
         return Certificate(
             partition=self.work.partition,
             epoch=self.work.epoch,
@@ -315,10 +340,5 @@ class PartitionTask:
             first_timestamp=self.first_timestamp,
             last_timestamp=self.last_timestamp,
             sessions=sessions,
-            message_time_ms=self.core_fold.expiry.message_time_ms if self.core_fold.expiry else -1,
+            message_time_ms=expiry.message_time_ms if expiry else -1,
         )
-
-
-def _close_file(writer: Any) -> tuple[File, ...]:
-    file = writer.close()
-    return () if file is None else (file,)
