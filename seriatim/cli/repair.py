@@ -1,8 +1,7 @@
-"""`seriatim repair` and `seriatim backfill`: what was folded is folded again, and replaced by one
+"""`seriatim repair` and `seriatim backfill`: fold a range again, and replace its output in one
 commit.
 
-Next room: cli/repair_screen.py shows plans and applies them; operations/repair/plan.py has the
-plan.
+Next: cli/repair_screen.py prints plans and applies them; operations/repair/plan.py makes the plan.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from seriatim.cli.run import Json, StreamName
 from seriatim.errors import ConfigError
 
 if TYPE_CHECKING:
+    from seriatim.airflow.run_request import RunRequest
     from seriatim.config import Settings
     from seriatim.context import LazySpark
     from seriatim.operations.repair.repair import RepairContext
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 MACHINE_CHOICES = ("deployed", "unchanged")
 MessagesMax = Annotated[
-    int | None, typer.Option(min=1, help="Messages in one stage. Default: those of a slice.")
+    int | None,
+    typer.Option(min=1, help="Messages in one stage. Default: as many as in one slice."),
 ]
 
 
@@ -34,49 +35,60 @@ MessagesMax = Annotated[
 def repair(
     stream: StreamName,
     partition: Annotated[
-        str, typer.Option(metavar="TOPIC/NUMBER", help="Only this partition.")
+        str, typer.Option(metavar="TOPIC/NUMBER", help="Repair this partition only.")
     ] = "",
-    session: Annotated[str | None, typer.Option(metavar="NAME", help="Only this session.")] = None,
+    session: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Repair this session only.")
+    ] = None,
     start: Annotated[
-        int | None, typer.Option("--from", metavar="OFFSET", min=0, help="Fold again from here on.")
+        int | None,
+        typer.Option("--from", metavar="OFFSET", min=0, help="Fold again from this offset on."),
     ] = None,
     forward: Annotated[
         bool,
         typer.Option(
-            "--forward", help="Go on without messages that are gone; the gap is published."
+            "--forward",
+            help="Go on without messages that Kafka has lost. The gap is published.",
         ),
     ] = False,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Do it. Without: show the plan, change nothing.")
+        bool,
+        typer.Option("--apply", help="Apply the plan. Without it the plan is only shown."),
     ] = False,
     approval: Annotated[
-        str, typer.Option(metavar="TOKEN", help="The plan that was approved; void if it changed.")
+        str,
+        typer.Option(
+            metavar="TOKEN", help="The plan that was approved. It is refused if it has changed."
+        ),
     ] = "",
-    resume: Annotated[str, typer.Option(metavar="ID", help="Go on with a repair that died.")] = "",
+    resume: Annotated[
+        str, typer.Option(metavar="ID", help="Continue a repair that was killed.")
+    ] = "",
     abandon: Annotated[
-        str, typer.Option(metavar="ID", help="Give up a repair that died: its hold is released.")
+        str,
+        typer.Option(metavar="ID", help="Give up a repair that was killed: release its hold."),
     ] = "",
     messages_max: MessagesMax = None,
     json: Json = False,
 ) -> None:
-    """Find what is hurt, show how it is mended, and with --apply mend it, all in one commit.
+    """Find what is damaged and show how to repair it. With --apply, repair it in one commit.
 
-    Hurt are: lost or damaged files, sessions in quarantine, partitions that wait, partitions whose
-    check failed; or name it yourself. Each is rewound to the last good state before it and folded
-    again; other partitions go on. Killed anywhere, the same command goes on.
+    Damaged means: files that are lost or damaged, sessions in quarantine, partitions that wait, and
+    partitions whose check failed. You can also name a partition or a session yourself. Each is
+    rewound to the last good state before the damage, and folded again; other partitions go on. If
+    the command is killed, the same command continues.
 
     Example: seriatim repair demo --partition demo-a/3 --apply
     """
     from seriatim.cli.repair_screen import run_repair
     from seriatim.operations.repair.plan import RepairRequest
-    from seriatim.operations.repair.repair import abandon_repair as give_up
-    from seriatim.operations.repair.repair import request_of_hold
+    from seriatim.operations.repair.repair import abandon_repair, request_of_hold
 
-    file, mending, spark = _open_repair(stream, json=json)
-    name = file.stream.name
+    file, context, spark = _open_repair(stream, json=json)
     if abandon:
-        given = give_up(mending, abandon)
-        return _print_abandoned(name, abandon, list(map(str, given)), json=json)
+        partitions = abandon_repair(context, abandon)
+        _print_abandoned(file.stream.name, abandon, list(map(str, partitions)), json=json)
+        return
     request = RepairRequest(partition=partition, session=session, start=start, forward=forward)
     if session is not None and forward:
         raise ConfigError(
@@ -90,96 +102,91 @@ def repair(
             raise ConfigError(
                 "--resume knows what was asked", next="give --resume ID and nothing else"
             )
-        request, apply = request_of_hold(mending, resume), True
+        request = request_of_hold(context, resume)
     run_repair(
         file,
-        mending,
+        context,
         spark,
         request,
-        apply=apply,
+        apply=apply or bool(resume),
         approval=approval,
         messages_max=messages_max,
         json=json,
     )
-    return None
 
 
 @app.command()
 def backfill(
     stream: StreamName,
     topics: Annotated[
-        list[str] | None, typer.Option("--topics", "--topic", help="Topics; may be given again.")
+        list[str] | None,
+        typer.Option("--topics", "--topic", help="These topics only. It may be repeated."),
     ] = None,
     partitions: Annotated[
         list[str] | None,
-        typer.Option("--partitions", "--partition", help="TOPIC/NUMBER; may be given again."),
+        typer.Option(
+            "--partitions",
+            "--partition",
+            help="These partitions only, as TOPIC/NUMBER. It may be repeated.",
+        ),
     ] = None,
     start: Annotated[
         str,
         typer.Option(
-            "--from", metavar="EDGE", help="An offset, or a time like 2026-11-16T08:00:00Z."
+            "--from",
+            metavar="EDGE",
+            help="The begin: an offset, or a time like 2026-11-16T08:00:00Z.",
         ),
     ] = "",
     until: Annotated[
-        str, typer.Option("--until", metavar="EDGE", help="The same; not included.")
+        str,
+        typer.Option(
+            "--until", metavar="EDGE", help="The end, which is not included: an offset or a time."
+        ),
     ] = "",
     machine: Annotated[
         str,
         typer.Option(
             metavar="deployed|unchanged",
-            help="unchanged: refuse whatever would come out otherwise.",
+            help="unchanged: refuse if any record or state comes out differently.",
         ),
     ] = "deployed",
     dry_run: DryRun = False,
     messages_max: MessagesMax = None,
     json: Json = False,
 ) -> None:
-    """Fold a range again with the code of now, and replace what it gave, in one commit.
+    """Fold a range again with the code as it is now, and replace its output in one commit.
 
-    The range is widened: down to the last saved state, and per session up to where it is as
-    committed again or to the frontier. --dry-run prints exactly that. Everything outside stays as
-    it is. With --machine unchanged the code must be what made it: if a record or a session's state
-    comes out otherwise, nothing is changed.
+    The range is widened: back to the last saved state before it, and for each session forward to
+    the point where its state is as committed again, or to the frontier. --dry-run prints exactly
+    that range. Everything outside of it stays as it is. With --machine unchanged nothing is changed
+    if any record or any session's state comes out differently.
 
     Example: seriatim backfill demo --partitions demo-a/3 --from 41000 --until 52000 --dry-run
     """
-    from seriatim.airflow.run_request import RefusedValueError, parse_run_request
     from seriatim.cli.repair_screen import run_repair
     from seriatim.operations.accept import require_head
     from seriatim.operations.repair.backfill import backfill_ranges
     from seriatim.operations.repair.plan import RepairRequest
 
-    given = {
-        "topics": _split_values(topics),
-        "partitions": _split_values(partitions),
-        "from": start,
-        "until": until,
-    }
-    try:
-        asked = parse_run_request(
-            {"action": "backfill", **given, "messages_max": messages_max, "dry_run": dry_run}
-        )
-    except RefusedValueError as error:
-        raise ConfigError(
-            f"--{error.key.replace('_', '-')}: {error.problem}",
-            allowed=error.allowed,
-            next="`seriatim backfill --help` shows what can be given",
-        ) from None
+    run_request = _parse_backfill_request(
+        topics, partitions, start, until, messages_max, dry_run=dry_run
+    )
     if machine not in MACHINE_CHOICES:
         raise ConfigError(
             f"--machine: found {machine!r}",
             allowed=" | ".join(MACHINE_CHOICES),
             next="give one of these",
         )
-    file, mending, spark = _open_repair(stream, json=json)
-    ledger = require_head(mending.fold_context.ledger, file.stream.name).ledger
+    file, context, spark = _open_repair(stream, json=json)
+    ledger = require_head(context.fold_context.ledger, file.stream.name).ledger
     request = RepairRequest(
-        ranges=backfill_ranges(asked, ledger, mending.fold_context.log),
+        ranges=backfill_ranges(run_request, ledger, context.fold_context.log),
         unchanged=machine == "unchanged",
     )
     run_repair(
         file,
-        mending,
+        context,
         spark,
         request,
         apply=not dry_run,
@@ -189,8 +196,46 @@ def backfill(
     )
 
 
+def _parse_backfill_request(
+    topics: list[str] | None,
+    partitions: list[str] | None,
+    start: str,
+    until: str,
+    messages_max: int | None,
+    *,
+    dry_run: bool,
+) -> RunRequest:
+    """Parse the options by the rules of the trigger form in Airflow, so that both accept the same.
+
+    A refused value becomes an error that names the option.
+    """
+    from seriatim.airflow.run_request import RefusedValueError, parse_run_request
+
+    values = {
+        "action": "backfill",
+        "topics": _split_values(topics),
+        "partitions": _split_values(partitions),
+        "from": start,
+        "until": until,
+        "messages_max": messages_max,
+        "dry_run": dry_run,
+    }
+    try:
+        return parse_run_request(values)
+    except RefusedValueError as error:
+        raise ConfigError(
+            f"--{error.key.replace('_', '-')}: {error.problem}",
+            allowed=error.allowed,
+            next="`seriatim backfill --help` shows what can be given",
+        ) from None
+
+
 def _split_values(texts: list[str] | None) -> list[str]:
-    return [one.strip() for text in texts or [] for one in text.split(",") if one.strip()]
+    """The values of an option that may be repeated, and may have several values with commas."""
+    values = []
+    for text in texts or []:
+        values += [value.strip() for value in text.split(",") if value.strip()]
+    return values
 
 
 def _open_repair(stream: str, *, json: bool) -> tuple[StreamFile, RepairContext, LazySpark]:
@@ -205,28 +250,23 @@ def _open_repair(stream: str, *, json: bool) -> tuple[StreamFile, RepairContext,
 
 
 def repair_context(file: StreamFile, settings: Settings, spark: LazySpark) -> RepairContext:
-    """What a repair is made with, for real."""
+    """Everything that a repair of this stream needs, with the real adapters."""
     from seriatim import context, stream_files
     from seriatim.kafka.consumer import KafkaPastMessageReader
     from seriatim.operations.repair.repair import RepairContext
 
-    world = context.fold_context(file, settings, spark)
-    reread = KafkaPastMessageReader(context.kafka_client(settings), file.stream.isolation)
     return RepairContext(
         stream=file.stream,
         runner=stream_files.load_runner(file),
-        fold_context=world,
-        past_reader=reread,
+        fold_context=context.fold_context(file, settings, spark),
+        past_reader=KafkaPastMessageReader(context.kafka_client(settings), file.stream.isolation),
     )
 
 
 def _print_abandoned(name: str, hold: str, partitions: list[str], *, json: bool) -> None:
     if json:
-        typer.echo(
-            msgspec.json.encode(
-                {"stream": name, "abandoned": hold, "partitions": partitions}
-            ).decode()
-        )
+        values = {"stream": name, "abandoned": hold, "partitions": partitions}
+        typer.echo(msgspec.json.encode(values).decode())
         return
     typer.echo(
         f"{name}: repair {hold} is given up; {', '.join(partitions)} are read again as they are"

@@ -1,6 +1,6 @@
-"""Plans of repairs, shown and applied: for people on a terminal, for logs, and for scripts.
+"""Print the plan of a repair, apply it, and print the result, for people and for scripts.
 
-Next room: cli/repair.py has the commands; operations/repair/plan.py the plan.
+Next: cli/repair.py has the commands; operations/repair/plan.py makes the plan.
 """
 
 from __future__ import annotations
@@ -42,32 +42,37 @@ def run_repair(
     messages_max: int | None,
     json: bool,
 ) -> None:
-    """Plan; then do it, where that is wanted. Repairs that died come first, each with its own plan
-    and commit.
+    """Plan a repair and print the plan, or apply it.
+
+    A repair that was killed comes first, with its own plan and its own commit. What it did not
+    cover is planned after that.
     """
-    went_on = False
     if request.is_unrestricted and request.partition:
         print_notice(
             f"{file.stream.name} {request.partition}: its record files are proved by their digests",
             proves=request.partition,
         )
     try:
+        has_resumed = False
         while True:
-            made = plan_repair(context, request)
-            if not apply or not (made.actions or made.deleted_files or made.resumed_hold):
-                if made.notes or not went_on:
-                    _print_plan(made, json=json)
-                _raise_for_notes(made)
+            plan = plan_repair(context, request)
+            has_work = bool(plan.actions or plan.deleted_files or plan.resumed_hold)
+            if not apply or not has_work:
+                if plan.notes or not has_resumed:
+                    _print_plan(plan, json=json)
+                _raise_for_notes(plan)
                 return
             _apply_plan(
-                file, context, spark, made, approval=approval, messages_max=messages_max, json=json
+                file, context, spark, plan, approval=approval, messages_max=messages_max, json=json
             )
-            if made.request == request:
+            if plan.request == request:
                 return
-            went_on = True
+            has_resumed = True
             if approval:
+                # The approval was for the resumed plan only. The rest needs one of its own.
                 print_notice(
-                    f"{made.stream}: repair {made.resumed_hold} is done; what else is hurt: seriatim repair {made.stream}"
+                    f"{plan.stream}: repair {plan.resumed_hold} is done;"
+                    f" what else is damaged: seriatim repair {plan.stream}"
                 )
                 return
     finally:
@@ -84,84 +89,100 @@ def _apply_plan(
     messages_max: int | None,
     json: bool,
 ) -> None:
-    """One plan, done and told."""
+    """Apply one plan and print the result. Ctrl-C stops it under its hold, and says how to go on."""
     name = file.stream.name
     refuse_unwritable_output(file)
-    for hold in repair_plan.holds:
-        print_notice(f"{name}: {_describe_hold(name, hold)}", hold=hold.id)
-    for part in repair_plan.actions:
-        print_notice(
-            f"{name} {part.partition}: {_describe_part(part)}", partition=str(part.partition)
-        )
-    for note in repair_plan.notes:
-        print_notice(f"{name}: not mended by this:\n{note}", note=note)
+    _print_plan_notices(repair_plan)
     progress = output.RunProgress(name)
-    repairing = RepairRun(context, progress=progress)
+    repair_run = RepairRun(context, progress=progress)
 
-    def last() -> None:
+    def print_hold_and_kill_spark() -> None:
         progress.close()
-        hold = repairing.refold_run.result.hold
+        hold = repair_run.refold_run.result.hold
         print_notice(
-            f"{name}: stopped under hold {hold}; the same command goes on, or: seriatim repair {name} --abandon {hold}"
+            f"{name}: stopped under hold {hold}; the same command goes on,"
+            f" or: seriatim repair {name} --abandon {hold}"
         )
         spark.kill()
 
-    with exit_on_signal(name, last):
+    with exit_on_signal(name, print_hold_and_kill_spark):
         try:
-            done = repairing.apply(
+            result = repair_run.apply(
                 repair_plan, messages_max or file.stream.slice.messages_max, approval
             )
         finally:
             progress.close()
-    _print_result(context, repair_plan, done, json=json)
+    _print_result(context, repair_plan, result, json=json)
     _raise_for_notes(repair_plan)
 
 
+def _print_plan_notices(repair_plan: RepairPlan) -> None:
+    """Print on stderr what is about to be done."""
+    name = repair_plan.stream
+    for hold in repair_plan.holds:
+        print_notice(f"{name}: {_describe_hold(name, hold)}", hold=hold.id)
+    for action in repair_plan.actions:
+        print_notice(
+            f"{name} {action.partition}: {_describe_action(action)}",
+            partition=str(action.partition),
+        )
+    for note in repair_plan.notes:
+        print_notice(f"{name}: not repaired by this:\n{note}", note=note)
+
+
 def _print_plan(repair_plan: RepairPlan, *, json: bool) -> None:
-    """The plan, for people or scripts."""
+    """Print the plan on stdout, for people or scripts."""
     if json:
         typer.echo(msgspec.json.encode(_plan_values(repair_plan)).decode())
         return
     name = repair_plan.stream
-    for path in repair_plan.deleted_files:
-        typer.echo(
-            f"{name}: {path} is damaged, and nothing needs it any more: newer files took its place"
-        )
-        typer.echo(
-            "  only a look at the past would read it (trace, replay); runs and readers go on, nothing has to be done"
-        )
-        typer.echo("  with --apply it is deleted, and verify does not report it again")
+    _print_deleted_files(repair_plan)
     _print_holds(repair_plan)
     if not repair_plan.actions and not repair_plan.notes:
         if repair_plan.deleted_files:
-            typer.echo(f"{name}: nothing else is hurt, as of entry {repair_plan.sequence}")
+            typer.echo(f"{name}: nothing else is damaged, as of entry {repair_plan.sequence}")
             typer.echo("\nnothing was changed. To delete it, give the same command with --apply")
         else:
             typer.echo(
-                f"{name}: nothing is hurt, as of entry {repair_plan.sequence}; to fold again all the same, say --from"
+                f"{name}: nothing is damaged, as of entry {repair_plan.sequence};"
+                " to fold again all the same, say --from"
             )
         return
     typer.echo(f"{name}: as of entry {repair_plan.sequence}, this would be done in one commit")
-    for part in repair_plan.actions:
-        typer.echo(f"\n{part.partition}  {_describe_part(part)}")
-        for label, fact in _part_facts(part).items():
+    for action in repair_plan.actions:
+        typer.echo(f"\n{action.partition}  {_describe_action(action)}")
+        for label, fact in _action_facts(action).items():
             typer.echo(f"  {label:<9} {shorten(fact)}")
     for note in repair_plan.notes:
-        typer.secho(f"\nnot mended by this:\n{note}", fg=typer.colors.YELLOW)
+        typer.secho(f"\nnot repaired by this:\n{note}", fg=typer.colors.YELLOW)
     if repair_plan.actions or repair_plan.deleted_files:
-        again = "without --dry-run" if repair_plan.request.ranges else "with --apply"
-        typer.echo(f"\nnothing was changed. To do it, give the same command {again}")
+        is_backfill = bool(repair_plan.request.ranges)
+        how_to_apply = "without --dry-run" if is_backfill else "with --apply"
+        typer.echo(f"\nnothing was changed. To do it, give the same command {how_to_apply}")
+
+
+def _print_deleted_files(repair_plan: RepairPlan) -> None:
+    for path in repair_plan.deleted_files:
+        typer.echo(
+            f"{repair_plan.stream}: {path} is damaged, and nothing needs it any more:"
+            " newer files took its place"
+        )
+        typer.echo(
+            "  only a look at the past would read it (trace, replay); runs and readers go on,"
+            " nothing has to be done"
+        )
+        typer.echo("  with --apply it is deleted, and verify does not report it again")
 
 
 def _print_holds(repair_plan: RepairPlan) -> None:
-    """Every hold by its id, with what can be done about it."""
+    """Print every hold with its id, and what it means for this plan."""
     for hold in repair_plan.holds:
         typer.echo(f"{repair_plan.stream}: {_describe_hold(repair_plan.stream, hold)}")
         if hold.id == repair_plan.resumed_hold:
-            typer.echo(
-                "  this plan goes on with it"
-                + ("" if repair_plan.actions else ": applied, it gives the partitions back")
-            )
+            text = "  this plan goes on with it"
+            if not repair_plan.actions:
+                text += ": applied, it gives the partitions back"
+            typer.echo(text)
         elif hold in repair_plan.blocking_holds:
             typer.echo("  it is in the way of this plan")
         typer.echo("")
@@ -170,37 +191,50 @@ def _print_holds(repair_plan: RepairPlan) -> None:
 def _describe_hold(stream: str, hold: Hold) -> str:
     facts = hold.describe(stream)
     lines = [f"{facts.pop('held')} is held by repair {hold.id}, which is at work or died"]
-    return "\n".join([*lines, *(f"  {label:<9} {fact}" for label, fact in facts.items())])
+    lines += [f"  {label:<9} {fact}" for label, fact in facts.items()]
+    return "\n".join(lines)
 
 
-def _describe_part(part: RepairAction) -> str:
-    """A part on one line."""
-    if isinstance(part, ForwardAction):
-        return f"goes on at offset {part.passed_range.end}, without {len(part.passed_range)} offsets {part.passed_range}"
-    if isinstance(part, LiftHaltAction):
-        return f"is read again from offset {part.halt.offset} by the next run: {part.reason}"
-    if isinstance(part, RebuildStateAction):
-        return f"goes on at offset {part.frontier} with the state that its records make, without what made it"
-    rewind = part.rewind
-    only = rewind.request.sessions
-    who = "" if only is None else f", {len(only)} session{'s' * (len(only) != 1)} alone"
-    further = f", then sessions that still differ, at most to {rewind.frontier}"
-    whole = f"[{rewind.start}, {rewind.first_commit_offset})"
-    return (
-        f"folds again {whole}{further if rewind.first_commit_offset < rewind.frontier else ''}{who}"
-    )
+def _describe_action(action: RepairAction) -> str:
+    """An action on one line."""
+    if isinstance(action, ForwardAction):
+        passed_range = action.passed_range
+        return (
+            f"goes on at offset {passed_range.end},"
+            f" without {len(passed_range)} offsets {passed_range}"
+        )
+    if isinstance(action, LiftHaltAction):
+        return f"is read again from offset {action.halt.offset} by the next run: {action.reason}"
+    if isinstance(action, RebuildStateAction):
+        return (
+            f"goes on at offset {action.frontier} with the state that its records make,"
+            " without what made it"
+        )
+    rewind = action.rewind
+    text = f"folds again [{rewind.start}, {rewind.first_commit_offset})"
+    if rewind.first_commit_offset < rewind.frontier:
+        text += f", then sessions that still differ, at most to {rewind.frontier}"
+    sessions = rewind.request.sessions
+    if sessions is not None:
+        plural = "" if len(sessions) == 1 else "s"
+        text += f", {len(sessions)} session{plural} alone"
+    return text
 
 
-def _part_facts(part: RepairAction) -> dict[str, str]:
-    if isinstance(part, ForwardAction | LiftHaltAction):
+def _action_facts(action: RepairAction) -> dict[str, str]:
+    """The lines below an action: why it is needed, and what it reads."""
+    if isinstance(action, ForwardAction | LiftHaltAction):
         return {
-            "waits": f"{part.halt.finding} at offset {part.halt.offset}",
-            "cause": part.halt.cause,
+            "waits": f"{action.halt.finding} at offset {action.halt.offset}",
+            "cause": action.halt.cause,
         }
-    if isinstance(part, RebuildStateAction):
-        told = "records stay as they are; sessions go on by a sequence that proves them, or with their next snapshot"
-        return {"why": part.reason, "then": told}
-    rewind = part.rewind
+    if isinstance(action, RebuildStateAction):
+        return {
+            "why": action.reason,
+            "then": "records stay as they are; sessions go on by a sequence that proves them,"
+            " or with their next snapshot",
+        }
+    rewind = action.rewind
     facts = {
         "why": rewind.request.reason,
         "begins": f"from the state of entry {rewind.sequence}, at offset {rewind.start}",
@@ -214,25 +248,27 @@ def _part_facts(part: RepairAction) -> dict[str, str]:
 
 
 def _plan_values(repair_plan: RepairPlan) -> dict[str, Any]:
-    """The plan for scripts."""
+    """The plan as plain values, for scripts."""
+    holds = [{"id": hold.id, **hold.describe(repair_plan.stream)} for hold in repair_plan.holds]
     return {
         "stream": repair_plan.stream,
         "sequence": repair_plan.sequence,
         "approval": repair_plan.approval,
         "resumes": repair_plan.resumed_hold,
-        "holds": [
-            {"id": hold.id, **hold.describe(repair_plan.stream)} for hold in repair_plan.holds
-        ],
-        "parts": [_part_values(part) for part in repair_plan.actions],
+        "holds": holds,
+        "parts": [_action_values(action) for action in repair_plan.actions],
         "notes": list(repair_plan.notes),
         "drops": list(repair_plan.deleted_files),
     }
 
 
-def _part_values(part: RepairAction) -> dict[str, Any]:
-    values: dict[str, Any] = {"partition": str(part.partition), "does": _describe_part(part)}
-    if isinstance(part, RefoldAction):
-        rewind = part.rewind
+def _action_values(action: RepairAction) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "partition": str(action.partition),
+        "does": _describe_action(action),
+    }
+    if isinstance(action, RefoldAction):
+        rewind = action.rewind
         return values | {
             "what": "refold",
             "from": rewind.start,
@@ -242,90 +278,112 @@ def _part_values(part: RepairAction) -> dict[str, Any]:
             "sessions": rewind.request.sessions,
             "why": rewind.request.reason,
         }
-    if isinstance(part, LiftHaltAction):
-        return values | {"what": "lift", "from": part.halt.offset, "why": part.reason}
-    if isinstance(part, RebuildStateAction):
-        return values | {"what": "renew", "from": part.frontier, "why": part.reason}
+    if isinstance(action, LiftHaltAction):
+        return values | {"what": "lift", "from": action.halt.offset, "why": action.reason}
+    if isinstance(action, RebuildStateAction):
+        return values | {"what": "renew", "from": action.frontier, "why": action.reason}
     return values | {
         "what": "forward",
-        "from": part.passed_range.start,
-        "until": part.passed_range.end,
-        "why": part.halt.finding,
+        "from": action.passed_range.start,
+        "until": action.passed_range.end,
+        "why": action.halt.finding,
     }
 
 
 def _print_result(
     context: RepairContext, repair_plan: RepairPlan, result: RefoldResult, *, json: bool
 ) -> None:
-    """What was done; findings that are still there are told, and fail the command."""
-    name, store = repair_plan.stream, context.fold_context.ledger
-    findings = unreported_findings(store, name)
+    """Print what was done. Findings that are new, or still there, are printed and raised."""
+    name = repair_plan.stream
+    ledger_store = context.fold_context.ledger
+    findings = unreported_findings(ledger_store, name)
     output.print_findings(name, findings, json=json)
-    mark_reported(store, result.sequence)
+    mark_reported(ledger_store, result.sequence)
     if result.sequence < 0:
-        if repair_plan.deleted_files:
-            typer.echo(
-                f"{name}: damaged files that nothing needs were deleted: {len(repair_plan.deleted_files)}",
-                err=json,
-            )
-        if repair_plan.resumed_hold:
-            typer.echo(
-                f"{name}: nothing is hurt any more; hold {repair_plan.resumed_hold} is released",
-                err=json,
-            )
+        _print_without_commit(repair_plan, json=json)
         return
-    ranges = {
-        str(partition): [whole.start, whole.end] for partition, whole in result.ranges.items()
-    }
     if result.derived_error:
-        print_notice(
-            f"{name}: the tables gaps and quarantine are behind; the next run catches up\n{result.derived_error}"
-        )
+        output.print_derived_error(name, result.derived_error, json=json)
     if json:
-        values = {
-            "stream": name,
-            "sequence": result.sequence,
-            "hold": result.hold,
-            "messages": result.messages,
-        }
-        values |= {
-            "records": result.records,
-            "removed": result.removed_files,
-            "ranges": ranges,
-            "findings": len(findings),
-        }
-        values |= {"still": len(result.repeated_findings), "notes": list(repair_plan.notes)}
+        values = _result_values(repair_plan, result, findings)
         typer.echo(msgspec.json.encode(values).decode())
     else:
-        for place, (start, end) in ranges.items():
-            typer.echo(f"{name} {place}: made again [{start}, {end})")
+        for partition, offset_range in result.ranges.items():
+            typer.echo(f"{name} {partition}: made again {offset_range}")
         typer.echo(
-            f"{name}: done by entry {result.sequence}: {result.messages} messages → {result.records} records"
+            f"{name}: done by entry {result.sequence}:"
+            f" {result.messages} messages → {result.records} records"
         )
-    still = [finding for finding in result.repeated_findings if finding.level == "error"]
-    for finding in still:
+    remaining_errors = [finding for finding in result.repeated_findings if finding.level == "error"]
+    for finding in remaining_errors:
         print_notice(describe_remaining_finding(name, finding))
     errors = [finding for finding in findings if finding.level == "error"]
     if errors:
         raise new_findings_error(name, errors)
-    if still:
+    if remaining_errors:
         raise IntegrityError(
-            f"{name}: {len(still)} findings are still so after folding again",
-            next="what they name is in the data itself: fix the producer, or wait for the sessions' next snapshots",
+            f"{name}: {len(remaining_errors)} findings are still so after folding again",
+            next="what they name is in the data itself: fix the producer,"
+            " or wait for the sessions' next snapshots",
         )
+
+
+def _print_without_commit(repair_plan: RepairPlan, *, json: bool) -> None:
+    """Print the result of a plan that changed no records: files deleted, a hold released."""
+    # With --json stdout has the values of commits only, so these lines go to stderr.
+    name = repair_plan.stream
+    if repair_plan.deleted_files:
+        typer.echo(
+            f"{name}: damaged files that nothing needs were deleted:"
+            f" {len(repair_plan.deleted_files)}",
+            err=json,
+        )
+    if repair_plan.resumed_hold:
+        typer.echo(
+            f"{name}: nothing is damaged any more; hold {repair_plan.resumed_hold} is released",
+            err=json,
+        )
+
+
+def _result_values(
+    repair_plan: RepairPlan, result: RefoldResult, findings: list[Finding]
+) -> dict[str, Any]:
+    ranges = {
+        str(partition): [offset_range.start, offset_range.end]
+        for partition, offset_range in result.ranges.items()
+    }
+    return {
+        "stream": repair_plan.stream,
+        "sequence": result.sequence,
+        "hold": result.hold,
+        "messages": result.messages,
+        "records": result.records,
+        "removed": result.removed_files,
+        "ranges": ranges,
+        "findings": len(findings),
+        "still": len(result.repeated_findings),
+        "notes": list(repair_plan.notes),
+    }
 
 
 def describe_remaining_finding(name: str, finding: Finding) -> str:
-    """A finding that folding again met again, and why."""
-    why = finding.cause or f"expected {finding.expected}, found {finding.found}"
-    return f"{name} {finding.partition_name}: {finding.finding} at offset {finding.offset} is still so: {why}"
+    """A finding that is still there after folding again, and why."""
+    reason = finding.cause or f"expected {finding.expected}, found {finding.found}"
+    return (
+        f"{name} {finding.partition_name}: {finding.finding} at offset {finding.offset}"
+        f" is still so: {reason}"
+    )
 
 
 def _raise_for_notes(repair_plan: RepairPlan) -> None:
-    if repair_plan.notes:
-        raise IntegrityError(
-            f"{repair_plan.stream}: {len(repair_plan.notes)} things that are hurt are not mended by this",
-            next="each of the notes above says what to do about it"
-            if not Options.json
-            else "see `notes`",
-        )
+    """Raise if the plan cannot repair everything that is damaged."""
+    if not repair_plan.notes:
+        return
+    advice = "each of the notes above says what to do about it"
+    if Options.json:
+        advice = "see `notes`"
+    raise IntegrityError(
+        f"{repair_plan.stream}: {len(repair_plan.notes)} things that are damaged"
+        " are not repaired by this",
+        next=advice,
+    )

@@ -1,9 +1,8 @@
-"""`seriatim replay`: a session folded again up to a break point, or a range folded again into a
-folder of its own.
+"""`seriatim replay`: fold a session again up to a break point, or a range into a new folder.
 
-Nothing of a replay is ever committed to the stream.
+A replay never commits anything to the stream.
 
-Next room: cli/break_points.py is the break point; operations/inspect/replay.py folds into a folder.
+Next: cli/break_points.py stops at messages; cli/replay_range.py folds into a folder.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ from seriatim.errors import ConfigError
 BreakOption = Annotated[
     str | None,
     typer.Option(
-        "--break", metavar="EXPRESSION", help="Stop where it is true: 'message.price < 0'."
+        "--break",
+        metavar="EXPRESSION",
+        help="Stop where this is true, for example 'message.price < 0'.",
     ),
 ]
 
@@ -33,14 +34,18 @@ def replay(
     session: Annotated[
         str | None,
         typer.Argument(
-            metavar="[SESSION]", help="To stop at its messages.", callback=check_session_name
+            metavar="[SESSION]",
+            help="Stop at messages of this session.",
+            callback=check_session_name,
         ),
     ] = None,
     condition: BreakOption = None,
     on_finding: Annotated[
         bool, typer.Option("--break-on-finding", help="Stop at every finding.")
     ] = False,
-    step: Annotated[bool, typer.Option("--step", help="A simple stepper instead of pdb.")] = False,
+    step: Annotated[
+        bool, typer.Option("--step", help="Use a simple stepper instead of pdb.")
+    ] = False,
     topic: Topic = None,
     partition: InPartition = None,
     start: From = None,
@@ -48,7 +53,8 @@ def replay(
     machine: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:CLASS", help="With --to: another machine, or path/to/file.py:Class."
+            metavar="MODULE:CLASS",
+            help="With --to: fold by another machine. It may also be path/to/file.py:Class.",
         ),
     ] = None,
     fresh: Annotated[
@@ -62,44 +68,46 @@ def replay(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Fold messages again without committing anything: stop at one and look into it, or write a
-    folder to compare.
+    """Fold messages again without a commit: stop at a message, or write a folder to compare.
 
-    With SESSION: stops before each message where the condition is true. On a terminal that is pdb,
-    inside the machine's own `apply`, with `state`, `message` and `records`; with --step a few
-    letters; elsewhere the first stop is printed. An expression may ask for offset, time, session,
-    sequence, message, state, damaged, quarantined, and, of what the message does, records,
-    findings, after, outcome.
+    With SESSION the replay stops before each message for which the condition is true. On a terminal
+    it stops in pdb, inside the machine's own `apply`, with the names `state`, `message` and
+    `records`. With --step a few letters are the commands. Without a terminal the first stop is
+    printed. A condition may use offset, time, session, sequence, message, state, damaged and
+    quarantined; and what the message does: records, findings, after and outcome.
 
-    With --to DIR: a range of all partitions, or of --partition, is folded into DIR, by this
-    stream's machine or another; `seriatim diff` compares it with what is committed.
+    With --to DIR a range of all partitions, or of --partition, is folded into DIR, by the stream's
+    machine or by another. `seriatim diff` compares it with the committed output.
 
-    Example: seriatim replay demo session-00007 --break 'offset == 41337' Example: seriatim replay
-    demo --from 41000 --partition demo-a/3 --machine fixed:OrderBook --to /tmp/again
+    Example: seriatim replay demo session-00007 --break 'offset == 41337'
+
+    Example: seriatim replay demo --from 41000 --partition demo-a/3 --machine fixed:OrderBook --to
+    /tmp/again
     """
     if to is not None:
-        from seriatim.cli.replay_range import replay_into_folder
-
         if session is not None or condition is not None or on_finding or step:
             raise ConfigError(
                 "--to folds all sessions, a break point is for one", next="give one or the other"
             )
-        edges = {"start": start, "until": until}
+        from seriatim.cli.replay_range import replay_into_folder
+
         replay_into_folder(
             stream,
             to,
             machine=machine,
             partition=partition,
             topic=topic,
+            start=start,
+            until=until,
             fresh=fresh,
             json=json,
-            **edges,
         )
         return
     if session is None or machine is not None or fresh:
         raise ConfigError(
             "a replay stops in one session, or goes into a folder",
-            next=f"seriatim replay {shell_quote(stream)} SESSION --break 'offset == 41337', or --to DIR",
+            next=f"seriatim replay {shell_quote(stream)} SESSION --break 'offset == 41337',"
+            " or --to DIR",
         )
     if condition is None and not on_finding and not step:
         raise ConfigError(
@@ -132,6 +140,7 @@ def _stop_at_break_points(
     step: bool,
     json: bool,
 ) -> None:
+    """Replay one session, and stop: in the stepper, in pdb, or by printing the first stop."""
     from seriatim.cli.break_points import (
         BreakPoint,
         Stepper,
@@ -142,26 +151,20 @@ def _stop_at_break_points(
     from seriatim.operations.inspect.expression import parse_expression
     from seriatim.operations.inspect.trace_step import NAMES_AFTER_FOLD, NAMES_BEFORE_FOLD
 
-    expression = (
-        None
-        if condition is None
-        else parse_expression(condition, (*NAMES_BEFORE_FOLD, *NAMES_AFTER_FOLD))
-    )
-    with open_lookback(stream, json=json) as opened:
-        place, first = opened.find_session(session, topic, partition)
-        way = opened.session_replay(place, session)
-        begin = opened.begin_replay(way, start, first)
-        end = min(
-            opened.resolve_offset(way, until, way.committed_end),
-            max(way.committed_end, way.bounds.log_end),
-        )
-        way.fold_to(begin)
-        wanted = BreakPoint(
+    expression = None
+    if condition is not None:
+        expression = parse_expression(condition, (*NAMES_BEFORE_FOLD, *NAMES_AFTER_FOLD))
+    with open_lookback(stream, json=json) as command:
+        session_replay, begin, end = command.open_session(session, topic, partition, start, until)
+        session_replay.fold_to(begin)
+        break_point = BreakPoint(
             expression=expression,
             on_finding=on_finding,
             at_every_message=step and condition is None and not on_finding,
         )
-        stepper = Stepper(way, end, wanted, json=json, stop_progress=opened.stop_progress)
+        stepper = Stepper(
+            session_replay, end, break_point, json=json, stop_progress=command.stop_progress
+        )
         if step and not json:
             stepper.run_interactive(read_line)
         elif is_terminal() and not json:
@@ -169,8 +172,9 @@ def _stop_at_break_points(
         else:
             stepper.print_first_stop()
         if not stepper.stop_count:
-            warn_unseen_fields(opened.name, wanted)
+            warn_unseen_fields(command.name, break_point)
             print_notice(
-                f"{opened.name}: session {session!r}: nothing stopped it in {place} [{begin}, {end})",
+                f"{command.name}: session {session!r}: nothing stopped it"
+                f" in {session_replay.partition} [{begin}, {end})",
                 stopped=None,
             )

@@ -42,7 +42,7 @@ def test_a_plan_says_of_a_damaged_file_that_nothing_needs_what_it_is(
         f"demo: {path} is damaged, and nothing needs it any more: newer files took its place",
         "  only a look at the past would read it (trace, replay); runs and readers go on, nothing has to be done",
         "  with --apply it is deleted, and verify does not report it again",
-        "demo: nothing else is hurt, as of entry 7",
+        "demo: nothing else is damaged, as of entry 7",
         "",
         "nothing was changed. To delete it, give the same command with --apply",
     ]
