@@ -555,11 +555,17 @@ class FoldRun:
         return account.epoch, account.hold
 
     def _is_overtaken(self, ranges: Ranges) -> bool:
-        """Whether another run moved the frontier of a partition of this slice."""
+        """Whether another run moved the frontier of a partition of this slice, or a repair raised
+        its epoch. After either, a sweep may delete files that this run has not committed yet.
+        """
         ledger = self._read_head().ledger
         for partition, offset_range in ranges.items():
             account = ledger.account(partition)
-            if account is not None and account.frontier > offset_range.start:
+            if account is None:
+                continue
+            if account.frontier > offset_range.start:
+                return True
+            if account.epoch > self._account(partition).epoch:
                 return True
         return False
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from seriatim.engine.crash_points import arm
 from seriatim.operations.release import release_session
 from seriatim.operations.repair.plan import RepairRequest
 from seriatim.operations.repair.repair import RepairRun, plan_repair
 from seriatim.testing import MemoryStream
 from tests.operations.adding_machines import Adder, Buggy, adding, deploy, fixed, states
 from tests.operations.decision_helper import means
-from tests.operations.memory_streams import A0, A1, send, world
+from tests.operations.memory_streams import A0, A1, begun, send, world
 from tests.operations.repair_helper import (
     assert_straight,
     gaps_of,
@@ -226,3 +227,34 @@ def test_a_moved_session_that_begins_with_a_snapshot_waits_in_the_window_every_t
     before = (made.sessions(A1), made.rows(A1))
     repair(made, ranges={str(A1): (0, 2)})
     assert (made.sessions(A1), made.rows(A1)) == before
+
+
+def test_a_run_whose_files_a_repair_made_void_goes_on_without_alarm() -> None:
+    """A repair in mid-slice raises the epoch, and its sweep deletes what the run has not committed.
+
+    The run then misses files of its own. That is no damage: it begins again and ends well.
+    """
+    made = begun(2)
+    made.run()
+    send(made, A0, 3, 4)
+    send(made, A1, 5, session="nowhere yet")
+    points: list[str] = []
+
+    def interfere(point: str) -> None:
+        points.append(point)
+        if points.count("mid-fold") == 2 and point == "mid-fold":
+            arm(None)
+            repair(made, ranges={"in-a/0": (0, 3)})
+            assert not [path for path in made.files.files if path.startswith("state/in-a/0/0-3-")]
+
+    arm(interfere)
+    try:
+        outcome = made.run()
+    finally:
+        arm(None)
+    assert outcome.findings == []
+    assert {str(p): account.frontier for p, account in made.accounts().items()} == {
+        "in-a/0": 5,
+        "in-a/1": 4,
+    }
+    assert made.accounts()[A0].epoch == 1
