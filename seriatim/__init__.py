@@ -1,6 +1,7 @@
 """Seriatim: ordered, stateful streams from Kafka into Delta tables, with proof.
 
-Start reading at docs/ARCHITECTURE.md; the heart is `seriatim.core`, the verbs are `seriatim.steps`.
+Start reading at docs/ARCHITECTURE.md. `seriatim.engine` folds messages; `seriatim.operations` has one
+module per command.
 """
 
 from seriatim.engine.machine import Machine

@@ -1,4 +1,4 @@
-"""The clock. It paces and informs; it never decides."""
+"""The clock of this machine. No decision about data depends on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class WallClock:
-    """Time as this machine has it."""
+    """The time of this machine. Implements `Clock`."""
 
     def now_seconds(self) -> float:
         """Seconds since 1970."""

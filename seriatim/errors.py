@@ -2,19 +2,19 @@
 
 SeriatimError
  ├─ ConfigError          exit 2   fix a file or an argument
- ├─ IntegrityError       exit 3   the data is hurt: read the findings, repair; never retried
+ ├─ IntegrityError       exit 3   the data is damaged: read the findings, repair; never retried
  │   └─ DamagedFileError          a committed file is not as committed; `path` says which
  ├─ PlatformError        exit 4   Kafka, Spark, disk or network: retry, then look at the infrastructure
  │   ├─ FencedError      exit 5   another run moved the frontier, and there is still work
  │   └─ KafkaSilentError          no broker answered
  └─ BrokenPromiseError   exit 1   our bug: report it
 
-Every error carries typed fields, survives pickling (it crosses Spark's and Airflow's process
-borders), and names the next thing to do. `render()` is what a person sees: one screen. A subclass
-without an exit code of its own is for code that must tell cases apart: people see its parent's
-name.
+Every error has typed fields, survives pickling (it crosses the process borders of Spark and
+Airflow), and names the next thing to do. `render()` makes the one screen that a person sees. A
+subclass without an exit code of its own exists for code that must tell cases apart; people see its
+parent's name.
 
-Next room: failure.py writes an error down for another process; integrity.py has the findings.
+Next: failure.py makes an error a value for another process; engine/findings.py has the findings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LABEL_WIDTH = 10
 
 
 class SeriatimError(Exception):
-    """The root. `fields` are shown in order; `next` is the command or deed that helps."""
+    """The root of all errors. `fields` are shown in order; `next` is what the person should do."""
 
     exit_code: ClassVar[int] = 1
     title: ClassVar[str] = "SeriatimError"
@@ -42,7 +42,8 @@ class SeriatimError(Exception):
 
     def render(self) -> str:
         """The error as a person reads it: a headline, the facts, what to do."""
-        facts = {**{k: v for k, v in self.fields.items() if v not in ("", None)}, "next": self.next}
+        facts = {name: value for name, value in self.fields.items() if value not in ("", None)}
+        facts["next"] = self.next
         return render_screen(f"{self.title}: {self.message}", facts)
 
 
@@ -54,7 +55,7 @@ class ConfigError(SeriatimError):
 
 
 class IntegrityError(SeriatimError):
-    """The data is hurt. Retrying cannot help."""
+    """The data is damaged. Retrying cannot help."""
 
     exit_code = 3
     title = "IntegrityError"
@@ -66,18 +67,18 @@ class DamagedFileError(IntegrityError):
     def __init__(self, message: str, *, path: str, next: str = "", **fields: Any) -> None:
         super().__init__(message, next=next, **fields)
         self.path = path
-        """As the ledger names it."""
+        """The path of the file, as in the ledger."""
 
 
 class PlatformError(SeriatimError):
-    """The world around us failed: retry, then look at the infrastructure."""
+    """Kafka, Spark, a disk or the network failed: retry, then look at the infrastructure."""
 
     exit_code = 4
     title = "PlatformError"
 
 
 class KafkaSilentError(PlatformError):
-    """No broker answered: whoever asks for several streams need not wait for it again."""
+    """No broker answered. A command for several streams does not wait for it again."""
 
 
 class FencedError(PlatformError):
@@ -88,7 +89,7 @@ class FencedError(PlatformError):
 
 
 class BrokenPromiseError(SeriatimError):
-    """We broke our own promise: a bug in Seriatim."""
+    """A promise of the code does not hold: a bug in Seriatim."""
 
     exit_code = 1
     title = "BrokenPromiseError"
@@ -101,20 +102,21 @@ SIGKILL_ADVICE = (
     "see which: `dmesg` or `journalctl -k` names what the kernel ended; a container's memory limit is in its own\n"
     "events (OOMKilled). If it was memory: lower --messages-max or SERIATIM_SPARK_DRIVER_MEMORY, or raise that limit"
 )
-"""Of a process that ended by signal 9. Nobody can catch that signal, so the process itself says
-nothing.
+"""Cause and advice for a process that ended by signal 9. No process can catch that signal, so it
+leaves no message of its own.
 """
 
 
 def render_screen(headline: str, facts: dict[str, Any]) -> str:
-    """A headline and its facts, labels in one column, continuation lines aligned."""
+    """A headline and its facts: labels in one column, further lines of a fact aligned below it."""
     lines = [headline]
     for label, fact in facts.items():
         if fact in ("", None):
             continue
-        first, *rest = str(fact).splitlines() or [""]
-        lines.append(f"  {label.replace('_', ' '):<{LABEL_WIDTH}} {first}")
-        lines += [f"  {'':<{LABEL_WIDTH}} {line}" for line in rest]
+        margin = label.replace("_", " ")
+        for line in str(fact).splitlines() or [""]:
+            lines.append(f"  {margin:<{LABEL_WIDTH}} {line}")
+            margin = ""
     return "\n".join(lines)
 
 
@@ -125,12 +127,12 @@ def ensure(holds: bool, promise: str, **fields: Any) -> None:
 
 
 def raise_broken_promise(promise: str, **fields: Any) -> NoReturn:
-    """Raise the error that says: this is our bug."""
+    """Raise the error of a broken promise, which is our bug."""
     raise BrokenPromiseError(promise, next="report this as a bug, with the lines above", **fields)
 
 
 def _rebuild(cls: type[SeriatimError], message: str, attributes: dict[str, Any]) -> SeriatimError:
-    # Not by calling the class: a subclass may take other arguments than its parent.
+    # The class is not called, because a subclass may take other arguments than its parent.
     error = cls.__new__(cls, message)
     vars(error).update(attributes)
     return error

@@ -1,12 +1,11 @@
-"""Failures: an error of ours, written down as a value so that another process can raise it again.
-Pure.
+"""Failures: an error of ours as a value, so that another process can raise it again. Pure.
 
-Two borders need it. A Spark task returns its failure inside its result (engine/task.py), and a
-command that a scheduler started leaves a `CommandOutcome` in a file (cli/__init__.py writes it,
-airflow/outcome.py reads it). The error is rendered for a person only where it ends; nobody reads a
-rendered error back.
+There are two such borders. A Spark task returns its failure inside its result (engine/task.py), and
+a command that a scheduler started leaves a `CommandOutcome` in a file (cli/__init__.py writes it,
+airflow/outcome.py reads it). The error is rendered for a person only at its destination; nothing
+reads a rendered error.
 
-Next room: errors.py has the tree; integrity.py has the findings.
+Next: errors.py has the tree of errors; engine/findings.py has the findings.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ ERROR_CLASSES: dict[str, type[SeriatimError]] = {
         KafkaSilentError,
     )
 }
-"""Errors that cross a border as what they are. Any other crosses as the nearest of its parents."""
+"""Errors that cross a border with their own class. Any other crosses as its nearest parent."""
 
 INTEGER_MAX = 2**63
-"""Larger numbers do not fit into MessagePack: they cross as text."""
+"""Numbers from here on do not fit into MessagePack. They cross as text."""
 
 
 class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,7 +56,7 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str
     next: str = ""
     fields: dict[str, FieldValue] = field(default_factory=dict)
-    """The facts that its screen shows, in order."""
+    """The facts that the error's screen shows, in order."""
     path: str = ""
     """Of a `DamagedFileError`."""
     findings: tuple[Finding, ...] = ()
@@ -65,7 +64,7 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, error: SeriatimError) -> Failure:
-        """Write an error down."""
+        """The value of an error."""
         error_class = _crossing_class(error)
         return cls(
             error=error_class.__name__,
@@ -77,8 +76,8 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def to_error(self) -> SeriatimError:
-        """The error, ready to be raised. A class that this version does not know is trouble of the
-        platform.
+        """The error, ready to be raised. A class that this version does not know becomes a
+        `PlatformError`.
         """
         error_class = ERROR_CLASSES.get(self.error, PlatformError)
         details: dict[str, Any] = {}
@@ -92,14 +91,15 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CommandOutcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a command ended, for whoever started it."""
+    """How a command ended, for the process that started it."""
 
     exit_code: int
     failure: Failure | None = None
-    """None: it went well, or it ended without an error of ours (a wrong option, say)."""
+    """None: it succeeded, or ended without an error of ours (for example because of a wrong option)."""
 
 
 def _crossing_class(error: SeriatimError) -> type[SeriatimError]:
+    """The nearest class of an error that other processes know."""
     for parent in type(error).__mro__:
         if parent in ERROR_CLASSES.values():
             return ERROR_CLASSES[parent.__name__]
@@ -115,5 +115,5 @@ def _plain(value: Any) -> FieldValue:
 
 
 def _text(text: str) -> str:
-    # JSON and MessagePack take no lone surrogates, which names of files may have.
+    # JSON and MessagePack refuse lone surrogates, which file names may have.
     return text.encode("utf-8", "replace").decode()

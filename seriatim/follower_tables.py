@@ -1,7 +1,7 @@
-"""Tables: joins the tables that follow the ledger to the real adapters. An edge, as wiring.py,
-which passes it on.
+"""Opens the tables that follow the ledger (gaps, quarantine, current, further records) for a stream.
+context.py passes these functions on.
 
-Next room: storage/derived_tables.py, outputs.py and current.py have the tables.
+Next: storage/derived_tables.py, storage/further_tables.py and storage/current_table.py.
 """
 
 from __future__ import annotations
@@ -24,39 +24,41 @@ def derived_tables(file: StreamFile) -> DeltaDerived:
     from seriatim.storage.further_tables import DeltaOutputs
     from seriatim.storage.record_files import record_schema
 
-    output, others = file.stream.output, stream_files.load_runner(file).other_columns
-    root, schemas = (
-        Path(output.path),
-        {table: record_schema(columns) for table, columns in others.items()},
-    )
-    beside = DeltaOutputs(root, schemas, output.partition_by) if schemas else None
-    return DeltaDerived(root, output.compression, beside)
+    output = file.stream.output
+    root = Path(output.path)
+    other_columns = stream_files.load_runner(file).other_columns
+    schemas = {table: record_schema(columns) for table, columns in other_columns.items()}
+    outputs = DeltaOutputs(root, schemas, output.partition_by) if schemas else None
+    return DeltaDerived(root, output.compression, outputs)
 
 
 def refuse_other_columns(derived: DeltaDerived) -> None:
-    """Refuse a machine whose further records have other columns than their tables: before anything
+    """Refuse a machine whose further records have other columns than their tables, before anything
     is written.
     """
-    for table in derived.output_store.tables if derived.output_store else ():
-        derived.output_store.applied_version(table)  # type: ignore[union-attr]  # there are tables
+    if derived.output_store is not None:
+        for table in derived.output_store.tables:
+            derived.output_store.applied_version(table)  # raises if the columns differ
 
 
 def table_sequences(file: StreamFile) -> dict[str, Any]:
-    """As of which entry the tables that people read are, without asking the machine."""
+    """The ledger entry that each table has reached, without loading the machine."""
     from seriatim.storage.audit import FileAudit
     from seriatim.storage.current_table import published_sequence
 
     root = Path(file.stream.output.path)
-    others = {table: sequence for table, (sequence, _) in FileAudit(root).other_tables().items()}
-    return {"published": published_sequence(root), "outputs": others}
+    other_tables = FileAudit(root).other_tables()
+    output_sequences = {table: sequence for table, (sequence, _) in other_tables.items()}
+    return {"published": published_sequence(root), "outputs": output_sequences}
 
 
 def current_table(file: StreamFile) -> DeltaCurrent:
-    """The stream's table `current`, for machines whose records name a key."""
+    """The stream's table `current`. Refuses a machine whose records have no key."""
     from seriatim.storage.current_table import DeltaCurrent
     from seriatim.storage.record_files import record_schema
 
-    stream, runner = file.stream, stream_files.load_runner(file)
+    stream = file.stream
+    runner = stream_files.load_runner(file)
     if runner.row_key_spec is None:
         raise ConfigError(
             f"{stream.name}: the records of {runner.name} name no key, so there is no table `current`",

@@ -1,7 +1,7 @@
-"""Ports: what the steps need of the outside world, on one page. Adapters implement them.
+"""Ports: what the operations need of the outside world, as protocols.
 
-Real ones: kafka/log.py, spark.py, batches.py, parquet.py, delta.py, clock.py. Fakes for all of
-them: memory.py, held to the same contract tests.
+Implemented in kafka/, storage/, ledger/delta_store.py and clock.py. The fakes in memory/ implement
+all of them, and both are held to the same contract tests.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from seriatim.operations.prove.rules import FileOutline
 from seriatim.operations.slicing import Bounds, Ranges
 from seriatim.storage.current_rows import (
     CurrentWriteResult,
-    Lives,
     PartitionCatchUp,
     PublishedVersion,
     RowKeySpec,
     SessionTable,
+    TopicIdsByPartition,
 )
 
 Task = Callable[[Partition, Iterable[MessageBatch]], bytes]
-"""Runs where the messages of one partition are; what it returns reaches the driver."""
+"""Runs in the worker that has the messages of one partition. Its result is sent to the driver."""
 Explain = Callable[[Partition, OffsetRange], list[ExplainedRange]]
-"""Why the offsets of a hole are missing: pieces that tile it, each with its cause."""
+"""Explains why the offsets of a hole are missing: ranges that cover it, each with its cause."""
 
 
 class Log(Protocol):
     """Kafka, as discovery sees it."""
 
     def bounds(self, pattern: str) -> dict[Partition, Bounds]:
-        """Every partition of every topic whose whole name matches."""
+        """The bounds of every partition of every topic whose whole name matches."""
 
     def offsets_for_time(self, partitions: list[Partition], timestamp: int) -> dict[Partition, int]:
         """The first offset at or after a time (milliseconds since 1970); -1 where there is none."""
         ...
 
     def first_unreadable_messages(self, ranges: Ranges) -> dict[Partition, tuple[int, str]]:
-        """The first message of each range that the reader cannot take, by offset, and why; for each
-        that has one.
+        """The first message of each range that the reader cannot read: its offset, and the reason.
+        Ranges without one are left out.
         """
 
     def sample_message_bytes(self, ranges: Ranges) -> dict[Partition, int]:
-        """How large the first messages of a few of these ranges are, on average: keys and values."""
+        """The average size (key and value) of the first messages of a few of these ranges."""
 
     def read_retention(
         self, bounds: Mapping[Partition, Bounds], frontiers: Mapping[Partition, int]
@@ -68,33 +68,35 @@ class Log(Protocol):
 
 
 class Source(Protocol):
-    """The messages of a slice, one task per partition."""
+    """The messages of a slice, for one task per partition."""
 
     def map(self, task: Task, *, has_small_messages: bool = False) -> list[bytes]:
-        """The task's answers. `small`: messages are known to be, and need not be weighed one by
-        one.
+        """Run the task on every partition; the results. `has_small_messages`: batches need not be
+        bounded by bytes, which is faster.
         """
         ...
 
 
 class ReadOptions(Struct, frozen=True):
-    """What the fold asks of a reading, beyond the messages."""
+    """How the fold wants messages to be read."""
 
     with_headers: bool = False
-    """Only messages that are set aside need them, and they cost a tenth of the reading."""
+    """Whether message headers are read. Only quarantined messages need them, and they make reading a
+    tenth slower.
+    """
     average_message_bytes: int = 0
-    """How large messages were so far, on average, in the partition where they are largest; 0: not
+    """The average size of the messages so far, in the partition where they are largest; 0: not
     known.
     """
 
 
 DEFAULT_READ_OPTIONS = ReadOptions()
 OnSlice = Callable[[Ranges, Source], bool]
-"""Called with each slice; False ends the reading."""
+"""Called with the ranges and the messages of each slice. False ends the reading."""
 
 
 class Reader(Protocol):
-    """Kafka, as the fold reads it. Raises `SourceFailedError` when reading broke."""
+    """Reads Kafka for the fold. Raises `SourceFailedError` when reading fails."""
 
     def read_slices(
         self,
@@ -103,25 +105,25 @@ class Reader(Protocol):
         on_slice: OnSlice,
         options: ReadOptions = DEFAULT_READ_OPTIONS,
     ) -> None:
-        """From `starts` to the log ends of now, in slices of at most `messages_max`."""
+        """Read from `starts` to the present log ends, in slices of at most `messages_max`."""
 
     def read_ranges(self, ranges: Ranges, options: ReadOptions = DEFAULT_READ_OPTIONS) -> Source:
-        """These ranges and no others."""
+        """Read exactly these ranges."""
 
 
-class SourceFailedError(Exception):  # not an error of ours: discovery decides what it means
-    """Reading broke: data loss, a lost broker or executor. Discovery is asked what it means."""
+class SourceFailedError(Exception):  # not a SeriatimError: discovery decides what it means
+    """Reading failed: lost data, a lost broker or executor. Discovery finds out which."""
 
 
 class UnreadableMessageError(SourceFailedError):
-    """The reader met a message that it cannot take. The log is asked which."""
+    """The reader met a message that it cannot read. The log is asked which one."""
 
 
 class FileWriter(Protocol):
     """A file being written."""
 
     def close(self) -> File | None:
-        """Finish it; None if nothing was written."""
+        """Finish the file; None if nothing was written."""
         ...
 
 
@@ -130,18 +132,18 @@ class RecordWriter(FileWriter, Protocol):
 
     def write(self, batch: MessageBatch, output: FoldOutput) -> None: ...
     def write_end_records(self, offset: int, end_records: SessionEndRecords) -> None:
-        """Add records that end sessions, all at one offset."""
+        """Write the records that end sessions, all at one offset."""
         ...
 
 
 class QuarantineWriter(FileWriter, Protocol):
-    """A file of messages set aside."""
+    """A file of quarantined messages."""
 
     def write(self, batch: MessageBatch, messages: list[QuarantinedMessage]) -> None: ...
 
 
 class UnfitRecordsError(Exception):  # becomes the finding `raised`
-    """Records whose values do not fit their columns, by their row in `Folded`."""
+    """Values of records do not fit their columns. `rows` are positions in the `FoldOutput`."""
 
     def __init__(self, rows: list[int]) -> None:
         super().__init__(rows)
@@ -149,7 +151,7 @@ class UnfitRecordsError(Exception):  # becomes the finding `raised`
 
 
 class RecordStore(Protocol):
-    """Where record files go. Invisible until a commit names them."""
+    """Writes and deletes record files. A file is invisible until a commit names it."""
 
     def record_writer(
         self, partition: Partition, topic_id: str, stem: str, table: str = MAIN_TABLE
@@ -158,74 +160,72 @@ class RecordStore(Protocol):
         self, partition: Partition, topic_id: str, stem: str
     ) -> QuarantineWriter: ...
     def sweep(self, partition: Partition, stem_prefix: str, keep: set[str]) -> list[str]:
-        """Delete a partition's files whose stem begins so and whose paths are not in `keep`."""
+        """Delete those files of a partition whose stem has this prefix, except the paths in `keep`; the
+        deleted paths.
+        """
 
     def paths(self, partition: Partition) -> list[str]:
-        """All files of a partition: records, state and quarantine."""
+        """The paths of all files of a partition: records, state and quarantine."""
 
     def delete(self, paths: Iterable[str]) -> list[str]:
-        """Delete files; those that are gone already are no error."""
+        """Delete files; the deleted paths. A file that is gone already is no error."""
 
     def intents(self, partition: Partition) -> list[Intent]:
-        """What compactions are about to replace, or have replaced, as far as the files are still
-        there.
-        """
+        """What compactions will replace or have replaced, as long as the files still exist."""
 
     def put_intent(self, intent: Intent) -> None: ...
     def drop_intent(self, intent: Intent) -> None: ...
     def oldest_complete_entry(self) -> tuple[int, str]:
-        """The oldest entry whose files are all there, as far as sweeping goes, and its SHA-256; -1:
-        all are.
+        """The oldest ledger entry whose files were not swept, and its SHA-256; -1: nothing was
+        swept.
         """
 
     def put_oldest_complete_entry(self, sequence: int, sha256: str) -> None: ...
 
 
 class Rewriter(Protocol):
-    """Record files made of others, with the same records."""
+    """Makes record files of other record files, with the same records."""
 
     def concatenate(
         self, partition: Partition, topic_id: str, stem: str, files: Sequence[File]
     ) -> File:
-        """One file of several, in this order; each is proved by its digest before a record of it is
-        copied.
+        """Make one file of several, in this order. The digest of each is checked before its records
+        are copied.
         """
         ...
 
 
 class Joiner(Protocol):
-    """Committed files looked at again, and record files made of others: what a refold replaces and
-    what stays.
-    """
+    """Checks committed files, and joins old record files with those of a refold."""
 
     def find_damaged_files(
         self, files: Iterable[File], *, check_digests: bool = True
     ) -> dict[str, str]:
-        """Files that are not as committed, by path, and why; by their digest, or by their size
-        alone.
+        """The files that are not as committed, by path, each with the reason. Without
+        `check_digests` only their sizes are compared.
         """
         ...
 
     def has_replaced_records(self, file: File, replaced: ReplacedRecords) -> bool:
-        """Whether a file has a record that is replaced."""
+        """Whether a file has a record that the refold replaces."""
         ...
 
     def has_records_in(
         self,
         files: Iterable[File],
         offset_range: OffsetRange,
-        partition_life: tuple[Partition, str] | None = None,
+        partition_and_topic_id: tuple[Partition, str] | None = None,
     ) -> bool:
-        """Whether any of these files has a record at these offsets; of one partition and topic id,
-        if that is asked.
+        """Whether any of these files has a record at these offsets; with `partition_life`, of this
+        partition and topic id only.
         """
         ...
 
     def session_tables(
-        self, partition: Partition, topic_id: str, files: Sequence[File], keyed: RowKeySpec
+        self, partition: Partition, topic_id: str, files: Sequence[File], row_key_spec: RowKeySpec
     ) -> Iterable[SessionTable]:
-        """What a partition's records make of each session, each file proved first; `IntegrityError`
-        if one is not.
+        """The rows of each session, folded from a partition's records. Each file is checked first;
+        `IntegrityError` if one is damaged.
         """
         ...
 
@@ -236,8 +236,8 @@ class Joiner(Protocol):
         new_files: Sequence[File],
         offset_range: OffsetRange,
     ) -> int | None:
-        """The first offset at which what is replaced in `olds` is not what `news` have at these
-        offsets; None: none.
+        """The first offset in the range at which the replaced records of the old files differ from
+        the records of the new files; None: they are equal.
         """
         ...
 
@@ -250,18 +250,18 @@ class Joiner(Protocol):
         new_files: Sequence[File],
         offset_range: OffsetRange,
     ) -> File | None:
-        """One file, by offset and index, of what is not replaced in `olds` and what `news` have at
-        these offsets.
+        """Make one file, sorted by offset and index, of the old records that are not replaced and the
+        new records in this range; None if there are no records.
         """
         ...
 
 
 class StateStore(Protocol):
-    """Where sessions' state is. Files are checked against their digest before use."""
+    """Stores the state of sessions. Files are checked against their digest before use."""
 
     def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]: ...
     def find_names(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
-        """Which of these names are in the files: a cheap look, without proof."""
+        """Which of these sessions are in the files. The files are not checked, so it is cheap."""
 
     def save(
         self,
@@ -270,40 +270,42 @@ class StateStore(Protocol):
         sessions: Mapping[str, Session],
         files_to_merge: Iterable[File],
     ) -> File:
-        """Write sessions, over those of the files to be merged (oldest first)."""
+        """Write one file of these sessions and those of `files_to_merge` (oldest first); newer ones
+        win.
+        """
 
     def all_sessions(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
         """Every session, one by one."""
 
     def quarantined_sessions(self, files: Iterable[File]) -> dict[str, Session]:
-        """Sessions in quarantine."""
+        """The sessions in quarantine."""
 
 
 class Digests(Protocol):
-    """Digests of offsets, keys and values, however the messages were cut."""
+    """Digests of offsets, keys and values. They do not depend on how messages are cut into batches."""
 
     def update(self, batch: MessageBatch) -> None: ...
     def finish(self) -> dict[str, str]: ...
 
 
 class LedgerHead(Struct):
-    """The ledger as last read, and what the store needs to compare-and-set on exactly that."""
+    """The ledger as it was read, and the token with which the store commits on exactly that version."""
 
     ledger: Ledger
     token: Any = None
     foreign_findings: list[Finding] = []
-    """Commits by others since the last entry that changed data."""
+    """Commits by other writers since the last entry, if they changed data."""
 
 
-class CommitConflictError(Exception):  # an answer, not an error: the commit rule decides
-    """The compare-and-set was not confirmed. It may have happened all the same."""
+class CommitConflictError(Exception):  # not a SeriatimError: the commit rule decides
+    """The compare-and-set was not confirmed. It may have succeeded all the same."""
 
 
 class LedgerStore(Protocol):
-    """The ledger's commits. `put_manifest` then `compare_and_set`; both refuse to overwrite."""
+    """Stores the ledger. A commit is `put_manifest`, then `compare_and_set`; neither overwrites."""
 
     def head(self, stream: str) -> LedgerHead | None:
-        """The last entry; None if there is no ledger."""
+        """The ledger as of its last entry; None if there is no ledger."""
 
     def ledger_at(self, stream: str, sequence: int) -> Ledger:
         """The ledger as of an earlier entry."""
@@ -318,15 +320,15 @@ class LedgerStore(Protocol):
         """The record files of the table as of `head`."""
 
     def active_files(self, head: LedgerHead) -> list[File]:
-        """The same, with bytes, rows, first and last offset; digests are in the entries that added
-        them.
+        """The record files of the table as of `head`, with their sizes and offsets. Digests are in the
+        entries that added them.
         """
 
     def files_at(self, stream: str, sequence: int) -> list[File]:
-        """The record files of the table as of an earlier entry, as `active_files` has them."""
+        """The record files of the table as of an earlier entry, as in `active_files`."""
 
     def sweep(self, head: LedgerHead) -> list[str]:
-        """Delete manifests of entries up to `head` that never came to be, and drafts; their paths."""
+        """Delete drafts, and manifests up to `head` that no entry names; the deleted paths."""
 
     def put_manifest(self, sequence: int, content: bytes) -> tuple[str, str]:
         """Store a manifest; its path and SHA-256."""
@@ -340,27 +342,27 @@ class LedgerStore(Protocol):
         """Whether an entry later than sequence `after` names this manifest."""
 
     def differing_files(self) -> list[str]:
-        """Files that verify last found to differ."""
+        """The files that differed in the last verify."""
 
     def reported_sequence(self) -> int:
-        """The last entry whose findings a person was told; -1: none yet."""
+        """The last entry whose findings were reported to a person; -1: none yet."""
 
     def put_reported_sequence(self, sequence: int) -> None: ...
     def witness(self) -> tuple[int, str] | None: ...
     def put_witness(self, sequence: int, sha256: str) -> None: ...
     def archive_witness(self, reason: str) -> str:
-        """Move the witness away, with the reason in it: a person decided to begin again. Its new
-        path.
+        """Move the witness away, with the reason in it, because a person decided to begin anew; its
+        new path.
         """
 
 
 DerivedTableName = Literal["gaps", "quarantine"]
-"""The tables that are made of the ledger alone, and can be made again."""
+"""Tables that are derived from the ledger alone and can be rebuilt at any time."""
 
 
 class AppliedVersion(Struct, frozen=True):
-    """The entry up to which a derived table is, and what the store needs to compare-and-set on
-    exactly that.
+    """The ledger entry that a derived table has reached, and the token with which the store commits
+    on exactly that version.
     """
 
     sequence: int = -1
@@ -372,8 +374,8 @@ PartitionFiles = Sequence[tuple[Partition, File]]
 
 
 class OutputStore(Protocol):
-    """Tables of a machine's further kinds of records: each put is one commit on exactly `at`, or
-    raises `CommitConflictError`.
+    """The tables of a machine's further record kinds. Each put is one commit on exactly the
+    `expected` version, or raises `CommitConflictError`.
     """
 
     tables: Sequence[str]
@@ -390,18 +392,18 @@ class OutputStore(Protocol):
 
 
 class DerivedStore(Protocol):
-    """The derived tables. A put on a table that reached nothing (-1) makes it as a whole."""
+    """The derived tables. A put on a table without a version (-1) creates all of it."""
 
     output_store: OutputStore | None
 
     def applied_version(self, table: DerivedTableName) -> AppliedVersion:
-        """How far a table is; -1: it is not there, or not to be relied on."""
+        """The version of a table; -1: it does not exist, or cannot be trusted."""
 
     def gaps(self, applied: AppliedVersion) -> list[Gap]:
-        """The table `gaps` as of `at`."""
+        """The rows of the table `gaps` as of a version."""
 
     def put_gaps(self, expected: AppliedVersion, ledger: Ledger, gaps: Sequence[Gap]) -> None:
-        """Replace all gaps, in one commit on exactly `at`, or raise `CommitConflictError`."""
+        """Replace all gaps, in one commit on exactly `expected`, or raise `CommitConflictError`."""
 
     def put_quarantine(
         self,
@@ -410,41 +412,41 @@ class DerivedStore(Protocol):
         quarantine_files: Sequence[QuarantineFile],
         released_gaps: Sequence[Gap],
     ) -> None:
-        """Add messages set aside and say of whom was released how, in one commit on exactly `at`,
-        or `CommitConflictError`.
+        """Add quarantined messages and mark those that were released, in one commit on exactly
+        `expected`, or raise `CommitConflictError`.
         """
 
     def note_up_to_date(self, ledger: Ledger) -> None:
-        """Remember that both tables are as of `to`, where nothing had to be put."""
+        """Store that both tables are up to date with this ledger, where nothing had to be put."""
 
 
 class CurrentStore(Protocol):
-    """The table `current`. A put on a table that reached nothing (-1) makes it as a whole."""
+    """The table `current`. A put on a table without a version (-1) creates all of it."""
 
     def published_version(self) -> PublishedVersion:
-        """How far it is; -1: it is not there, or not to be relied on."""
+        """The version of the table; -1: it does not exist, or cannot be trusted."""
         ...
 
     def put_rows(
         self,
         expected: PublishedVersion,
         ledger: Ledger,
-        lives: Lives,
+        topic_ids: TopicIdsByPartition,
         catch_ups: Sequence[PartitionCatchUp],
         progress: Callable[[int], None],
     ) -> CurrentWriteResult:
-        """Bring these partitions up, in one commit on exactly `at`, or raise `CommitConflictError`.
-        Tells records read so far.
+        """Bring these partitions up to date, in one commit on exactly `expected`, or raise
+        `CommitConflictError`. `progress` is called with the records read so far.
         """
         ...
 
 
-class UnreadableFileError(Exception):  # an answer: verify tells what it means
-    """A file that is missing, or that its own format contradicts."""
+class UnreadableFileError(Exception):  # not a SeriatimError: verify reports what it means
+    """A file is missing, or is not valid in its own format."""
 
 
 class Audit(Protocol):
-    """A stream's output read anew for verify, as bytes and as what they say. Raises
+    """Reads a stream's output again for verify, independently of the code that wrote it. Raises
     `UnreadableFileError`.
     """
 
@@ -455,7 +457,7 @@ class Audit(Protocol):
     def sign_off(self) -> bytes | None: ...
     def put_sign_off(self, content: bytes) -> None: ...
     def put_differing_file(self, path: str) -> None:
-        """Note the file that differs, for repair; none: an empty path."""
+        """Store the path of the file that differs, for repair; empty: none does."""
         ...
 
     def manifest(self, path: str) -> tuple[str, bytes]: ...
@@ -470,29 +472,29 @@ class Audit(Protocol):
 
 
 class PastMessageReader(Protocol):
-    """Messages of the past, read again from Kafka."""
+    """Reads messages of the past again from Kafka."""
 
     def read(self, partition: Partition, offset_range: OffsetRange) -> Iterator[MessageBatch]:
-        """The messages of a range that are there, in stretches without a hole."""
+        """The messages of a range, in batches without a hole."""
         ...
 
     def is_compacted(self, topic: str) -> bool:
-        """Whether a topic may lose messages in the middle."""
+        """Whether a topic is compacted, so that messages may be missing in the middle."""
 
 
 class SnapshotRequester(Protocol):
-    """Where producers are asked for snapshots, and the entry (its sequence and SHA-256) up to which
-    they were.
+    """Asks producers for snapshots, and stores up to which ledger entry (its sequence and SHA-256)
+    they were asked.
     """
 
     def last_requested_entry(self) -> tuple[int, str]: ...
     def put_last_requested_entry(self, sequence: int, sha256: str) -> None: ...
     def send(self, requests: Sequence[SnapshotRequest]) -> None:
-        """Send them all, and know that they arrived; else raise `PlatformError`."""
+        """Send all requests, and wait until they arrived; else raise `PlatformError`."""
 
 
 class Clock(Protocol):
-    """Time. It paces and informs; it never decides."""
+    """Time. It is used for waiting and for information; no decision about data depends on it."""
 
     def now_seconds(self) -> float: ...
     def sleep(self, seconds: float) -> None: ...

@@ -1,18 +1,18 @@
-"""`python -m seriatim.spark_daemon`: Spark's daemon of Python workers, with what a task needs
-loaded before it forks them.
+"""`python -m seriatim.spark_daemon`: Spark's daemon of Python workers, with everything that a task
+needs imported before workers are forked.
 
-A worker takes 1.4 s of CPU to load Arrow, our rooms and the compiled fold. Forked from here, it has
-them at once, and all workers share that memory. Only for a Spark on this machine: elsewhere the
-daemon may not find this package.
+A new worker needs 1.4 s of CPU to load Arrow, our modules and the compiled fold. A worker forked
+from here has them at once, and all workers share that memory. It is used only for a Spark on this
+machine: elsewhere the daemon may not find this package.
 
-Next room: tuned.py says which streams have it; wiring.py has the task.
+Next: spark_settings.py says which streams use it; context.py has the task.
 """
 
 from __future__ import annotations
 
 
 def preload() -> None:
-    """Import what tasks import, and load the compiled fold, if it was compiled."""
+    """Import the modules that tasks import, and load the compiled fold if it was compiled before."""
     from seriatim import context  # noqa: F401  # importing it is the point, here and below
     from seriatim.engine import task  # noqa: F401
     from seriatim.fast import ready

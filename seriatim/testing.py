@@ -26,8 +26,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from seriatim.engine.findings import Finding, Tier
-from seriatim.engine.judge import OnPoison
+from seriatim.engine.findings import Finding, OnPoison, Tier
 from seriatim.engine.machine import Machine, Runner, UserMachine
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Session
@@ -50,8 +49,7 @@ from seriatim.memory import (
 )
 from seriatim.operations.run import FoldContext, FoldRun, RunOutcome, StopOffsets
 from seriatim.ports import Task
-from seriatim.stream import OutputSettings, Stream
-from seriatim.stream import parse_stream as parse_stream
+from seriatim.stream import OutputSettings, Stream, parse_stream
 
 __all__ = [
     "CRASH",

@@ -13,8 +13,8 @@ from tests.test_stream import given
 
 FORKED = """
 import os, sys
-from seriatim import workers
-workers.load()
+from seriatim import spark_daemon
+spark_daemon.preload()
 loaded = set(sys.modules)
 assert {"numba", "pyarrow.parquet", "seriatim.engine.task", "seriatim.kafka.task_reader"} <= loaded
 pid = os.fork()

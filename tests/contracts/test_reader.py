@@ -84,7 +84,7 @@ class SparkSideSource:
     def map(self, task: Task, *, has_small_messages: bool = False) -> list[bytes]:
         return self.source.map(
             lambda partition, batches: task(partition, message_batches(batches)),
-            small=has_small_messages,
+            has_small_messages=has_small_messages,
         )
 
 
