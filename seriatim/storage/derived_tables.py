@@ -1,11 +1,11 @@
-"""The derived tables as Delta tables below a stream's output path: `gaps` and `quarantine`.
+"""The derived tables `gaps` and `quarantine`, as Delta tables below the output path of a stream.
 
-Each commit names the entry that it reaches, is made on exactly the table that was looked at, and
-adds and removes files at once: readers see a table as of one entry. `derived.json` only spares
-walking entries that changed nothing.
+Each commit names the entry that it reaches, is made on exactly the table that was read before, and
+adds and removes files at once, so that readers see a table as of one entry. The file `derived.json`
+only saves reading entries that changed nothing.
 
-Next room: operations/derived_tables.py decides what is put; parquet.py wrote the files of messages
-set aside.
+Next: operations/derived_tables.py decides what is put; record_files.py writes the files of
+quarantined messages.
 """
 
 from __future__ import annotations
@@ -14,30 +14,33 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
-from deltalake.exceptions import DeltaError
+from deltalake import DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 from msgspec import Struct
 
 from seriatim.errors import IntegrityError, PlatformError
 from seriatim.ledger.gaps import Gap, QuarantineFile, quarantine_release_finder
 from seriatim.ledger.model import File, Ledger
-from seriatim.ports import AppliedVersion, CommitConflictError, DerivedTableName, OutputStore
+from seriatim.ports import AppliedVersion, DerivedTableName, OutputStore
+from seriatim.storage.delta import (
+    STORAGE_ERRORS,
+    commit_properties,
+    first_line,
+    last_mark,
+    storage_errors_as_conflict,
+)
 from seriatim.storage.files import ParquetFileWriter, file_digest, sync_log, write_file
 
-COMMIT_METADATA_KEY = "seriatim"
 PROGRESS_FILE = "derived.json"
 VACUUM_EVERY = 100
-"""Versions of a table between two looks for files that no reader needs."""
+"""Versions of a table between two deletions of files that no reader needs."""
 READERS_HOURS = 7 * 24
-"""A reader that began earlier may find its files gone."""
-STORAGE_ERRORS = (DeltaError, OSError, pa.ArrowException)
+"""A reader that began earlier may find its files deleted."""
 GAPS_SCHEMA = pa.schema(
     [
         pa.field("topic", pa.string()),
@@ -77,12 +80,15 @@ QUARANTINE_SCHEMA = pa.schema(
         *RELEASE_FIELDS,
     ]
 )
+QUARANTINE_FILE_COLUMNS = QUARANTINE_SCHEMA.names[: -len(RELEASE_FIELDS) - 1]
+"""The columns that the files of quarantined messages have: all but `kept_by` and the release."""
 SCHEMAS: dict[DerivedTableName, pa.Schema] = {"gaps": GAPS_SCHEMA, "quarantine": QUARANTINE_SCHEMA}
 FindRelease = Callable[[Mapping[str, Any]], Gap | None]
+"""Finds the quarantine to which a message belongs, if it has ended."""
 
 
 class _NewTableFile(Struct):
-    """A file for a table, and what its commit says of it."""
+    """A new file of a table, and the statistics that its commit has for it."""
 
     file: File
     statistics: dict[str, Any]
@@ -94,37 +100,36 @@ class DeltaDerived:
     def __init__(
         self, root: Path, compression: str = "zstd", output_store: OutputStore | None = None
     ) -> None:
-        self.root, self.compression, self.output_store = root, compression, output_store
+        self.root = root
+        self.compression = compression
+        self.output_store = output_store
 
     def applied_version(self, table: DerivedTableName) -> AppliedVersion:
-        """How far a table is: as its last commit of ours says, or further, if nothing had to be put
-        since.
+        """The entry that a table has reached: the one of its last commit of ours, or a later one if
+        nothing had to be put since.
         """
         path = self.root / table
         try:
             if not DeltaTable.is_deltatable(str(path)):
                 return AppliedVersion()
-            found = DeltaTable(path)
-            mark = next(
-                (
-                    commit[COMMIT_METADATA_KEY]
-                    for commit in _commit_history(found)
-                    if COMMIT_METADATA_KEY in commit
-                ),
-                None,
-            )
+            delta_table = DeltaTable(path)
+            mark = last_mark(delta_table)
         except STORAGE_ERRORS as error:
             raise _unreadable_error(path, error) from error
-        sequence, sha256 = (
-            (-1, "") if mark is None else (int(mark["sequence"]), str(mark["sha256"]))
-        )
-        noted = self._read_progress_file()
-        if sequence >= 0 and noted.get(table) == found.version() and noted["sequence"] > sequence:
-            return AppliedVersion(noted["sequence"], noted["sha256"], found)
-        return AppliedVersion(sequence, sha256, found)
+        if mark is None:
+            return AppliedVersion(-1, "", delta_table)
+        applied = AppliedVersion(int(mark["sequence"]), str(mark["sha256"]), delta_table)
+        progress = self._read_progress_file()
+        # The progress file counts only for the versions that it names: after any other commit it
+        # says nothing about this table.
+        if progress.get(table) != delta_table.version():
+            return applied
+        if applied.sequence < 0 or progress["sequence"] <= applied.sequence:
+            return applied
+        return AppliedVersion(progress["sequence"], progress["sha256"], delta_table)
 
     def gaps(self, applied: AppliedVersion) -> list[Gap]:
-        """The gaps as of `at`."""
+        """The gaps in the table as of this version, in the order in which they were opened."""
         try:
             rows = applied.token.to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
             gaps = [Gap(start=row.pop("from"), **row) for row in rows]
@@ -134,12 +139,13 @@ class DeltaDerived:
 
     def put_gaps(self, expected: AppliedVersion, ledger: Ledger, gaps: Sequence[Gap]) -> None:
         """Replace all gaps, in one commit."""
-        with _storage_errors_as_conflict():
+        with storage_errors_as_conflict():
             rows = pa.RecordBatch.from_pylist([gap.to_row() for gap in gaps], schema=GAPS_SCHEMA)
-            part = self._write_table_file("gaps", ledger, [rows])
-            self._commit(
-                "gaps", AppliedVersion(token=expected.token), ledger, [part] if part else [], []
-            )
+            new_file = self._write_table_file("gaps", ledger, [rows])
+            new_files = [] if new_file is None else [new_file]
+            # Without a sequence the commit replaces the whole table.
+            replace_all = AppliedVersion(token=expected.token)
+            self._commit("gaps", replace_all, ledger, new_files, [])
 
     def put_quarantine(
         self,
@@ -148,117 +154,115 @@ class DeltaDerived:
         quarantine_files: Sequence[QuarantineFile],
         released_gaps: Sequence[Gap],
     ) -> None:
-        """Add a file for each file of messages set aside; write those anew whose messages were
-        released since.
+        """Add the messages of quarantine files, and write those files of the table again whose
+        messages were released since. All in one commit.
         """
-        with _storage_errors_as_conflict():
-            find = quarantine_release_finder(released_gaps)
-            added = [
-                self._write_table_file("quarantine", ledger, self._quarantine_batches(aside, find))
-                for aside in quarantine_files
-            ]
-            stale = (
-                self._files_with_new_releases(expected.token, released_gaps, find)
-                if expected.sequence >= 0
-                else []
-            )
-            anew = [
-                self._write_table_file(
-                    "quarantine", ledger, self._batches_with_releases(path, find)
+        find_release = quarantine_release_finder(released_gaps)
+        with storage_errors_as_conflict():
+            new_files: list[_NewTableFile | None] = []
+            for quarantine_file in quarantine_files:
+                batches = self._quarantine_batches(quarantine_file, find_release)
+                new_files.append(self._write_table_file("quarantine", ledger, batches))
+            replaced_files: list[tuple[str, int]] = []
+            if expected.sequence >= 0:
+                replaced_files = self._files_with_new_releases(
+                    expected.token, released_gaps, find_release
                 )
-                for path, _ in stale
-            ]
-            self._commit(
-                "quarantine", expected, ledger, [part for part in (*added, *anew) if part], stale
-            )
+            for path, _ in replaced_files:
+                batches = self._batches_with_releases(path, find_release)
+                new_files.append(self._write_table_file("quarantine", ledger, batches))
+            files_with_rows = [file for file in new_files if file is not None]
+            self._commit("quarantine", expected, ledger, files_with_rows, replaced_files)
 
     def note_up_to_date(self, ledger: Ledger) -> None:
-        """Remember the entry, and the versions of which it is true."""
-        with _storage_errors_as_conflict():
-            versions = {
-                table: DeltaTable(self.root / table).version()
-                for table in get_args(DerivedTableName)
-            }
-            noted = {"sequence": ledger.sequence, "sha256": ledger.sha256, **versions}
-            write_file(self.root / PROGRESS_FILE, json.dumps(noted).encode())
+        """Note that both tables show this entry, and at which versions that is true."""
+        progress: dict[str, Any] = {"sequence": ledger.sequence, "sha256": ledger.sha256}
+        with storage_errors_as_conflict():
+            for table in get_args(DerivedTableName):
+                progress[table] = DeltaTable(self.root / table).version()
+            write_file(self.root / PROGRESS_FILE, json.dumps(progress).encode())
 
     def _read_progress_file(self) -> dict[str, Any]:
-        """What was remembered. Losing it means walking some entries again, and nothing else."""
+        """What was noted; empty if it cannot be read. Then some entries are read again, nothing
+        else is lost.
+        """
         try:
-            noted = json.loads((self.root / PROGRESS_FILE).read_bytes())
-            return {**noted, "sequence": int(noted["sequence"]), "sha256": str(noted["sha256"])}
+            progress = json.loads((self.root / PROGRESS_FILE).read_bytes())
+            progress["sequence"] = int(progress["sequence"])
+            progress["sha256"] = str(progress["sha256"])
         except (OSError, ValueError, KeyError, TypeError):
             return {}
+        return dict(progress)
 
     def _write_table_file(
         self, table: DerivedTableName, ledger: Ledger, batches: Iterable[pa.RecordBatch]
     ) -> _NewTableFile | None:
-        """A file of a table; None if there are no rows."""
+        """Write a file of a table; None if there are no rows."""
         path = f"{table}/{ledger.sequence}-{uuid.uuid4().hex[:12]}.parquet"
         writer = ParquetFileWriter(self.root, path, SCHEMAS[table], self.compression)
-        seen = _ColumnStatistics()
+        statistics = _ColumnStatistics()
         for batch in batches:
             if batch.num_rows:
                 writer.add(batch)
-                seen.add(batch)
+                statistics.add(batch)
         file = writer.finish()
-        return (
-            None
-            if file is None
-            else _NewTableFile(file, {"numRecords": file.rows, **seen.delta_statistics()})
-        )
+        if file is None:
+            return None
+        return _NewTableFile(file, {"numRecords": file.rows, **statistics.delta_statistics()})
 
     def _quarantine_batches(
         self, quarantine_file: QuarantineFile, find_release: FindRelease
     ) -> Iterator[pa.RecordBatch]:
-        """Messages set aside, proved by their file's digest, with the entry that kept them."""
-        full = self.root / quarantine_file.file.path
-        found = file_digest(full) if full.is_file() else "missing"
-        if found != quarantine_file.file.digest:
+        """The messages of a quarantine file as rows of the table. The file is proved by its digest
+        first.
+        """
+        file = quarantine_file.file
+        full_path = self.root / file.path
+        digest = file_digest(full_path) if full_path.is_file() else "missing"
+        if digest != file.digest:
             raise IntegrityError(
-                f"{quarantine_file.file.path}: its digest is {found}, the ledger says {quarantine_file.file.digest}",
+                f"{file.path}: its digest is {digest}, the ledger says {file.digest}",
                 cause="the file was changed or lost after it was committed",
                 next="restore this file from a backup: it has the messages that were set aside",
             )
-        for batch in pq.ParquetFile(full, page_checksum_verification=True).iter_batches():
+        for batch in pq.ParquetFile(full_path, page_checksum_verification=True).iter_batches():
+            message_columns = [batch.column(name) for name in QUARANTINE_FILE_COLUMNS]
             kept_by = pa.repeat(pa.scalar(quarantine_file.sequence, pa.int64()), batch.num_rows)
-            nobody = [pa.nulls(batch.num_rows, field.type) for field in RELEASE_FIELDS]
-            columns = [batch.column(name) for name in QUARANTINE_SCHEMA.names[:-4]]
-            whole = pa.RecordBatch.from_arrays(
-                [*columns, kept_by, *nobody], schema=QUARANTINE_SCHEMA
-            )
-            yield _with_releases(whole, find_release)
+            not_released = [pa.nulls(batch.num_rows, field.type) for field in RELEASE_FIELDS]
+            columns = [*message_columns, kept_by, *not_released]
+            rows = pa.RecordBatch.from_arrays(columns, schema=QUARANTINE_SCHEMA)
+            yield _with_releases(rows, find_release)
 
     def _batches_with_releases(
         self, path: str, find_release: FindRelease
     ) -> Iterator[pa.RecordBatch]:
-        """A file of the table, with what is known now of its messages' release."""
+        """The rows of a file of the table, with what is known now about releases."""
         for batch in pq.ParquetFile(self.root / "quarantine" / path).iter_batches():
-            yield _with_releases(
-                batch.select(QUARANTINE_SCHEMA.names).cast(QUARANTINE_SCHEMA), find_release
-            )
+            rows = batch.select(QUARANTINE_SCHEMA.names).cast(QUARANTINE_SCHEMA)
+            yield _with_releases(rows, find_release)
 
     def _files_with_new_releases(
         self, table: DeltaTable, released_gaps: Sequence[Gap], find_release: FindRelease
     ) -> list[tuple[str, int]]:
-        """Files with messages that were released since: path and size."""
-        files = pa.table(table.get_add_actions(flatten=True)).to_pylist() if released_gaps else []
-        maybe = [
-            file
-            for file in files
-            if any(_may_contain_messages_of(file, gap) for gap in released_gaps)
-        ]
-        return [
-            (file["path"], file["size_bytes"])
-            for file in maybe
-            if self._has_new_release(file["path"], find_release)
-        ]
+        """The files with messages that were released since, as paths and sizes."""
+        if not released_gaps:
+            return []
+        files = []
+        for add in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+            # The statistics rule out most files without opening them.
+            may_match = any(_may_contain_messages_of(add, gap) for gap in released_gaps)
+            if may_match and self._has_new_release(add["path"], find_release):
+                files.append((add["path"], add["size_bytes"]))
+        return files
 
     def _has_new_release(self, path: str, find_release: FindRelease) -> bool:
         columns = ["topic_id", "partition", "session", "offset", "released_by"]
         parquet = pq.ParquetFile(self.root / "quarantine" / path)
-        rows = (row for batch in parquet.iter_batches(columns=columns) for row in batch.to_pylist())
-        return any(row["released_by"] is None and find_release(row) is not None for row in rows)
+        for batch in parquet.iter_batches(columns=columns):
+            for row in batch.to_pylist():
+                if row["released_by"] is None and find_release(row) is not None:
+                    return True
+        return False
 
     def _commit(
         self,
@@ -268,26 +272,16 @@ class DeltaDerived:
         new_files: list[_NewTableFile],
         replaced_files: list[tuple[str, int]],
     ) -> None:
-        """One commit on exactly the table that was looked at; as a whole where it has reached
-        nothing.
+        """Make one commit on exactly the table that was read before. It replaces the whole table if
+        that has reached no entry.
         """
-        now = int(time.time() * 1000)
-        adds = [_add_action(table, part, now) for part in new_files]
-        removes = [
-            RemoveAction(
-                path=path, data_change=True, deletion_timestamp=now, partition_values={}, size=size
-            )
-            for path, size in replaced_files
-        ]
-        properties = CommitProperties(
-            custom_metadata={
-                COMMIT_METADATA_KEY: {"sequence": ledger.sequence, "sha256": ledger.sha256}
-            },
-            max_commit_retries=0,
-            app_transactions=[Transaction(COMMIT_METADATA_KEY, ledger.sequence)],
-        )
+        now_ms = int(time.time() * 1000)
+        adds = [_add_action(table, new_file, now_ms) for new_file in new_files]
+        mark = {"sequence": ledger.sequence, "sha256": ledger.sha256}
+        properties = commit_properties(mark, ledger.sequence)
         path = self.root / table
-        if expected.token is None:
+        delta_table = expected.token
+        if delta_table is None:
             path.mkdir(parents=True, exist_ok=True)
             schema = Schema.from_arrow(SCHEMAS[table])
             create_table_with_add_actions(
@@ -295,12 +289,16 @@ class DeltaDerived:
             )
             sync_log(path, 0)
             return
-        version = expected.token.version() + 1
-        mode = "append" if expected.sequence >= 0 else "overwrite"
-        schema = (
-            expected.token.schema() if mode == "append" else Schema.from_arrow(SCHEMAS[table])
-        )  # columns came since
-        expected.token.create_write_transaction(
+        version = delta_table.version() + 1
+        if expected.sequence >= 0:
+            mode: Literal["append", "overwrite"] = "append"
+            schema = delta_table.schema()
+        else:
+            # A table of an older version of this code may lack columns; a new one gets them all.
+            mode = "overwrite"
+            schema = Schema.from_arrow(SCHEMAS[table])
+        removes = [_remove_action(removed, size, now_ms) for removed, size in replaced_files]
+        delta_table.create_write_transaction(
             [*adds, *removes], mode, schema, commit_properties=properties
         )
         sync_log(path, version)
@@ -309,27 +307,25 @@ class DeltaDerived:
 
 
 class _ColumnStatistics:
-    """The ends of what a file holds, so that others need not open it."""
+    """The lowest and highest values of a file, so that readers need not open it."""
 
     def __init__(self) -> None:
         self.bounds: dict[str, tuple[Any, Any]] = {}
-        self.unreleased_count: int | None = None
+        self.unreleased_count = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Look at some rows."""
+        """Add the rows of a batch. Gaps have no statistics."""
         if "offset" not in batch.schema.names:
             return
         for name in ("topic_id", "partition", "offset"):
             values = batch.column(name).to_pylist()
-            low, high = min(values), max(values)
-            before = self.bounds.get(name, (low, high))
-            self.bounds[name] = (min(low, before[0]), max(high, before[1]))
-        self.unreleased_count = (self.unreleased_count or 0) + batch.column(
-            "released_by"
-        ).null_count
+            if name in self.bounds:
+                values.extend(self.bounds[name])
+            self.bounds[name] = (min(values), max(values))
+        self.unreleased_count += batch.column("released_by").null_count
 
     def delta_statistics(self) -> dict[str, Any]:
-        """As Delta has them."""
+        """The statistics as Delta has them."""
         if not self.bounds:
             return {}
         return {
@@ -340,31 +336,44 @@ class _ColumnStatistics:
 
 
 def _may_contain_messages_of(file: Mapping[str, Any], gap: Gap) -> bool:
-    """Whether a file may have messages of a stay in quarantine; one without figures may."""
+    """Whether a file may have messages of a quarantine, by its statistics. A file without
+    statistics may.
+    """
     if file.get("null_count.released_by") == 0:
         return False
-    for name, wanted in (("topic_id", gap.topic_id), ("partition", gap.partition)):
-        low, high = file.get(f"min.{name}"), file.get(f"max.{name}")
-        if low is not None and high is not None and not low <= wanted <= high:
+    for name, value in (("topic_id", gap.topic_id), ("partition", gap.partition)):
+        low = file.get(f"min.{name}")
+        high = file.get(f"max.{name}")
+        if low is not None and high is not None and not low <= value <= high:
             return False
-    first = file.get("min.offset")
-    return first is None or first < (gap.until or 0)
+    lowest_offset = file.get("min.offset")
+    return lowest_offset is None or lowest_offset < (gap.until or 0)
 
 
 def _with_releases(batch: pa.RecordBatch, find_release: FindRelease) -> pa.RecordBatch:
-    """Rows, with how their messages were released, where that is new."""
-    names = [field.name for field in RELEASE_FIELDS]
-    keys = ["topic_id", "partition", "session", "offset", *names]
-    rows = [_with_release_values(row, find_release) for row in batch.select(keys).to_pylist()]
-    columns = [pa.array([row[field.name] for row in rows], field.type) for field in RELEASE_FIELDS]
-    return pa.RecordBatch.from_arrays(
-        [*batch.columns[: -len(names)], *columns], schema=QUARANTINE_SCHEMA
+    """Rows of the table, with how their messages were released where that is new."""
+    release_names = [field.name for field in RELEASE_FIELDS]
+    key_names = ["topic_id", "partition", "session", "offset"]
+    releases = []
+    for row in batch.select([*key_names, *release_names]).to_pylist():
+        gap = find_release(row) if row["released_by"] is None else None
+        releases.append(row if gap is None else gap.release_columns())
+    release_columns = [
+        pa.array([release[field.name] for release in releases], field.type)
+        for field in RELEASE_FIELDS
+    ]
+    other_columns = batch.columns[: -len(release_names)]
+    return pa.RecordBatch.from_arrays([*other_columns, *release_columns], schema=QUARANTINE_SCHEMA)
+
+
+def _remove_action(path: str, size_bytes: int, now_ms: int) -> RemoveAction:
+    return RemoveAction(
+        path=path,
+        data_change=True,
+        deletion_timestamp=now_ms,
+        partition_values={},
+        size=size_bytes,
     )
-
-
-def _with_release_values(row: dict[str, Any], find_release: FindRelease) -> dict[str, Any]:
-    gap = find_release(row) if row["released_by"] is None else None
-    return row if gap is None else gap.release_columns()
 
 
 def _add_action(table: DerivedTableName, new_file: _NewTableFile, now_ms: int) -> AddAction:
@@ -378,30 +387,10 @@ def _add_action(table: DerivedTableName, new_file: _NewTableFile, now_ms: int) -
     )
 
 
-def _commit_history(table: DeltaTable) -> Iterator[dict[str, Any]]:
-    """Commits, newest first: a few, then all."""
-    first = table.history(8)
-    yield from first
-    if len(first) == 8:
-        yield from table.history()[8:]
-
-
-@contextmanager
-def _storage_errors_as_conflict() -> Iterator[None]:
-    """Trouble while writing, as an answer: the step decides whether to try again."""
-    try:
-        yield
-    except STORAGE_ERRORS as error:
-        raise CommitConflictError(_first_line(error)) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def _unreadable_error(path: Path, error: Exception) -> PlatformError:
     return PlatformError(
         f"the table {path.name} cannot be read",
-        cause=_first_line(error)[:400],
-        next=f"move {path} out of the way: it is made of the ledger, and the next run makes it again",
+        cause=first_line(error)[:400],
+        next=f"move {path} out of the way: "
+        "it is made of the ledger, and the next run makes it again",
     )

@@ -1,9 +1,9 @@
-"""Joining: committed record files taken apart and put together anew, with what a refold made. Arrow
-in, Arrow out.
+"""Joins committed record files with what a refold wrote: rows are filtered out of old files and
+merged with new ones.
 
 A file is read only after its digest agrees with the ledger: damage is never copied.
 
-Next room: operations/repair/refold.py asks; parquet.py writes what the fold itself makes.
+Next: operations/repair/refold.py calls this; record_files.py writes what the fold itself produces.
 """
 
 from __future__ import annotations
@@ -29,50 +29,49 @@ from seriatim.storage.files import (
 )
 from seriatim.storage.rows import RowMerger
 
-OWNER_COLUMNS = ("topic", "partition", "topic_id")
 RECORD_ORDER = [("offset", "ascending"), ("index", "ascending")]
+SESSION_ORDER = [("session", "ascending"), *RECORD_ORDER]
 
 
 class ParquetJoiner:
-    """Committed files below one stream's output path."""
+    """The committed files of one stream, below its output path."""
 
     def __init__(self, root: Path, stream: str, compression: str = "zstd") -> None:
-        self.root, self.stream, self.compression = root, stream, compression
+        self.root = root
+        self.stream = stream
+        self.compression = compression
 
     def find_damaged_files(
         self, files: Iterable[File], *, check_digests: bool = True
     ) -> dict[str, str]:
-        """Files that are not as committed, and why."""
-        found = {}
+        """The files that are not as committed, by path, and what is wrong with each."""
+        damaged = {}
         for file in files:
-            if why := self._describe_damage(file, thorough=check_digests):
-                found[file.path] = why
-        return found
+            damage = self._describe_damage(file, check_digest=check_digests)
+            if damage:
+                damaged[file.path] = damage
+        return damaged
 
-    def _describe_damage(self, file: File, *, thorough: bool) -> str:
-        full = self.root / file.path
+    def _describe_damage(self, file: File, *, check_digest: bool) -> str:
+        """What is wrong with a file; empty if nothing is."""
+        full_path = self.root / file.path
         try:
-            size = full.stat().st_size
+            size = full_path.stat().st_size
             if size != file.size_bytes:
                 return f"it has {size} bytes, the ledger says {file.size_bytes}"
-            digest = file_digest(full) if thorough else file.digest
+            digest = file_digest(full_path) if check_digest else file.digest
         except FileNotFoundError:
             return "it is missing"
         except OSError as error:
             return f"it cannot be read: {error.strerror}"
-        return (
-            ""
-            if digest == file.digest
-            else f"its digest is {digest}, the ledger says {file.digest}"
-        )
+        if digest != file.digest:
+            return f"its digest is {digest}, the ledger says {file.digest}"
+        return ""
 
     def has_replaced_records(self, file: File, replaced: ReplacedRecords) -> bool:
         """Whether a file has a record that is replaced."""
-        return bool(
-            pc.any(
-                _replaced_mask(self._read_verified(file, ["session", "offset"]), replaced)
-            ).as_py()
-        )
+        table = self._read_verified(file, ["session", "offset"])
+        return _any(_replaced_mask(table, replaced))
 
     def has_records_in(
         self,
@@ -80,69 +79,66 @@ class ParquetJoiner:
         offset_range: OffsetRange,
         partition_and_topic_id: tuple[Partition, str] | None = None,
     ) -> bool:
-        """Whether any of these files has a record at these offsets; of one partition and topic id,
-        if that is asked.
+        """Whether any of these files has a record at these offsets, of one partition and topic id
+        if that is given.
         """
         if partition_and_topic_id is not None:
+            partition, topic_id = partition_and_topic_id
             return any(
-                self._has_record_of_partition(file, offset_range, *partition_and_topic_id)
+                self._has_record_of_partition(file, offset_range, partition, topic_id)
                 for file in files
             )
-        near = _overlapping_files(files, offset_range)
-        return any(
-            pc.any(_offset_mask(self._read_verified(file, ["offset"]), offset_range)).as_py()
-            for file in near
-        )
+        for file in _overlapping_files(files, offset_range):
+            table = self._read_verified(file, ["offset"])
+            if _any(_offset_mask(table, offset_range)):
+                return True
+        return False
 
     def _has_record_of_partition(
         self, file: File, offset_range: OffsetRange, partition: Partition, topic_id: str
     ) -> bool:
-        """The same of a file that is not ours, and may hold anybody's. What folders say and it does
-        not is taken so.
+        """The same for one file that somebody else wrote, which may hold records of any partition.
+
+        A column that is not in the file is in the name of its folder, and taken to be right.
         """
-        found = _offset_mask(
-            table := self._read_columns(file, ["offset", *OWNER_COLUMNS]), offset_range
-        )
-        for name, value in zip(
-            OWNER_COLUMNS, (partition.topic, partition.number, topic_id), strict=True
-        ):
+        owner = {"topic": partition.topic, "partition": partition.number, "topic_id": topic_id}
+        table = self._read_columns(file, ["offset", *owner])
+        mask = _offset_mask(table, offset_range)
+        for name, value in owner.items():
             if name in table.column_names:
-                found = pc.and_(found, pc.equal(table.column(name), value))
-        return bool(pc.any(found).as_py())
+                mask = pc.and_(mask, pc.equal(table.column(name), value))
+        return _any(mask)
 
     def session_tables(
         self, partition: Partition, topic_id: str, files: Sequence[File], row_key_spec: RowKeySpec
     ) -> Iterator[SessionTable]:
-        """What a partition's records make of each session."""
+        """The table of each session, as the records of a partition leave it."""
         for file in files:
-            if why := self._describe_damage(file, thorough=True):
-                raise damaged_record_file(self.stream, file, why)
+            damage = self._describe_damage(file, check_digest=True)
+            if damage:
+                raise damaged_record_file(self.stream, file, damage)
         if not files:
             return
         ordered = tuple(sorted(files, key=lambda file: file.first_offset))
-        merging = RowMerger(
-            self.root, self.stream, pq.read_schema(self.root / ordered[0].path), row_key_spec
-        )
-        table = merging.read_changes(
-            PartitionCatchUp(partition=partition, files=ordered, topic_ids=(topic_id,))
-        )
-        words = table.sort_by(
-            [("session", "ascending"), ("offset", "ascending"), ("index", "ascending")]
-        )
-        times = words.column("timestamp").cast(
-            pa.int64()
-        )  # those of no year that Python knows are counted, too
-        words = words.set_column(words.schema.get_field_index("timestamp"), "timestamp", times)
-        for session, mine in groupby(words.to_pylist(), key=lambda row: str(row["session"])):
-            rows = list(mine)
-            kept = [
-                tuple(row[name] for name in row_key_spec.columns)
-                for row in rows
-                if not row["_gone"]
-            ]
-            last = rows[-1]
+        schema = pq.read_schema(self.root / ordered[0].path)
+        merger = RowMerger(self.root, self.stream, schema, row_key_spec)
+        catch_up = PartitionCatchUp(partition=partition, files=ordered, topic_ids=(topic_id,))
+        changes = merger.read_changes(catch_up).sort_by(SESSION_ORDER)
+        # As numbers: Python has no datetime for a time after the year 9999.
+        times = changes.column("timestamp").cast(pa.int64())
+        time_index = changes.schema.get_field_index("timestamp")
+        changes = changes.set_column(time_index, "timestamp", times)
+        for session, group in groupby(changes.to_pylist(), key=lambda row: str(row["session"])):
+            records = list(group)
+            newest = records[-1]
+            remaining = [record for record in records if not record["_gone"]]
+            rows = [tuple(record[name] for name in row_key_spec.columns) for record in remaining]
             yield SessionTable(
-                session, kept, last["offset"], last["timestamp"] // 1000, last["sequence"]
+                session=session,
+                rows=rows,
+                offset=newest["offset"],
+                timestamp=newest["timestamp"] // 1000,
+                sequence=newest["sequence"],
             )
 
     def first_difference_offset(
@@ -152,32 +148,24 @@ class ParquetJoiner:
         new_files: Sequence[File],
         offset_range: OffsetRange,
     ) -> int | None:
-        """The first offset at which what is replaced in `olds` is not what `news` have at these
-        offsets.
+        """The first offset at which the replaced records of the old files differ from the records
+        of the new files in this range; None if they are the same.
         """
-        was = [
-            table.filter(_replaced_mask(table, replaced))
-            for table in map(self._read_verified, old_files)
-        ]
-        now = [
-            table.filter(_offset_mask(table, offset_range))
-            for table in map(self._read_verified, _overlapping_files(new_files, offset_range))
-        ]
-        if not was and not now:
+        old_tables = self._replaced_records(old_files, replaced)
+        new_tables = self._records_in_range(new_files, offset_range)
+        if not old_tables and not new_tables:
             return None
-        empty = (was or now)[0].slice(0, 0)
-        one, other = (
-            pa.concat_tables([empty, *tables]).sort_by(RECORD_ORDER) for tables in (was, now)
-        )
-        if one.equals(other):
+        # An empty table with the right columns: one of the two sides may have no file at all.
+        empty = (old_tables or new_tables)[0].slice(0, 0)
+        old_records = pa.concat_tables([empty, *old_tables]).sort_by(RECORD_ORDER)
+        new_records = pa.concat_tables([empty, *new_tables]).sort_by(RECORD_ORDER)
+        if old_records.equals(new_records):
             return None
-        pairs = zip_longest(
-            one.to_pylist(), other.to_pylist()
-        )  # what is no number equals nothing, but reads the same
-        parted = (pair for pair in pairs if repr(pair[0]) != repr(pair[1]))
-        return min(
-            (int(row["offset"]) for row in next(parted, ()) if row is not None), default=None
-        )
+        for old, new in zip_longest(old_records.to_pylist(), new_records.to_pylist()):
+            # By their text: NaN equals nothing, but reads the same.
+            if repr(old) != repr(new):
+                return min(int(record["offset"]) for record in (old, new) if record is not None)
+        return None
 
     def join_files(
         self,
@@ -188,37 +176,51 @@ class ParquetJoiner:
         new_files: Sequence[File],
         offset_range: OffsetRange,
     ) -> File | None:
-        """One file of what is not replaced in `olds` and what `news` have at these offsets."""
-        near = _overlapping_files(new_files, offset_range)
-        parts = [
-            table.filter(pc.invert(_replaced_mask(table, replaced)))
-            for table in map(self._read_verified, old_files)
-        ]
-        parts += [
-            table.filter(_offset_mask(table, offset_range))
-            for table in map(self._read_verified, near)
-        ]
-        parts = [part for part in parts if part.num_rows]
-        if not parts:
+        """Write one file: the records of the old files that are not replaced, and those of the new
+        files in this range. None if there are none.
+        """
+        near_files = _overlapping_files(new_files, offset_range)
+        tables = []
+        for file in old_files:
+            table = self._read_verified(file)
+            tables.append(table.filter(pc.invert(_replaced_mask(table, replaced))))
+        tables += self._records_in_range(near_files, offset_range)
+        tables = [table for table in tables if table.num_rows]
+        if not tables:
             return None
-        rows = pa.concat_tables(parts).sort_by(RECORD_ORDER)
-        room = (*old_files, *near)[0].path.partition("/")[0]
-        writer = ParquetFileWriter(
-            self.root, f"{room}/{partition}/{stem}.parquet", rows.schema, self.compression
-        )
+        rows = pa.concat_tables(tables).sort_by(RECORD_ORDER)
+        # All files are of one table, and its folder is the first part of their paths.
+        table_folder = (*old_files, *near_files)[0].path.partition("/")[0]
+        path = f"{table_folder}/{partition}/{stem}.parquet"
+        writer = ParquetFileWriter(self.root, path, rows.schema, self.compression)
         for batch in rows.to_batches(max_chunksize=ROWS_PER_GROUP):
             writer.add(batch)
+        file_written = writer.finish()
+        if file_written is None:
+            return None
         offsets = rows.column("offset")
-        file = writer.finish()
-        return (
-            None
-            if file is None
-            else replace(file, first_offset=offsets[0].as_py(), last_offset=offsets[-1].as_py())
+        return replace(
+            file_written,
+            first_offset=offsets[0].as_py(),
+            last_offset=offsets[-1].as_py(),
         )
 
+    def _replaced_records(self, files: Sequence[File], replaced: ReplacedRecords) -> list[pa.Table]:
+        tables = [self._read_verified(file) for file in files]
+        return [table.filter(_replaced_mask(table, replaced)) for table in tables]
+
+    def _records_in_range(self, files: Sequence[File], offset_range: OffsetRange) -> list[pa.Table]:
+        near_files = _overlapping_files(files, offset_range)
+        tables = [self._read_verified(file) for file in near_files]
+        return [table.filter(_offset_mask(table, offset_range)) for table in tables]
+
     def _read_verified(self, file: File, columns: list[str] | None = None) -> pa.Table:
-        if why := self._describe_damage(file, thorough=columns is None):
-            raise damaged_record_file(self.stream, file, why)
+        """The rows of a file that is as committed. A few columns are proved by the checksums of
+        their pages, a whole file by its digest.
+        """
+        damage = self._describe_damage(file, check_digest=columns is None)
+        if damage:
+            raise damaged_record_file(self.stream, file, damage)
         return self._read_columns(file, columns)
 
     def _read_columns(self, file: File, columns: list[str] | None) -> pa.Table:
@@ -230,7 +232,7 @@ class ParquetJoiner:
 
 
 def _overlapping_files(files: Iterable[File], offset_range: OffsetRange) -> list[File]:
-    """Those that may have records there."""
+    """The files that may have records in this range."""
     return [
         file
         for file in files
@@ -238,24 +240,32 @@ def _overlapping_files(files: Iterable[File], offset_range: OffsetRange) -> list
     ]
 
 
+def _any(mask: pa.ChunkedArray) -> bool:
+    return bool(pc.any(mask).as_py())
+
+
 def _offset_mask(table: pa.Table, offset_range: OffsetRange) -> pa.ChunkedArray:
+    """Which rows are in the range."""
     offsets = table.column("offset")
-    return pc.and_(
-        pc.greater_equal(offsets, offset_range.start), pc.less(offsets, offset_range.end)
-    )
+    not_before = pc.greater_equal(offsets, offset_range.start)
+    not_after = pc.less(offsets, offset_range.end)
+    return pc.and_(not_before, not_after)
 
 
 def _replaced_mask(table: pa.Table, replaced: ReplacedRecords) -> pa.ChunkedArray:
     """Which rows are replaced, by session and offset."""
-    offsets, sessions = table.column("offset"), table.column("session")
+    offsets = table.column("offset")
+    sessions = table.column("session")
     ends: pa.ChunkedArray | pa.Scalar = pa.scalar(replaced.end, pa.int64())
     if replaced.session_ends:
+        # The end of each row's own session; the common end for sessions without one.
         names = pa.array(list(replaced.session_ends), pa.string())
-        known = pa.array(list(replaced.session_ends.values()), pa.int64())
-        ends = pc.fill_null(pc.take(known, pc.index_in(sessions, value_set=names)), replaced.end)
-    mask = pc.and_(pc.greater_equal(offsets, replaced.start), pc.less(offsets, ends))
+        own_ends = pa.array(list(replaced.session_ends.values()), pa.int64())
+        positions = pc.index_in(sessions, value_set=names)
+        ends = pc.fill_null(pc.take(own_ends, positions), replaced.end)
+    not_before = pc.greater_equal(offsets, replaced.start)
+    mask = pc.and_(not_before, pc.less(offsets, ends))
     if replaced.sessions is not None:
-        mask = pc.and_(
-            mask, pc.is_in(sessions, value_set=pa.array(sorted(replaced.sessions), pa.string()))
-        )
+        names = pa.array(sorted(replaced.sessions), pa.string())
+        mask = pc.and_(mask, pc.is_in(sessions, value_set=names))
     return mask

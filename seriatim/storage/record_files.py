@@ -1,7 +1,6 @@
-"""Parquet: the record and quarantine files of a stream, written inside the task, where the messages
-are.
+"""Record and quarantine files in Parquet, written inside the task, where the messages are.
 
-Next room: delta.py commits what was written here; state.py has the sessions' state.
+Next: ledger/delta_store.py commits what was written here; state_files.py has the sessions' state.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from seriatim.engine.machine import fits_column_type
-from seriatim.engine.messages import MessageBatch
+from seriatim.engine.messages import Header, MessageBatch
 from seriatim.engine.offsets import Partition
-from seriatim.engine.record_kinds import MAIN_TABLE, OTHER_TABLE_PREFIX
-from seriatim.engine.record_kinds import table_directory as room_of
+from seriatim.engine.record_kinds import MAIN_TABLE, OTHER_TABLE_PREFIX, table_directory
 from seriatim.engine.session import (
     ColumnarRecords,
     FoldOutput,
@@ -53,11 +51,9 @@ ACCEPTED_PYTHON_TYPES: dict[str, set[type]] = {
     "date": {date, NoneType},
     "binary": {bytes, NoneType},
 }
-"""Python types that a column takes as they are; of others each value is looked at."""
-TIMESTAMP_BOUNDS = tuple(
-    pa.scalar(f"{edge}+00:00").cast(UTC_MICROSECONDS).value
-    for edge in ("0001-01-01 00:00:00", "9999-12-31 23:59:59.999999")
-)
+"""Python types that a column takes as they are. Values of other types are checked one by one."""
+FIRST_TIMESTAMP = pa.scalar("0001-01-01 00:00:00+00:00").cast(UTC_MICROSECONDS).value
+LAST_TIMESTAMP = pa.scalar("9999-12-31 23:59:59.999999+00:00").cast(UTC_MICROSECONDS).value
 RECORD_FIELDS = [
     pa.field("topic", pa.string()),
     pa.field("topic_id", pa.string()),
@@ -70,7 +66,7 @@ RECORD_FIELDS = [
     pa.field("sequence", pa.int64()),
 ]
 CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
-"""What a value raises that does not fit its column."""
+"""What is raised for a value that does not fit its column."""
 QUARANTINE_FILE_SCHEMA = pa.schema(
     [
         pa.field("topic", pa.string()),
@@ -89,23 +85,23 @@ QUARANTINE_FILE_SCHEMA = pa.schema(
 
 
 def arrow_type(name: str) -> pa.DataType:
-    """The Arrow type behind a column type's name."""
+    """The Arrow type for the name of a column type."""
     if name.startswith("list<"):
         return pa.list_(arrow_type(name[5:-1]))
-    if match := DECIMAL_TYPE.fullmatch(name):
-        return pa.decimal128(int(match[1]), int(match[2]))
+    decimal = DECIMAL_TYPE.fullmatch(name)
+    if decimal:
+        return pa.decimal128(int(decimal[1]), int(decimal[2]))
     return ARROW_TYPES[name]
 
 
 def record_schema(columns: Mapping[str, str]) -> pa.Schema:
-    """The schema of a records table: what every record has, then the machine's own columns."""
-    return pa.schema(
-        [*RECORD_FIELDS, *(pa.field(name, arrow_type(kind)) for name, kind in columns.items())]
-    )
+    """The schema of a records table: the columns of every record, then the machine's own."""
+    machine_fields = [pa.field(name, arrow_type(kind)) for name, kind in columns.items()]
+    return pa.schema([*RECORD_FIELDS, *machine_fields])
 
 
 class ParquetRecords(SweepNotes):
-    """Record and quarantine files of one stream, below its output path."""
+    """The record and quarantine files of one stream, below its output path."""
 
     def __init__(
         self,
@@ -118,87 +114,87 @@ class ParquetRecords(SweepNotes):
         other_tables: Mapping[str, Mapping[str, str]] | None = None,
         folder: str = "records",
     ) -> None:
-        self.root, self.compression, self.column_types, self.folder = (
-            root,
-            compression,
-            list(columns.values()),
-            folder,
-        )
-        self.other_stores = {
-            table: ParquetRecords(
+        self.root = root
+        self.compression = compression
+        self.column_types = list(columns.values())
+        self.folder = folder
+        self.other_stores: dict[str, ParquetRecords] = {}
+        """The stores of the machine's other tables."""
+        for table, other_columns in (other_tables or {}).items():
+            self.other_stores[table] = ParquetRecords(
                 root,
-                theirs,
+                other_columns,
                 compression,
                 omitted_columns,
                 values_are_checked=values_are_checked,
-                folder=room_of(table),
+                folder=table_directory(table),
             )
-            for table, theirs in (other_tables or {}).items()
-        }
-        """Those of the machine's other tables."""
         self.build_column = _unchecked_column if values_are_checked else _checked_column
         """Values that were checked when they were decoded are not checked again: it costs 0.5 µs a
         record.
         """
-        whole = record_schema(columns)
-        self.schema = pa.schema([column for column in whole if column.name not in omitted_columns])
+        fields = [field for field in record_schema(columns) if field.name not in omitted_columns]
+        self.schema = pa.schema(fields)
         self.record_column_names = [
-            column.name for column in RECORD_FIELDS if column.name not in omitted_columns
+            field.name for field in RECORD_FIELDS if field.name not in omitted_columns
         ]
 
     def record_writer(
         self, partition: Partition, topic_id: str, stem: str, table: str = MAIN_TABLE
     ) -> _RecordFileWriter:
-        """A record file of one partition and slice."""
+        """A writer for the record file of one partition and slice."""
         if table != MAIN_TABLE:
             return self.other_stores[table].record_writer(partition, topic_id, stem)
         path = f"{self.folder}/{partition}/{stem}.parquet"
-        return _RecordFileWriter(
-            self,
-            partition,
-            topic_id,
-            ParquetFileWriter(self.root, path, self.schema, self.compression),
-        )
+        file = ParquetFileWriter(self.root, path, self.schema, self.compression)
+        return _RecordFileWriter(self, partition, topic_id, file)
 
     def quarantine_writer(
         self, partition: Partition, topic_id: str, stem: str
     ) -> _QuarantineFileWriter:
-        """A file of messages set aside."""
+        """A writer for a file of quarantined messages."""
         path = f"kept/{partition}/{stem}.parquet"
-        return _QuarantineFileWriter(
-            partition,
-            topic_id,
-            ParquetFileWriter(self.root, path, QUARANTINE_FILE_SCHEMA, self.compression),
-        )
+        file = ParquetFileWriter(self.root, path, QUARANTINE_FILE_SCHEMA, self.compression)
+        return _QuarantineFileWriter(partition, topic_id, file)
 
     def sweep(self, partition: Partition, stem_prefix: str, keep: set[str]) -> list[str]:
-        """Delete files of other attempts at what is committed now."""
-        paths = [
-            path
-            for path in self.paths(partition)
-            if path.rpartition("/")[2].startswith(stem_prefix)
-        ]
-        return self.delete(set(paths) - keep)
+        """Delete the files of other attempts at what is committed now. Returns their paths."""
+        attempts = set()
+        for path in self.paths(partition):
+            file_name = path.rpartition("/")[2]
+            if file_name.startswith(stem_prefix):
+                attempts.add(path)
+        return self.delete(attempts - keep)
 
     def paths(self, partition: Partition) -> list[str]:
-        """All files of a partition: records, state and messages set aside."""
-        others = [name for name in file_names(self.root) if name.startswith(OTHER_TABLE_PREFIX)]
-        rooms = [f"{room}/{partition}" for room in ("records", "state", "kept", *others)]
-        return [f"{room}/{name}" for room in rooms for name in file_names(self.root / room)]
+        """The paths of all files of a partition: records, state and quarantined messages."""
+        folders = ["records", "state", "kept"]
+        folders += [name for name in file_names(self.root) if name.startswith(OTHER_TABLE_PREFIX)]
+        paths = []
+        for folder in folders:
+            partition_folder = f"{folder}/{partition}"
+            names = file_names(self.root / partition_folder)
+            paths += [f"{partition_folder}/{name}" for name in names]
+        return paths
 
     def machine_columns(self, rows: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
-        """The machine's own columns of these records."""
+        """The machine's own columns of these records. `UnfitRecordsError` names the records that do
+        not fit.
+        """
         if not rows:
             return [pa.array([], arrow_type(kind)) for kind in self.column_types]
+        columns = zip(*rows, strict=True)
         try:
-            return list(map(self.build_column, zip(*rows, strict=True), self.column_types))
+            return list(map(self.build_column, columns, self.column_types))
         except CONVERSION_ERRORS:
-            if unfit := _unfit_rows(rows, self.column_types):
+            # Only now is it worth looking at each value: nearly all batches fit.
+            unfit = _unfit_rows(rows, self.column_types)
+            if unfit:
                 raise UnfitRecordsError(unfit) from None
             raise
 
     def delete(self, paths: Iterable[str]) -> list[str]:
-        """Delete files; those that are gone already are no error."""
+        """Delete files. One that is gone already is no error."""
         deleted = sorted(paths)
         for path in deleted:
             (self.root / path).unlink(missing_ok=True)
@@ -206,36 +202,49 @@ class ParquetRecords(SweepNotes):
 
 
 class _RecordFileWriter:
-    """A record file: what every record has comes from the message, the rest from the machine."""
+    """Writes a record file: the columns of every record come from the message, the others from the
+    machine.
+    """
 
     def __init__(
         self, store: ParquetRecords, partition: Partition, topic_id: str, file: ParquetFileWriter
     ) -> None:
-        self.store, self.partition, self.topic_id, self.file = store, partition, topic_id, file
-        self.first_offset = self.last_offset = -1
+        self.store = store
+        self.partition = partition
+        self.topic_id = topic_id
+        self.file = file
+        self.first_offset = -1
+        self.last_offset = -1
 
     def write(self, batch: MessageBatch, output: FoldOutput) -> None:
-        """Add the records of a stretch."""
-        parts, positions = [], [np.asarray(output.positions, np.int64)]
+        """Add the records of a message batch: those of the plain fold, those of the compiled fold,
+        or both.
+        """
+        record_batches = []
+        positions = []
         if output.rows:
-            columns = self.store.machine_columns(output.rows)
-            parts.append(self._record_batch(self._columns_of_rows(batch, output), columns))
-        if (gathered := output.columnar_records) is not None:
-            own = self._columns_of_columnar_records(batch, gathered)
-            parts.append(self._record_batch(own, gathered.columns))
-            positions.append(gathered.positions)
-        if not parts:
+            record_columns = self._columns_of_rows(batch, output)
+            machine_columns = self.store.machine_columns(output.rows)
+            record_batches.append(self._record_batch(record_columns, machine_columns))
+            positions.append(np.asarray(output.positions, np.int64))
+        columnar = output.columnar_records
+        if columnar is not None:
+            record_columns = self._columns_of_columnar_records(batch, columnar)
+            record_batches.append(self._record_batch(record_columns, columnar.columns))
+            positions.append(columnar.positions)
+        if not record_batches:
             return
-        places = np.concatenate(positions)
-        self.file.add(
-            parts[0]
-            if len(parts) == 1
-            else pa.concat_batches(parts).take(np.argsort(places, kind="stable"))
-        )
-        self.first_offset = (
-            batch.start + int(places.min()) if self.first_offset < 0 else self.first_offset
-        )
-        self.last_offset = batch.start + int(places.max())
+        all_positions = np.concatenate(positions)
+        if len(record_batches) == 1:
+            records = record_batches[0]
+        else:
+            # A stable sort keeps the order of several records of one message.
+            order = np.argsort(all_positions, kind="stable")
+            records = pa.concat_batches(record_batches).take(order)
+        self.file.add(records)
+        if self.first_offset < 0:
+            self.first_offset = batch.start + int(all_positions.min())
+        self.last_offset = batch.start + int(all_positions.max())
 
     def _record_batch(
         self, record_columns: Sequence[pa.Array], columns: Sequence[pa.Array]
@@ -243,97 +252,101 @@ class _RecordFileWriter:
         return pa.RecordBatch.from_arrays([*record_columns, *columns], schema=self.store.schema)
 
     def write_end_records(self, offset: int, end_records: SessionEndRecords) -> None:
-        """Add records that end sessions, all at one offset."""
-        count = len(end_records.rows)
-        offsets = pa.repeat(pa.scalar(offset, pa.int64()), count)
-        made = {
-            "topic": pa.repeat(self.partition.topic, count),
-            "topic_id": pa.repeat(self.topic_id, count),
-            "partition": pa.repeat(pa.scalar(self.partition.number, pa.int32()), count),
-            "offset": offsets,
-            "index": pa.array(end_records.indexes, pa.int32()),
-            "source_offset": offsets,
-            "timestamp": pa.array(
-                np.asarray(end_records.timestamps, np.int64) * 1000, UTC_MICROSECONDS
-            ),
-            "session": pa.array(end_records.sessions, pa.string()),
-            "sequence": pa.array(end_records.sequences, pa.int64()),
-        }
-        own = [made[name] for name in self.store.record_column_names]
-        self.file.add(self._record_batch(own, self.store.machine_columns(end_records.rows)))
-        self.first_offset = self.last_offset = offset
-
-    def _columns_of_rows(self, stretch: MessageBatch, folded: FoldOutput) -> list[pa.Array]:
-        positions = np.asarray(folded.positions, dtype=np.int64)
-        times = _message_times_us(stretch)[positions]
-        sources = positions + stretch.start
-        for row, source in folded.source_messages.items():
-            sources[row], times[row] = source.offset, source.timestamp * 1000
-        indexes, sequences = (
-            pa.array(folded.indexes, pa.int32()),
-            pa.array(folded.sequences, pa.int64()),
+        """Add the records that end sessions, all at one offset."""
+        offsets = np.full(len(end_records.rows), offset, np.int64)
+        record_columns = self._build_record_columns(
+            offsets=offsets,
+            indexes=pa.array(end_records.indexes, pa.int32()),
+            source_offsets=offsets,
+            times_us=np.asarray(end_records.timestamps, np.int64) * 1000,
+            sessions=pa.array(end_records.sessions, pa.string()),
+            sequences=pa.array(end_records.sequences, pa.int64()),
         )
-        sessions = pa.array(folded.sessions, pa.string())
+        machine_columns = self.store.machine_columns(end_records.rows)
+        self.file.add(self._record_batch(record_columns, machine_columns))
+        self.first_offset = offset
+        self.last_offset = offset
+
+    def _columns_of_rows(self, batch: MessageBatch, output: FoldOutput) -> list[pa.Array]:
+        positions = np.asarray(output.positions, dtype=np.int64)
+        offsets = positions + batch.start
+        source_offsets = offsets.copy()
+        times_us = _message_times_us(batch)[positions]
+        # A message that waited for its turn was read earlier than the message that released it.
+        for row, source in output.source_messages.items():
+            source_offsets[row] = source.offset
+            times_us[row] = source.timestamp * 1000
         return self._build_record_columns(
-            positions + stretch.start, indexes, sources, times, sessions, sequences
+            offsets=offsets,
+            indexes=pa.array(output.indexes, pa.int32()),
+            source_offsets=source_offsets,
+            times_us=times_us,
+            sessions=pa.array(output.sessions, pa.string()),
+            sequences=pa.array(output.sequences, pa.int64()),
         )
 
     def _columns_of_columnar_records(
-        self, stretch: MessageBatch, columnar_records: ColumnarRecords
+        self, batch: MessageBatch, columnar: ColumnarRecords
     ) -> list[pa.Array]:
-        offsets, times = (
-            columnar_records.positions + stretch.start,
-            _message_times_us(stretch)[columnar_records.positions],
-        )
-        indexes = (
-            pa.array(np.zeros(len(offsets), np.int32))
-            if columnar_records.indexes is None
-            else columnar_records.indexes
-        )
+        offsets = columnar.positions + batch.start
+        indexes = columnar.indexes
+        if indexes is None:
+            indexes = pa.array(np.zeros(len(offsets), np.int32))
         return self._build_record_columns(
-            offsets, indexes, offsets, times, columnar_records.sessions, columnar_records.sequences
+            offsets=offsets,
+            indexes=indexes,
+            source_offsets=offsets,
+            times_us=_message_times_us(batch)[columnar.positions],
+            sessions=columnar.sessions,
+            sequences=columnar.sequences,
         )
 
     def _build_record_columns(
         self,
+        *,
         offsets: Any,
         indexes: pa.Array,
-        sources: Any,
-        times: Any,
+        source_offsets: Any,
+        times_us: Any,
         sessions: pa.Array,
         sequences: pa.Array,
     ) -> list[pa.Array]:
+        """The columns of every record, without those that the table leaves out."""
         count = len(offsets)
-        made = {
+        # Functions, so that a column that is left out is never built.
+        builders = {
             "topic": lambda: pa.repeat(self.partition.topic, count),
             "topic_id": lambda: pa.repeat(self.topic_id, count),
             "partition": lambda: pa.repeat(pa.scalar(self.partition.number, pa.int32()), count),
             "offset": lambda: pa.array(offsets),
             "index": lambda: indexes,
-            "source_offset": lambda: pa.array(sources),
-            "timestamp": lambda: pa.array(times, UTC_MICROSECONDS),
+            "source_offset": lambda: pa.array(source_offsets),
+            "timestamp": lambda: pa.array(times_us, UTC_MICROSECONDS),
             "session": lambda: sessions,
             "sequence": lambda: sequences,
         }
-        return [made[name]() for name in self.store.record_column_names]
+        return [builders[name]() for name in self.store.record_column_names]
 
     def close(self) -> File | None:
-        """Finish the file."""
+        """Finish the file. Returns its description; None if there were no records."""
         file = self.file.finish()
-        return (
-            None
-            if file is None
-            else replace(file, first_offset=self.first_offset, last_offset=self.last_offset)
-        )
+        if file is None:
+            return None
+        return replace(file, first_offset=self.first_offset, last_offset=self.last_offset)
 
 
-def _message_times_us(stretch: MessageBatch) -> Any:
-    times = getattr(stretch, "microseconds", None)
-    return np.asarray(stretch.timestamps, dtype=np.int64) * 1000 if times is None else times
+def _message_times_us(batch: MessageBatch) -> Any:
+    """The timestamps of messages in microseconds. Those from Spark are that fine; others are not."""
+    times_us = getattr(batch, "microseconds", None)
+    if times_us is None:
+        return np.asarray(batch.timestamps, dtype=np.int64) * 1000
+    return times_us
 
 
 def _checked_column(values: Sequence[Any], kind: str) -> pa.Array:
-    """Values as a column, none of them bent: pyarrow by itself writes 1.5 into int64 as 1."""
+    """Values as a column. A value that does not fit is refused: pyarrow by itself would write 1.5
+    into int64 as 1.
+    """
     if not _has_accepted_types(values, kind):
         raise TypeError(f"a value does not fit {kind}")
     column = pa.array(values, arrow_type(kind))
@@ -347,28 +360,34 @@ def _unchecked_column(values: Sequence[Any], kind: str) -> pa.Array:
 
 
 def _has_accepted_types(values: Iterable[Any], kind: str) -> bool:
-    """Whether each value is of its column's kind."""
+    """Whether each value has a type that fits the column."""
+    python_types = set(map(type, values))
     if kind.startswith("list<"):
-        inside = list(chain.from_iterable(value for value in values if isinstance(value, list)))
-        return set(map(type, values)) <= {list, NoneType} and _has_accepted_types(
-            inside, kind[5:-1]
-        )
-    if kind not in ACCEPTED_PYTHON_TYPES:  # a decimal: pyarrow takes none that does not fit
+        if not python_types <= {list, NoneType}:
+            return False
+        lists = (value for value in values if isinstance(value, list))
+        return _has_accepted_types(list(chain.from_iterable(lists)), kind[5:-1])
+    if kind not in ACCEPTED_PYTHON_TYPES:
+        # A decimal: pyarrow itself refuses one that does not fit.
         return True
-    return set(map(type, values)) <= ACCEPTED_PYTHON_TYPES[kind] or all(
-        fits_column_type(value, kind) for value in values
-    )
+    if python_types <= ACCEPTED_PYTHON_TYPES[kind]:
+        return True
+    return all(fits_column_type(value, kind) for value in values)
 
 
 def _is_within_calendar(column: pa.Array) -> bool:
     while pa.types.is_list(column.type):
         column = column.flatten()
-    ends = pc.min_max(column)
-    first, last = ends["min"].value, ends["max"].value
-    return first is None or (TIMESTAMP_BOUNDS[0] <= first and last <= TIMESTAMP_BOUNDS[1])
+    bounds = pc.min_max(column)
+    lowest = bounds["min"].value
+    highest = bounds["max"].value
+    if lowest is None:
+        return True
+    return bool(lowest >= FIRST_TIMESTAMP and highest <= LAST_TIMESTAMP)
 
 
 def _unfit_rows(rows: Sequence[tuple[Any, ...]], kinds: Sequence[str]) -> list[int]:
+    """The numbers of the rows that do not fit, found value by value."""
     unfit = []
     for number, row in enumerate(rows):
         try:
@@ -380,30 +399,34 @@ def _unfit_rows(rows: Sequence[tuple[Any, ...]], kinds: Sequence[str]) -> list[i
 
 
 class _QuarantineFileWriter:
-    """A file of messages set aside, whole, so that they outlive Kafka's retention."""
+    """Writes a file of quarantined messages. They are stored whole, so that they outlive Kafka's
+    retention.
+    """
 
     def __init__(self, partition: Partition, topic_id: str, file: ParquetFileWriter) -> None:
-        self.partition, self.topic_id, self.file = partition, topic_id, file
+        self.partition = partition
+        self.topic_id = topic_id
+        self.file = file
 
     def write(self, batch: MessageBatch, messages: list[QuarantinedMessage]) -> None:
-        """Add messages of a stretch."""
-        own = {
-            "topic": self.partition.topic,
-            "topic_id": self.topic_id,
-            "partition": self.partition.number,
-        }
-        rows = [
-            own | row | _to_parquet_values(row)
-            for row in (message.to_row(batch) for message in messages)
-        ]
+        """Add quarantined messages of a message batch."""
+        rows = []
+        for message in messages:
+            row = message.to_row(batch)
+            row["topic"] = self.partition.topic
+            row["topic_id"] = self.topic_id
+            row["partition"] = self.partition.number
+            row["timestamp"] *= 1000
+            row["headers"] = _header_structs(row["headers"])
+            rows.append(row)
         self.file.add(pa.RecordBatch.from_pylist(rows, schema=QUARANTINE_FILE_SCHEMA))
 
     def close(self) -> File | None:
-        """Finish the file."""
+        """Finish the file. Returns its description; None if there were no messages."""
         return self.file.finish()
 
 
-def _to_parquet_values(row: dict[str, Any]) -> dict[str, Any]:
-    headers = row["headers"]
-    told = None if headers is None else [{"key": key, "value": value} for key, value in headers]
-    return {"timestamp": row["timestamp"] * 1000, "headers": told}
+def _header_structs(headers: Iterable[Header] | None) -> list[dict[str, Any]] | None:
+    if headers is None:
+        return None
+    return [{"key": key, "value": value} for key, value in headers]

@@ -1,10 +1,10 @@
-"""Lookup: records of a Delta table by what is in their columns, and stretch by stretch in their
-order.
+"""Records of a Delta table, found by the values of their columns or read range by range in order.
 
-Reads the table as of when it was opened; changes nothing. What can be told from the log or the
-footers is not read.
+The table is read as of when it was opened, and nothing is changed. Files that the Delta log or
+their own statistics rule out are not read.
 
-Next room: operations/inspect/explain.py and operations/inspect/diff.py ask; delta.py commits.
+Next: operations/inspect/explain.py and operations/inspect/diff.py ask; ledger/delta_store.py
+commits.
 """
 
 from __future__ import annotations
@@ -25,45 +25,49 @@ from msgspec import Struct
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.engine.record_kinds import OTHER_TABLE_PREFIX
 from seriatim.errors import ConfigError, DamagedFileError
+from seriatim.storage.delta import add_actions_by_path, first_line
 
 RECORD_ORDER = ("offset", "index")
 
 
 class RecordQuery:
-    """A table of records: `records/` below an output path, or below a folder that a replay wrote."""
+    """A table of records: `records/` below an output path, or below a folder that a replay wrote.
+
+    `stream` is the stream whose output it is; None if a replay wrote it.
+    """
 
     def __init__(self, root: Path, stream: str | None, version: int | None = None) -> None:
-        """`stream` is whose output it is; None: a replay wrote it."""
-        self.root, self.stream = root, stream
+        self.root = root
+        self.stream = stream
         try:
             self.table = DeltaTable(root / "records", version=version)
         except (DeltaError, OSError) as error:
             raise ConfigError(
-                f"{root}: there is no table of records in it: {str(error).splitlines()[0][:200]}",
-                next="give the name of a stream that was run, or a folder that `seriatim replay … --to` wrote",
+                f"{root}: there is no table of records in it: {first_line(error)[:200]}",
+                next="give the name of a stream that was run, "
+                "or a folder that `seriatim replay … --to` wrote",
             ) from None
 
     @property
     def version(self) -> int:
-        """The table's, as read."""
+        """The version of the table that is read."""
         return self.table.version()
 
     @cached_property
     def columns(self) -> list[str]:
-        """Names of all columns."""
+        """The names of all columns."""
         return [field.name for field in self.table.schema().fields]
 
     @property
     def other_tables(self) -> list[str]:
-        """Names of the machine's other tables, beside this one."""
-        return sorted(
-            path.parent.name for path in self.root.glob(f"{OTHER_TABLE_PREFIX}*/_delta_log")
-        )
+        """The names of the machine's other tables, beside this one."""
+        logs = self.root.glob(f"{OTHER_TABLE_PREFIX}*/_delta_log")
+        return sorted(log.parent.name for log in logs)
 
     def find_records(self, column_values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Records with these values."""
-        for part in self._files:
-            yield from self._read_file(part, column_values, None, None).to_pylist()
+        """The records that have these values."""
+        for file in self._files:
+            yield from self._read_file(file, column_values, None, None).to_pylist()
 
     def read(
         self,
@@ -71,95 +75,95 @@ class RecordQuery:
         offset_range: OffsetRange,
         columns: Sequence[str] | None = None,
     ) -> pa.Table:
-        """The records of a range, by offset and index."""
+        """The records of a range, sorted by offset and index."""
         partition, topic_id = partition_and_topic_id
-        match = {"topic": partition.topic, "partition": partition.number, "topic_id": topic_id}
-        near = [
-            part
-            for part in self._files
-            if part.first_offset < offset_range.end and offset_range.start <= part.last_offset
+        owner = {"topic": partition.topic, "partition": partition.number, "topic_id": topic_id}
+        near_files = [
+            file
+            for file in self._files
+            if file.first_offset < offset_range.end and offset_range.start <= file.last_offset
         ]
-        found = [self._read_file(part, match, offset_range, columns) for part in near]
-        empty = self.schema.empty_table()
-        both = pa.concat_tables([empty if columns is None else empty.select(list(columns)), *found])
-        return both.sort_by([(name, "ascending") for name in RECORD_ORDER]).combine_chunks()
+        tables = [self._empty_table(columns)]
+        tables += [self._read_file(file, owner, offset_range, columns) for file in near_files]
+        order = [(name, "ascending") for name in RECORD_ORDER]
+        return pa.concat_tables(tables).sort_by(order).combine_chunks()
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The table's, as Arrow has it."""
-        return pa.schema(
-            [
-                (field.name, _normalized_type(field.type))
-                for field in pa.schema(self.table.schema().to_arrow())
-            ]  # no views
-        )
+        """The schema of the table with the types that Parquet files have, without views."""
+        table_schema = pa.schema(self.table.schema().to_arrow())
+        return pa.schema([(field.name, _parquet_type(field.type)) for field in table_schema])
+
+    def _empty_table(self, columns: Sequence[str] | None) -> pa.Table:
+        table = self.schema.empty_table()
+        if columns is None:
+            return table
+        return table.select(list(columns))
 
     @cached_property
     def _files(self) -> list[_TableFile]:
-        """The table's files.
+        """The files of the table, by folder and offset.
 
-        delta-rs's own dataset is of no use here: with a filter it drops every row of a file whose
+        The dataset of delta-rs is of no use here: with a filter it drops every row of a file whose
         statistics do not name each column, and ours name the offset alone.
         """
-        rows = pa.table(self.table.get_add_actions()).to_pylist()
-        return [
-            _TableFile(
-                row["path"], row["min"]["offset"], row["max"]["offset"], row.get("partition") or {}
+        files = []
+        for path, add in add_actions_by_path(self.table).items():
+            file = _TableFile(
+                path=path,
+                first_offset=add["min"]["offset"],
+                last_offset=add["max"]["offset"],
+                partition_values=add.get("partition") or {},
             )
-            for row in sorted(
-                rows, key=lambda row: (row["path"].rpartition("/")[0], row["min"]["offset"])
-            )
-        ]
+            files.append(file)
+        files.sort(key=lambda file: (file.path.rpartition("/")[0], file.first_offset))
+        return files
 
     def _read_file(
         self,
         file: _TableFile,
-        match: Mapping[str, Any],
+        column_values: Mapping[str, Any],
         offset_range: OffsetRange | None,
         columns: Sequence[str] | None,
     ) -> pa.Table:
-        """What of one file is wanted, with the columns that are only in its place in the table."""
-        outside = {name: value for name, value in match.items() if name in file.partition_values}
-        empty = (
-            self.schema.empty_table()
-            if columns is None
-            else self.schema.empty_table().select(list(columns))
-        )
-        if any(str(file.partition_values[name]) != str(value) for name, value in outside.items()):
-            return empty
-        wanted = [
-            _equals_or_null(name, value)
-            for name, value in match.items()
-            if name not in file.partition_values
-        ]
+        """The rows of one file with these values in this range.
+
+        Columns by which the table is partitioned are not in the file, but in its partition values.
+        """
+        empty = self._empty_table(columns)
+        conditions = []
+        for name, value in column_values.items():
+            if name not in file.partition_values:
+                conditions.append(_equals_or_null(name, value))
+            elif str(file.partition_values[name]) != str(value):
+                return empty
         if offset_range is not None:
-            wanted += [
-                pc.field("offset") >= offset_range.start,
-                pc.field("offset") < offset_range.end,
-            ]
-        condition = reduce(and_, wanted) if wanted else None
+            conditions.append(pc.field("offset") >= offset_range.start)
+            conditions.append(pc.field("offset") < offset_range.end)
+        table = self._read_filtered(file, conditions)
+        for name, value in file.partition_values.items():
+            texts = pa.array([value] * table.num_rows, pa.string())
+            table = table.append_column(name, texts.cast(self.schema.field(name).type))
+        return table.select(empty.column_names).cast(empty.schema)
+
+    def _read_filtered(self, file: _TableFile, conditions: list[pc.Expression]) -> pa.Table:
         path = self.root / "records" / file.path
+        condition = reduce(and_, conditions) if conditions else None
         try:
-            found = pq.read_table(path, filters=condition, use_threads=False, partitioning=None)
+            return pq.read_table(path, filters=condition, use_threads=False, partitioning=None)
         except (pa.ArrowException, OSError) as error:
             raise DamagedFileError(
-                f"{path}: it cannot be read: {(str(error).splitlines() or [''])[0][:200]}",
+                f"{path}: it cannot be read: {first_line(error)[:200]}",
                 path=f"records/{file.path}",
                 next=self._advice,
             ) from None
-        for name, value in file.partition_values.items():
-            filled = pa.array([value] * found.num_rows, pa.string()).cast(
-                self.schema.field(name).type
-            )
-            found = found.append_column(name, filled)
-        return found.select(empty.column_names).cast(empty.schema)
 
     @property
     def _advice(self) -> str:
         """What to do about a file that cannot be read."""
         if self.stream is None:
             return "fold the replay again into another folder"
-        return f"seriatim verify {self.stream} tells what is hurt"
+        return f"seriatim verify {self.stream} tells what is damaged"
 
 
 class _TableFile(Struct, frozen=True):
@@ -169,23 +173,25 @@ class _TableFile(Struct, frozen=True):
     first_offset: int
     last_offset: int
     partition_values: dict[str, Any]
-    """Columns that the table is partitioned by: they are not in the file."""
+    """The values of the columns by which the table is partitioned. They are not in the file."""
 
 
 def _equals_or_null(name: str, value: Any) -> pc.Expression:
-    return pc.field(name).is_null() if value is None else pc.field(name) == value
+    column = pc.field(name)
+    if value is None:
+        return column.is_null()
+    return column == value
 
 
-def _normalized_type(kind: Any) -> pa.DataType:
-    """A type as Parquet files give it."""
-    kind = pa.field("x", kind).type
-    swapped = {
+def _parquet_type(data_type: Any) -> pa.DataType:
+    """A type as Parquet files have it: no views and no large types."""
+    # Through a field: delta-rs has types of its own, which pyarrow converts only there.
+    arrow_type = pa.field("x", data_type).type
+    if pa.types.is_list(arrow_type):
+        return pa.list_(_parquet_type(arrow_type.value_type))
+    replacements = {
         pa.string_view(): pa.string(),
         pa.large_string(): pa.string(),
         pa.binary_view(): pa.binary(),
     }
-    return (
-        pa.list_(_normalized_type(kind.value_type))
-        if pa.types.is_list(kind)
-        else swapped.get(kind, kind)
-    )
+    return replacements.get(arrow_type, arrow_type)

@@ -39,7 +39,7 @@ class Side:
 
     def written(self, stem: str, *offsets: int, topic_id: str = "id") -> File:
         """A record file with two records at each of these offsets."""
-        writer = self.files.records(P, topic_id, stem)
+        writer = self.files.record_writer(P, topic_id, stem)
         for offset in offsets:
             rows = [(f"text {offset}", [offset, index], None) for index in range(2)]
             folded = FoldOutput(
