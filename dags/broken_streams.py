@@ -1,10 +1,10 @@
-"""Stream files that make no DAG, as an import error of this file: no DAG of another stream stands
-still for it.
+"""Shows stream files that are broken as an import error of this file.
 
-Airflow marks every DAG of a file with an import error as gone, so the file that has the DAGs must
-not have the error. This one does what that one does, and keeps of it what was left out.
+Airflow takes every DAG of a file with an import error as deleted. So the error must not be in
+dags/streams.py, which has the DAGs of all other streams. This file runs that one, and raises an
+error about the stream files that it left out.
 
-Next room: dags/streams.py. Airflow only reads files that have its name in them: airflow.
+Next: dags/streams.py. (Airflow reads only files in which the word airflow occurs.)
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from pathlib import Path
 
 from seriatim.errors import ConfigError
 
-if refused := runpy.run_path(str(Path(__file__).with_name("streams.py")))["REFUSED"]:
-    raise ConfigError(
-        "\n\n".join(error.render() for error in refused).encode("utf-8", "replace").decode()
-    )
+STREAMS_FILE = Path(__file__).with_name("streams.py")
+REFUSED = runpy.run_path(str(STREAMS_FILE))["REFUSED"]
+if REFUSED:
+    text = "\n\n".join(error.render() for error in REFUSED)
+    # Airflow's database takes no lone surrogates, which a file's name may bring along.
+    raise ConfigError(text.encode("utf-8", "replace").decode())

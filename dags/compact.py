@@ -1,9 +1,10 @@
-"""Compact: once a day small files of each stream become few, and what is outdated goes. Wiring
-only.
+"""The DAG `seriatim_compact`: once a day, the many small files of each stream become few large ones,
+and outdated files are deleted.
 
-A task for each stream, one at a time; it stops no run. The same is `seriatim compact STREAM`.
+It has a task for each stream, and runs one at a time; it stops no run of a stream. Without Airflow
+the same is `seriatim compact STREAM`.
 
-Next room: seriatim/cli/compact.py.
+Next: seriatim/cli/compact.py.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from seriatim.airflow.command import CommandOperator, common_task_arguments, sch
 from seriatim.airflow.failure_callback import FailureCallback
 
 FOLDER = Path(__file__).resolve().parent.parent
-STREAM_NAMES = [
-    file.stream.name
-    for file in stream_files.load_all_streams(config.load_settings(folder=FOLDER).streams)[0]
-]
+SETTINGS = config.load_settings(folder=FOLDER)
+STREAM_FILES, _ = stream_files.load_all_streams(SETTINGS.streams)
+STREAM_NAMES = [file.stream.name for file in STREAM_FILES]
 
 with DAG(
     dag_id="seriatim_compact",

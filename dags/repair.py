@@ -1,9 +1,9 @@
-"""Repair: the plan is shown, a person approves it, it is applied. Wiring only.
+"""The DAG `seriatim_repair`: the plan is shown, a person approves it, and it is applied.
 
-The mail about a finding has the values to paste into this form; the same is `seriatim repair STREAM
---apply`.
+The mail about a finding has the values for this form. Without Airflow the same is `seriatim repair
+STREAM --apply`.
 
-Next room: seriatim/airflow/repair.py.
+Next: seriatim/airflow/repair.py.
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ from seriatim.airflow.params import offset_param, partition_param
 from seriatim.airflow.repair import ApproveOperator, RepairApplyOperator, RepairPlanOperator
 
 FOLDER = Path(__file__).resolve().parent.parent
-STREAM_NAMES = stream_files.list_streams(config.load_settings(folder=FOLDER).streams)
+SETTINGS = config.load_settings(folder=FOLDER)
+STREAM_NAMES = stream_files.list_streams(SETTINGS.streams)
+ONLY_STREAM = STREAM_NAMES[0] if len(STREAM_NAMES) == 1 else None
 
 with DAG(
     dag_id="seriatim_repair",
-    description="what is hurt is folded again from the last good state, after a person approved the plan",
+    description="damage is repaired from the last good state, after a person approved the plan",
     doc_md=__doc__,
     tags=["seriatim"],
     schedule=None,
     catchup=False,
     params={
         "stream": Param(
-            STREAM_NAMES[0] if len(STREAM_NAMES) == 1 else None,
+            ONLY_STREAM,
             "Which stream.",
             type="string",
             enum=STREAM_NAMES or [""],
         ),
         "partition": partition_param(
-            "Only this partition, like prefix-a/3. Empty: all that is hurt."
+            "Only this partition, like prefix-a/3. Empty: all that is damaged."
         ),
         "session": Param(None, "Only this session.", type=["string", "null"], maxLength=1000),
         "from": offset_param(
-            "Fold again from this offset on; needs the partition. Empty: from where it hurts."
+            "Fold again from this offset on; needs the partition. Empty: from where the damage begins."
         ),
         "forward": Param(
             False, "Go on without messages that are gone; the gap is published.", type="boolean"

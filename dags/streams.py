@@ -1,11 +1,10 @@
-"""A DAG for each stream file: plan → fold → check → publish, and `done` if all went well. Wiring
-only.
+"""A DAG for each stream file: plan → fold → check → publish, and `done` if all of them succeeded.
 
-Airflow parses this file again and again, so nothing heavy is imported. Dropping a file into
-`streams/` makes its DAG appear; one that is broken, in whatever way, is left out here and shown as
-an import error by broken_streams.py.
+A new file in `streams/` makes its DAG appear. A stream file that is broken is left out here, and
+shown as an import error by broken_streams.py. Airflow parses this file again and again, so nothing
+heavy is imported.
 
-Next room: seriatim/airflow has the tasks; seriatim/cli what they run.
+Next: seriatim/airflow has the tasks; seriatim/cli has the commands that they run.
 """
 
 from __future__ import annotations
@@ -28,47 +27,59 @@ from seriatim.stream_files import StreamFile
 
 FOLDER = Path(__file__).resolve().parent.parent
 FORM_PARAMS = ParamsDict(stream_params())
-"""One for all: given to each DAG in the usual way it is validated and copied again and again, most
-of the parsing.
+"""The form of all DAGs. Passed to each DAG in the usual way, it would be validated and copied each
+time, which takes most of the time of parsing this file.
 """
 
 
 def stream_dag(file: StreamFile) -> DAG:
     """The DAG of one stream."""
     stream = file.stream
-    ours = {"stream": stream.name, **common_task_arguments(FOLDER)}
+    common = {"stream": stream.name, **common_task_arguments(FOLDER)}
+    on_failure = FailureCallback([stream.name], str(FOLDER))
+    on_success = FailureCallback([stream.name], str(FOLDER), run_succeeded=True)
     with DAG(
         dag_id=stream.name,
         description=f"{stream.topics} → {stream.machine} → {stream.output.path}",
         doc_md=stream_files.describe_stream(file),
         tags=["seriatim", f"tier {stream.tier}"],
         **schedule_arguments(stream.schedule.cron),
-        on_failure_callback=FailureCallback([stream.name], str(FOLDER)),
-        on_success_callback=FailureCallback([stream.name], str(FOLDER), run_succeeded=True),
-        auto_register=False,  # of broken_streams.py, which makes them, too, they would be as well
+        on_failure_callback=on_failure,
+        on_success_callback=on_success,
+        # broken_streams.py runs this file, too, and must not own the DAGs.
+        auto_register=False,
     ) as dag:
-        plan = PlanOperator(task_id="plan", **ours, execution_timeout=timedelta(hours=1))
+        plan = PlanOperator(task_id="plan", **common, execution_timeout=timedelta(hours=1))
         fold = FoldOperator(
-            task_id="fold", **ours, max_active_tis_per_dag=1, execution_timeout=timedelta(days=1)
+            task_id="fold", **common, max_active_tis_per_dag=1, execution_timeout=timedelta(days=1)
         )
         check = CheckOperator(
-            task_id="check", **ours, trigger_rule="all_done", execution_timeout=timedelta(hours=6)
+            task_id="check", **common, trigger_rule="all_done", execution_timeout=timedelta(hours=6)
         )
         publish = PublishOperator(
-            task_id="publish", **ours, trigger_rule="all_done", execution_timeout=timedelta(hours=6)
+            task_id="publish",
+            **common,
+            trigger_rule="all_done",
+            execution_timeout=timedelta(hours=6),
         )
-        done = EmptyOperator(task_id="done", owner=ours["owner"])
+        all_succeeded = EmptyOperator(task_id="done", owner=common["owner"])
         plan >> fold >> check >> publish
-        [fold, check, publish] >> done
+        [fold, check, publish] >> all_succeeded
     vars(dag)["params"] = FORM_PARAMS
     return dag
 
 
-_files, REFUSED = stream_files.load_all_streams(config.load_settings(folder=FOLDER).streams)
-for _file in _files:
-    _name = _file.stream.name
+SETTINGS = config.load_settings(folder=FOLDER)
+STREAM_FILES, REFUSED = stream_files.load_all_streams(SETTINGS.streams)
+for stream_file in STREAM_FILES:
+    stream_name = stream_file.stream.name
     try:
-        globals()[f"dag_{_name}"] = stream_dag(_file)
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is this file's, and the others appear
-        _why = f"{_name}.toml: no DAG can be made of it: {type(error).__name__}: {error}"
-        REFUSED.append(ConfigError(_why, next=f"fix {_name}.toml, or what lies beside it"))
+        # Airflow finds the DAGs among the names of the module.
+        globals()[f"dag_{stream_name}"] = stream_dag(stream_file)
+    except Exception as error:  # noqa: BLE001  # one broken stream must not hide the DAGs of the others
+        problem = f"no DAG can be made of it: {type(error).__name__}: {error}"
+        refusal = ConfigError(
+            f"{stream_name}.toml: {problem}",
+            next=f"fix {stream_name}.toml, or what lies beside it",
+        )
+        REFUSED.append(refusal)

@@ -1,9 +1,9 @@
-"""Watch: every five minutes a look at all streams; what needs a person is mailed, and what waited
-to be. Wiring only.
+"""The DAG `seriatim_watch`: every five minutes it looks at all streams, mails what needs a person,
+and sends mails that could not be sent before.
 
 Without Airflow the same is one line of cron: `seriatim watch --once`.
 
-Next room: seriatim/cli/watch.py.
+Next: seriatim/cli/watch.py.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from seriatim.errors import IntegrityError
 
 FOLDER = Path(__file__).resolve().parent.parent
 RETRY_DELAY = timedelta(seconds=20)
-"""At a start Airflow fails tasks before its API server is up: the next try is not worth waiting
-long for.
-"""
+"""While Airflow starts, tasks fail before its API server is up: a retry soon after succeeds."""
 
 with DAG(
     dag_id="seriatim_watch",
-    description="looks at all streams and tells whom it concerns",
+    description="looks at all streams and mails what needs a person",
     doc_md=__doc__,
     tags=["seriatim"],
     **schedule_arguments("*/5 * * * *"),

@@ -1,10 +1,9 @@
-"""The page in Airflow: an entry in the navigation, a tab on each DAG, a tab on each run. Wiring
-only.
+"""The pages in Airflow: an entry in the navigation, a tab on each DAG, a tab on each run.
 
-Airflow loads plugins in all its processes, so the page itself is made with its first request, in
-the API server alone. Who may see a stream is whoever may see its DAG.
+Airflow loads plugins in all its processes. So the app is made by its first request, which only the
+API server gets. A user who may see a DAG may see the pages of its stream.
 
-Next room: seriatim/web/app.py has the pages.
+Next: seriatim/web/app.py has the pages.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MOUNT_PATH = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/")
 
 
 class LazyPageApp:
-    """The app, made when it is first asked for."""
+    """The app, made by its first request."""
 
     app: Any = None
 
@@ -34,9 +33,9 @@ class LazyPageApp:
         """Answer a request."""
         if self.app is None:
             self.app = create_page_app()
-            Thread(
-                target=import_module, args=("pyarrow",), daemon=True
-            ).start()  # so that no page waits for it
+            # The import takes long: no page should wait for it.
+            importer = Thread(target=import_module, args=("pyarrow",), daemon=True)
+            importer.start()
         await self.app(scope, receive, send)
 
 
@@ -56,45 +55,45 @@ def create_page_app() -> Any:
     from seriatim.web.read import PageReader
 
     class User:
-        """Somebody who is logged in."""
+        """A user who is logged in."""
 
         def __init__(self, user: Any) -> None:
             self.user = user
 
         def may_see(self, dag_id: str) -> bool:
-            """As Airflow decides for the DAG's own page."""
+            """Whether Airflow would show the DAG's own page."""
             details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
-            return bool(
-                get_auth_manager().is_authorized_dag(method="GET", details=details, user=self.user)
-            )
+            manager = get_auth_manager()
+            return bool(manager.is_authorized_dag(method="GET", details=details, user=self.user))
 
         def may_see_of(self, names: list[str]) -> list[str]:
-            """Those whose DAG Airflow would list."""
-            known = get_auth_manager().get_authorized_dag_ids(user=self.user, method="GET")
-            return [name for name in names if name in known]
+            """The names whose DAG Airflow would list."""
+            dag_ids = get_auth_manager().get_authorized_dag_ids(user=self.user, method="GET")
+            return [name for name in names if name in dag_ids]
 
-    here = Depends(get_user)
+    logged_in_user = Depends(get_user)
 
-    def gate(user: Any = here) -> User:
+    def gate(user: Any = logged_in_user) -> User:
         return User(user)
 
     def span(dag_id: str, run_id: str) -> RunSpan | None:
-        wanted = select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)
+        query = select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)
         with create_session() as session:
-            run = session.scalar(wanted)
+            run = session.scalar(query)
             if run is None:
                 return None
-            began = run.start_date or run.queued_at
-            ended = run.end_date.timestamp() if run.end_date else time.time()
-            return RunSpan(began.timestamp() if began else time.time(), ended, str(run.state))
+            current_time = time.time()
+            start = run.start_date or run.queued_at
+            start_seconds = start.timestamp() if start else current_time
+            end_seconds = run.end_date.timestamp() if run.end_date else current_time
+            return RunSpan(start_seconds, end_seconds, str(run.state))
 
-    return create_app(
-        PageReader(config.load_settings(folder=FOLDER).streams, time.time), gate, span
-    )
+    settings = config.load_settings(folder=FOLDER)
+    return create_app(PageReader(settings.streams, time.time), gate, span)
 
 
 class SeriatimPage(AirflowPlugin):  # type: ignore[misc]  # Airflow is Any to us
-    """What Airflow shows of it."""
+    """What the plugin adds to Airflow."""
 
     name = "seriatim"
     fastapi_apps = [{"app": LazyPageApp(), "url_prefix": MOUNT, "name": "Seriatim"}]  # noqa: RUF012  # Airflow's own shape

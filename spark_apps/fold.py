@@ -1,10 +1,10 @@
-"""What spark-submit runs: one `seriatim` command that folds, in the Spark it was submitted to.
+"""The program that spark-submit runs: one `seriatim` command that folds, in the Spark to which it
+was submitted.
 
-Arguments are those of the command line: VERB STREAM …; so are the screens, the outcome file and the
-exit codes, which spark-submit passes on. Settings come from the environment and seriatim.toml,
-never from arguments.
+Arguments, printed texts, outcome file and exit codes are those of the command line; spark-submit
+passes the exit code on. Settings come from the environment and seriatim.toml, never from arguments.
 
-Next room: seriatim/cli/run.py; seriatim/airflow/fold.py submits this.
+Next: seriatim/cli/run.py is such a command; seriatim/airflow/fold.py submits this program.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ VERBS = ("run", "backfill", "repair", "replay")
 
 
 def main(arguments: list[str]) -> None:
-    """Do what the words say, if it is a verb that folds."""
+    """Run the command if its verb is one that folds; otherwise end with a ConfigError."""
     if not arguments or arguments[0] not in VERBS:
-        error = ConfigError(
-            f"{arguments[:1]} does not fold", next=f"submit one of {', '.join(VERBS)}"
-        )
+        advice = f"submit one of {', '.join(VERBS)}"
+        error = ConfigError(f"{arguments[:1]} does not fold", next=advice)
         cli.fail(error, config.take_outcome_path())
     cli.main(arguments)
 

@@ -1,9 +1,9 @@
-"""The Airflow room: operators, the trigger form and the alert callback that dags/ wires together.
+"""Airflow: the operators, the trigger form and the failure callback of the DAGs in dags/.
 
-An edge: it may know Airflow, settings and the command line's verbs, and imports nothing heavy,
-since Airflow parses DAG files again and again. Every task runs a `seriatim` command in a process of
-its own: the outcome that it leaves in a file becomes a typed error, which says whether a retry can
-help.
+This package may know Airflow, settings and the commands' verbs. It imports nothing heavy, since
+Airflow parses DAG files again and again. Every task runs a `seriatim` command in a process of its
+own. The outcome that the command writes to a file becomes a typed error, whose class says whether a
+retry can help.
 
-Next room: dags/streams.py.
+Next: dags/streams.py.
 """

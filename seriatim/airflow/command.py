@@ -1,10 +1,10 @@
-"""Command: an Airflow task that runs one `seriatim` command. Task id = command = verb.
+"""An Airflow task that runs one `seriatim` command. The task id is the command's verb.
 
-The command runs in a process of its own, as a list of words: nothing goes through a shell or a
-template. What it says is in the task's log line by line; the outcome it leaves in a file becomes a
-typed error, and a note for the alert.
+The command runs in a process of its own and gets a list of arguments: nothing goes through a shell
+or a template. What it prints is in the task's log, line by line. The outcome that it writes to a
+file becomes a typed error and a note for the alert.
 
-Next room: airflow/fold.py does the same through spark-submit; airflow/outcome.py has the errors.
+Next: airflow/fold.py does the same through spark-submit; airflow/outcome.py makes the errors.
 """
 
 from __future__ import annotations
@@ -40,23 +40,22 @@ from seriatim.failure import CommandOutcome
 
 START_DATE = datetime(2026, 1, 1)  # noqa: DTZ001  # Airflow takes it as UTC
 TERMINATE_GRACE_SECONDS = 5.0
+"""How long processes may take to end before they are killed."""
 PR_SET_PDEATHSIG = 1
-NO_RETRY_REASON = "nothing that a retry could mend: a person decides"
+"""The number of this option in Linux' prctl.h."""
+NO_RETRY_REASON = "a retry cannot help: a person has to decide"
 
 
 def retry_policy() -> ExceptionRetryPolicy:
-    """Trouble of the platform is tried again; hurt data, wrong files and our own bugs are not."""
-    kinds = [IntegrityError, ConfigError, BrokenPromiseError]
-    return ExceptionRetryPolicy(
-        rules=[
-            RetryRule(exception=list(kinds), action=RetryAction.FAIL, reason=NO_RETRY_REASON),
-            RetryRule(exception=PlatformError, action=RetryAction.RETRY, reason="platform trouble"),
-        ]
-    )
+    """Errors of the platform are retried; damaged data, wrong files and our own bugs are not."""
+    final_errors: list[Any] = [IntegrityError, ConfigError, BrokenPromiseError]
+    fail = RetryRule(exception=final_errors, action=RetryAction.FAIL, reason=NO_RETRY_REASON)
+    retry = RetryRule(exception=PlatformError, action=RetryAction.RETRY, reason="platform trouble")
+    return ExceptionRetryPolicy(rules=[fail, retry])
 
 
 def common_task_arguments(folder: Path) -> dict[str, Any]:
-    """What all our tasks have in common."""
+    """The operator arguments that all our tasks share."""
     return {
         "folder": str(folder),
         "owner": "seriatim",
@@ -67,11 +66,12 @@ def common_task_arguments(folder: Path) -> dict[str, Any]:
 
 
 def schedule_arguments(cron: str) -> dict[str, Any]:
-    """What our DAGs that run by themselves have in common; without a cron line they wait for a
-    person.
-    """
+    """The DAG arguments that our scheduled DAGs share. Without `cron` a DAG is started by hand."""
+    timetable = None
+    if cron:
+        timetable = CronDataIntervalTimetable(cron, timezone="UTC")
     return {
-        "schedule": CronDataIntervalTimetable(cron, timezone="UTC") if cron else None,
+        "schedule": timetable,
         "start_date": START_DATE,
         "catchup": False,
         "max_active_runs": 1,
@@ -79,7 +79,7 @@ def schedule_arguments(cron: str) -> dict[str, Any]:
 
 
 class CommandOperator(BaseOperator):
-    """Runs `seriatim VERB STREAM …` and says what it says."""
+    """Runs `seriatim VERB STREAM …`, and logs what it prints."""
 
     def __init__(
         self,
@@ -93,54 +93,55 @@ class CommandOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.requires_ledger = requires_ledger
-        self.arguments, self.folder, self.stream, self.accepted_exit_codes = (
-            list(arguments),
-            folder,
-            stream,
-            tuple(accepted_exit_codes),
-        )
+        self.arguments = list(arguments)
+        self.folder = folder
+        self.stream = stream
+        self.accepted_exit_codes = tuple(accepted_exit_codes)
         self._process: subprocess.Popen[str] | None = None
 
     def build_arguments(self, context: Any) -> list[str]:  # noqa: ARG002  # subclasses read the form
-        """The command, word by word."""
+        """The arguments of the command."""
         return self.arguments
 
     def execute(self, context: Any) -> Any:
-        """Run it. What it printed is in the log, and in no XCom."""
+        """Run the command. What it printed is in the log; nothing is passed on as an XCom."""
         self.run_command(context)
 
     def run_command(self, context: Any) -> str:
-        """Run it; what it printed. Nothing, where it needs a first run that never was."""
-        words = self._build_arguments_or_report(context)
+        """Run the command, and return what it printed.
+
+        If it needs a ledger and the stream was never run, nothing is run and "" comes back.
+        """
+        arguments = self._build_arguments_or_report(context)
         if self.requires_ledger and not environment.has_ledger(self.folder, self.stream):
             self.log.info("%s: it was never run, so there is nothing to do yet", self.stream)
             return ""
-        self.log.info("seriatim %s", " ".join(words))
+        self.log.info("seriatim %s", " ".join(arguments))
         with tempfile.TemporaryFile("w+", errors="replace") as output:
-            code, outcome = self._run_process(words, output)
+            code, outcome = self._run_process(arguments, output)
             output.seek(0)
             printed = output.read()
         for line in printed.splitlines():
             self.log.info("%s", line)
         if not self.is_success(code, printed):
-            error = build_error(f"seriatim {words[0]}", code, outcome)
+            error = build_error(f"seriatim {arguments[0]}", code, outcome)
             self._add_note(context, error)
             raise error
         return printed
 
     def _build_arguments_or_report(self, context: Any) -> list[str]:
-        """What the form asks, or why it may not, as any other error is told."""
+        """The arguments. A form that is refused is reported like any other error."""
         try:
             return self.build_arguments(context)
         except ConfigError as error:
             raise self.report_error(context, error) from None
 
     def is_success(self, code: int, stdout: str) -> bool:  # noqa: ARG002  # subclasses look at it
-        """Whether it ended as it should."""
+        """Whether the command succeeded."""
         return code in self.accepted_exit_codes
 
     def report_error(self, context: Any, error: SeriatimError) -> SeriatimError:
-        """An error that no command said, in the log and on the desk like any other."""
+        """Log an error that no command printed, leave a note for the alert, and return the error."""
         for line in error.render().splitlines():
             self.log.info("%s", line)
         self._add_note(context, error)
@@ -149,14 +150,17 @@ class CommandOperator(BaseOperator):
     def _run_process(
         self, arguments: list[str], output: IO[str]
     ) -> tuple[int, CommandOutcome | None]:
-        """The process to its end: what it prints goes to `output`, what it says to the log as it
-        comes.
+        """Run the process to its end, and return its exit code and its outcome.
+
+        Its standard output goes to `output`, its standard error to the log as it comes.
         """
         with outcome_file() as path:
+            variables = environment.command_environment(self.folder)
+            variables[config.OUTCOME] = str(path)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "seriatim", *arguments],
                 cwd=self.folder,
-                env={**environment.command_environment(self.folder), config.OUTCOME: str(path)},
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.PIPE,
@@ -166,55 +170,59 @@ class CommandOperator(BaseOperator):
             )
             for line in self._process.stderr or ():
                 self.log.info("%s", line.rstrip("\n"))
-            return self._process.wait(), read_outcome(path)
+            code = self._process.wait()
+            return code, read_outcome(path)
 
     def is_requested_by_form(self, context: Any) -> bool:  # noqa: ARG002  # subclasses read the form
-        """Whether a person's form asks for something of its own: what is wrong with that is no
-        incident.
+        """Whether a person's form asks for more than the default.
+
+        An error in such a form is the person's own, and no incident.
         """
         return False
 
     def _add_note(self, context: Any, error: SeriatimError) -> None:
-        """A note for the alert, where there is a stream that it concerns."""
-        if self.stream:
-            note = environment.task_note(context, self.task_id, error)
-            asked = isinstance(error, ConfigError) and self.is_requested_by_form(context)
-            environment.add_note(
-                self.folder, self.stream, replace(note, is_form_error=asked), self.log
-            )
+        """Leave a note for the alert, if the task is about one stream."""
+        if not self.stream:
+            return
+        is_form_error = isinstance(error, ConfigError) and self.is_requested_by_form(context)
+        note = environment.task_note(context, self.task_id, error)
+        note = replace(note, is_form_error=is_form_error)
+        environment.add_note(self.folder, self.stream, note, self.log)
 
     def on_kill(self) -> None:
-        """End the process and all that it started."""
+        """End the process and all processes that it started."""
         if self._process is not None:
             terminate_process_tree(self._process.pid)
 
 
 def die_with_parent() -> None:
-    """In a new process: end when the task that started it is killed, also by a signal that nobody
-    can catch.
-    """
+    """Called in a new process: it ends when the task that started it ends, even by SIGKILL."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def terminate_process_tree(pid: int) -> None:
-    """Ask a process and its children to end; kill those that do not. Whoever started it waits for
-    it, not we.
+    """Ask a process and its children to end, and kill those that do not.
+
+    The process is not waited for: that is for the thread that started it.
     """
     try:
-        whole = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        parent = psutil.Process(pid)
+        processes = [parent, *parent.children(recursive=True)]
     except psutil.NoSuchProcess:
         return
-    for process in whole:
+    for process in processes:
         _send_signal(process, signal.SIGTERM)
-    until = time.monotonic() + TERMINATE_GRACE_SECONDS
-    while any(map(_is_running, whole)) and time.monotonic() < until:
+    deadline = time.monotonic() + TERMINATE_GRACE_SECONDS
+    while any(map(_is_running, processes)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    for process in filter(_is_running, whole):
-        _send_signal(process, signal.SIGKILL)
+    for process in processes:
+        if _is_running(process):
+            _send_signal(process, signal.SIGKILL)
 
 
 def _is_running(process: psutil.Process) -> bool:
+    """Whether a process runs. A zombie does not: it only waits for its parent to read its code."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

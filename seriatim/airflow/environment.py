@@ -1,7 +1,7 @@
-"""Where tasks find things: settings as of the project's folder, Airflow's address, its mail server,
-and the outbox.
+"""What tasks take from their surroundings: the project's settings, Airflow's address and mail
+server, and the stream's outbox.
 
-Next room: airflow/command.py runs commands with this; airflow/failure_callback.py leaves notes.
+Next: airflow/command.py runs commands with this; airflow/failure_callback.py leaves notes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from airflow.sdk import BaseHook
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from seriatim import config, stream_files
-from seriatim import context as wiring
+from seriatim import config, context, stream_files
 from seriatim.airflow.outcome import extract_error_screen
 from seriatim.alerts.alert import Outbox
 from seriatim.alerts.incidents import Note
@@ -28,13 +27,15 @@ SMTP_CONNECTION = "smtp_default"
 
 
 def open_outbox(folder: str, stream: str) -> Outbox:
-    """The stream's desk."""
-    return wiring.outbox(stream, config.load_settings(folder=Path(folder)))
+    """The stream's outbox: its notes and its alert state."""
+    return context.outbox(stream, config.load_settings(folder=Path(folder)))
 
 
 def add_note(folder: str, stream: str, note: Note, log: Any) -> None:
-    """Leave a note. Where there is no room or right, that is said, and whoever leaves it goes on as
-    without it.
+    """Leave a note for the next watch.
+
+    If it cannot be written, that is logged and nothing is raised: the caller's own error matters
+    more.
     """
     try:
         open_outbox(folder, stream).add_note(note)
@@ -43,86 +44,107 @@ def add_note(folder: str, stream: str, note: Note, log: Any) -> None:
 
 
 def stream_names(folder: str) -> tuple[str, ...]:
-    """All streams."""
-    return tuple(stream_files.list_streams(config.load_settings(folder=Path(folder)).streams))
+    """The names of all streams."""
+    settings = config.load_settings(folder=Path(folder))
+    return tuple(stream_files.list_streams(settings.streams))
 
 
 def has_ledger(folder: str, stream: str) -> bool:
-    """Whether a stream was ever run: a look at the disk, without reading it."""
-    file = stream_files.load_stream(stream, config.load_settings(folder=Path(folder)).streams)
+    """Whether a stream was ever run: whether its ledger exists. The ledger itself is not read."""
+    settings = config.load_settings(folder=Path(folder))
+    file = stream_files.load_stream(stream, settings.streams)
     return (Path(file.stream.output.path) / "records" / "_delta_log").exists()
 
 
 def command_environment(folder: str) -> dict[str, str]:
-    """The environment of a command: ours, Airflow's address, and its mail server unless another is
-    set.
+    """The environment of a command: that of this process, Airflow's address, and a mail server.
+
+    The mail server is Airflow's unless the settings have another.
     """
-    settings, ours = config.load_settings(folder=Path(folder)), config.child_environment()
+    settings = config.load_settings(folder=Path(folder))
+    variables = config.child_environment()
     if not settings.airflow_url:
-        ours["SERIATIM_AIRFLOW_URL"] = airflow_base_url()
-    return ours if settings.smtp else {**ours, **_mail_server_environment()}
+        variables["SERIATIM_AIRFLOW_URL"] = airflow_base_url()
+    if not settings.smtp:
+        variables.update(_mail_server_environment())
+    return variables
 
 
 def _mail_server_environment() -> dict[str, str]:
-    """Airflow's own mail connection, if one names a host, by the environment: a password is in no
-    command line.
+    """Airflow's own mail connection as our settings; empty if there is none that names a host.
+
+    It goes by the environment, so that no password is in a command line.
     """
     try:
-        found = BaseHook.get_connection(SMTP_CONNECTION)
+        connection = BaseHook.get_connection(SMTP_CONNECTION)
     except AirflowNotFoundException:
         return {}
-    if not found.host:
+    if not connection.host:
         return {}
-    extra = found.extra_dejson
-    tls = "none" if _is_true(extra.get("disable_tls")) else "starttls"
-    tls = tls if _is_true(extra.get("disable_ssl")) else "tls"
-    port = found.port or (465 if tls == "tls" else 25)
-    given = {
-        "SMTP": f"{found.host}:{port}",
-        "SMTP_USER": found.login,
-        "SMTP_PASSWORD": found.password,
+    extra = connection.extra_dejson
+    tls = _tls_mode(extra)
+    default_port = 465 if tls == "tls" else 25
+    settings = {
+        "SMTP": f"{connection.host}:{connection.port or default_port}",
+        "SMTP_USER": connection.login,
+        "SMTP_PASSWORD": connection.password,
         "SMTP_FROM": extra.get("from_email"),
         "SMTP_TLS": tls,
     }
-    return {
-        f"{config.ENVIRONMENT_PREFIX}{name}": str(value) for name, value in given.items() if value
-    }
+    variables = {}
+    for name, value in settings.items():
+        if value:
+            variables[f"{config.ENVIRONMENT_PREFIX}{name}"] = str(value)
+    return variables
+
+
+def _tls_mode(extra: Mapping[str, Any]) -> str:
+    """How to encrypt, by the flags of Airflow's SMTP connection: TLS unless they disable it."""
+    if not _is_true(extra.get("disable_ssl")):
+        return "tls"
+    if not _is_true(extra.get("disable_tls")):
+        return "starttls"
+    return "none"
 
 
 def _is_true(value: Any) -> bool:
     return str(value).lower() in ("true", "1", "yes")
 
 
-def is_read_only_run(context: Mapping[str, Any]) -> bool:
-    """Whether the form asks for a run that changes nothing."""
-    form = context.get("params") or {}
+def is_read_only_run(task_context: Mapping[str, Any]) -> bool:
+    """Whether the form asks for a run that changes nothing: a dry run or a replay."""
+    form = task_context.get("params") or {}
     return form.get("dry_run") is True or form.get("action") == "replay"
 
 
 def airflow_base_url() -> str:
-    """Where Airflow's pages are."""
+    """The address of Airflow's pages."""
     return str(conf.get("api", "base_url", fallback="http://localhost:8080/"))
 
 
-def run_links(context: Mapping[str, Any]) -> dict[str, str]:
-    """The pages of a run and of its task's log."""
-    dag_id, run = context["dag"].dag_id, context.get("run_id") or context["dag_run"].run_id
-    found = {"run": f"{airflow_base_url().rstrip('/')}/dags/{quote(dag_id)}/runs/{quote(run)}"}
-    task = context.get("ti")
-    return found if task is None else {**found, "log": task.log_url}
+def run_links(task_context: Mapping[str, Any]) -> dict[str, str]:
+    """The addresses of a run's page and of its task's log."""
+    dag_id = task_context["dag"].dag_id
+    run_id = task_context.get("run_id") or task_context["dag_run"].run_id
+    base_url = airflow_base_url().rstrip("/")
+    links = {"run": f"{base_url}/dags/{quote(dag_id)}/runs/{quote(run_id)}"}
+    task_instance = task_context.get("ti")
+    if task_instance is not None:
+        links["log"] = task_instance.log_url
+    return links
 
 
-def task_note(context: Mapping[str, Any], task: str, error: SeriatimError) -> Note:
-    """What a task that failed has to say."""
+def task_note(task_context: Mapping[str, Any], task: str, error: SeriatimError) -> Note:
+    """The note about a task that failed."""
     return Note(
         kind="task",
         at_seconds=time.time(),
-        dag=context["dag"].dag_id,
-        run=context["run_id"],
+        dag=task_context["dag"].dag_id,
+        run=task_context["run_id"],
         task=task,
         exit_code=error.exit_code,
         error=Failure.of(error).error,
         text=extract_error_screen(error),
         next=error.next,
-        links=run_links(context),
+        links=run_links(task_context),
     )

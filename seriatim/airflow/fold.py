@@ -1,12 +1,16 @@
-"""Fold: the task that folds, through spark-submit on the Spark of connection `seriatim_spark`;
-without one, here.
+"""The task `fold`: it runs spark-submit on the Spark of connection `seriatim_spark`, or on this
+machine if there is no such connection.
 
-A thin subclass of Airflow's own operator: unknown connections are refused (it would take YARN),
-lines come out as they were said, the outcome that the driver leaves becomes a typed error, and a
-kill takes the driver along. Nothing secret is in an argument: settings and their files reach the
-driver by the environment it inherits.
+It is a thin subclass of Airflow's own operator. What it changes:
 
-Next room: spark_apps/fold.py is what is submitted; airflow/params.py reads the form.
+- An unknown connection is refused. Airflow would use YARN instead.
+- The log lines of the driver come out as they were printed.
+- The outcome that the driver writes to a file becomes a typed error.
+- When the task is killed, the driver ends as well.
+
+No argument holds a secret: settings and their files reach the driver by its environment.
+
+Next: spark_apps/fold.py is the program that is submitted; airflow/params.py shows the form.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from seriatim.errors import ConfigError, PlatformError, SeriatimError
 SPARK_CONNECTION_ID = "seriatim_spark"
 APPLICATION = "spark_apps/fold.py"
 JAVA_WARNING = "WARNING: Using incubator modules"
-"""What Java says of every Spark, and nobody can act on."""
+"""Java prints it for every Spark, and nobody can do anything about it."""
 BACKFILL_HINT = (
     "Airflow's backfill folds what is not committed yet, whatever its dates are; "
     "to fold a range again, trigger this DAG with action = backfill"
@@ -42,17 +46,19 @@ BACKFILL_HINT = (
 
 
 class LoggedSparkSubmitHook(SparkSubmitHook):
-    """spark-submit whose lines come out as they were said, and whose driver leaves an outcome."""
+    """spark-submit whose log lines come out as printed, and whose driver writes an outcome file."""
 
     def __init__(self, *, folder: str, default_master: str, **kwargs: Any) -> None:
-        self.folder, self.default_master = folder, default_master
+        self.folder = folder
+        self.default_master = default_master
         self.outcome_path: Path | None = None
-        """Where the driver is told to leave how it ended."""
+        """The file in which the driver leaves its outcome."""
         super().__init__(**kwargs)
 
     def get_connection(self, conn_id: str) -> Any:
-        """The connection; ours may be missing, any other is refused: Airflow would take YARN for
-        it.
+        """The connection. The default one may be missing; any other that is missing is refused.
+
+        Airflow itself would use YARN for a connection that it does not know.
         """
         try:
             return super().get_connection(conn_id)
@@ -61,7 +67,8 @@ class LoggedSparkSubmitHook(SparkSubmitHook):
                 return Connection(conn_id=conn_id, conn_type="spark", host=self.default_master)
             raise ConfigError(
                 f"there is no Airflow connection {conn_id!r}",
-                next=f"make it (type Spark), or unset SERIATIM_SPARK_CONNECTION: then {SPARK_CONNECTION_ID} or local Spark",
+                next="make it (type Spark), or unset SERIATIM_SPARK_CONNECTION:"
+                f" then {SPARK_CONNECTION_ID} or local Spark",
             ) from None
 
     @property
@@ -78,11 +85,12 @@ class LoggedSparkSubmitHook(SparkSubmitHook):
             self.log.info("%s", line)
 
     def _build_spark_submit_command(self, application: str) -> list[str]:
-        """The command; its environment names the outcome file, which a driver on this machine
-        inherits.
+        """The command. Its environment names the outcome file.
 
-        A driver that the cluster starts elsewhere does not: its exit code alone says how it ended.
+        A driver on this machine inherits that. A driver that the cluster starts elsewhere does
+        not: only its exit code says how it ended.
         """
+        # The call sets `_env` from the connection, so ours is added afterwards.
         command = super()._build_spark_submit_command(application)
         if self.outcome_path is not None:
             inherited: dict[str, Any] = self._env or {}
@@ -90,9 +98,10 @@ class LoggedSparkSubmitHook(SparkSubmitHook):
         return command
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
-        """In the project's folder: relative paths and seriatim.toml are those of the command line."""
-        ours = {"cwd": self.folder, "preexec_fn": die_with_parent, "errors": "replace"}
-        return super().submit(application, **{**ours, **kwargs})
+        """Submit in the project's folder, where relative paths and seriatim.toml are looked for."""
+        process_options = {"cwd": self.folder, "preexec_fn": die_with_parent, "errors": "replace"}
+        process_options.update(kwargs)
+        return super().submit(application, **process_options)
 
 
 class FoldOperator(SparkSubmitOperator):
@@ -107,62 +116,64 @@ class FoldOperator(SparkSubmitOperator):
             durable=False,
             **kwargs,
         )
-        self.stream, self.folder = stream, folder
+        self.stream = stream
+        self.folder = folder
         self._submit_hook: LoggedSparkSubmitHook | None = None
 
     def build_arguments(self, context: Any) -> list[str]:
-        """The command to be submitted, word by word; none: nothing is to be folded."""
+        """The arguments of the command to be submitted; empty: there is nothing to fold."""
         request = parse_run_request(dict(context["params"]))
+        # The dry run of a backfill is a command of its own. Others are shown by the task `plan`.
         if request.action != "backfill" and request.dry_run:
             return []
-        return command_arguments(
-            request,
-            self.stream,
-            self._scratch_folder(context) if request.action == "replay" else "",
-        )
+        scratch_folder = ""
+        if request.action == "replay":
+            scratch_folder = self._scratch_folder(context)
+        return command_arguments(request, self.stream, scratch_folder)
 
     def _scratch_folder(self, context: Any) -> str:
-        """Where a replay goes: a folder for each try, below the home. Who has compared it may
-        delete it.
-        """
-        run, attempt = re.sub(r"[^A-Za-z0-9]+", "-", context["run_id"]), context["ti"].try_number
+        """The folder of a replay: one for each try, below the home. Nothing else deletes it."""
+        run_name = re.sub(r"[^A-Za-z0-9]+", "-", context["run_id"])
+        attempt = context["ti"].try_number
         home = config.load_settings(folder=Path(self.folder)).home
-        return str(home / "scratch" / self.stream / f"{run}-{attempt}")
+        return str(home / "scratch" / self.stream / f"{run_name}-{attempt}")
 
     def execute(self, context: Any) -> None:
-        """Submit, and tell what came of it."""
+        """Submit the command. If it fails, leave a note for the alert and raise a typed error."""
         if getattr(context["dag_run"], "run_type", "") == "backfill":
             self.log.info(BACKFILL_HINT)
-        words = self.build_arguments(context)
-        if not words:
+        arguments = self.build_arguments(context)
+        if not arguments:
             self.log.info("%s: a dry run: the task plan says what would be done", self.stream)
             return
         settings = config.load_settings(folder=Path(self.folder))
-        self.application_args = words
+        self.application_args = arguments
         self._spark_binary = _program_beside_python("spark-submit")
         try:
-            self._hook = self._submit_hook = self._create_submit_hook(settings)
+            hook = self._create_submit_hook(settings)
         except SeriatimError as error:
             self._add_note(context, error)
             raise
+        # Airflow's `execute` uses `_hook`, and makes another one if it is None.
+        self._hook = hook
+        self._submit_hook = hook
         with outcome_file() as path:
-            self._submit_hook.outcome_path = path
+            hook.outcome_path = path
             try:
                 super().execute(context)
-            except (
-                AirflowException,
-                OSError,
-                RuntimeError,
-            ) as error:  # Airflow's is the same whatever happened
-                known = self._known_error(self._submit_hook, words[0], error)
-                self._add_note(context, known)
-                raise known from None
+            except (AirflowException, OSError, RuntimeError) as error:
+                # Airflow's error is the same whatever happened: the outcome file says more.
+                typed_error = self._typed_error(hook, arguments[0], error)
+                self._add_note(context, typed_error)
+                raise typed_error from None
 
     def _create_submit_hook(self, settings: Settings) -> LoggedSparkSubmitHook:
-        """The submission: JARs, memory, a quiet log; and what only a Spark on this machine needs."""
+        """The hook with JARs, memory, log settings, and what a local or a remote Spark needs."""
+        # Airflow parses DAG files again and again: what only a task needs is imported here.
         from seriatim.embedded import jars
 
-        self.jars = ",".join(map(str, jars.ensure_jars("spark", settings, self.log.info)))
+        jar_paths = jars.ensure_jars("spark", settings, self.log.info)
+        self.jars = ",".join(map(str, jar_paths))
         self._driver_memory = settings.spark_driver_memory
         hook = LoggedSparkSubmitHook(
             folder=self.folder,
@@ -176,57 +187,61 @@ class FoldOperator(SparkSubmitOperator):
             conf={},
         )
         file = stream_files.load_stream(self.stream, settings.streams)
-        options = spark_settings.java_options(file.stream)
-        hook._conf |= {
-            "spark.driver.extraJavaOptions": options,
-            "spark.ui.showConsoleProgress": "false",
-        }
+        hook._conf["spark.driver.extraJavaOptions"] = spark_settings.java_options(file.stream)
+        hook._conf["spark.ui.showConsoleProgress"] = "false"
         if hook.is_local:
-            hook._conf |= spark_settings.local_spark_settings(file.stream)
+            hook._conf.update(spark_settings.local_spark_settings(file.stream))
             hook._env_vars = {
                 "PYSPARK_PYTHON": sys.executable,
                 "PYSPARK_DRIVER_PYTHON": sys.executable,
             }
         else:
-            machines = sorted(map(str, Path(file.folder).glob("*.py")))
-            hook._py_files = ",".join(machines) or None
+            # Executors elsewhere do not have the user's machines, which lie beside stream files.
+            machine_files = sorted(map(str, Path(file.folder).glob("*.py")))
+            hook._py_files = ",".join(machine_files) or None
         return hook
 
-    def _known_error(
+    def _typed_error(
         self, hook: LoggedSparkSubmitHook, verb: str, error: Exception
     ) -> SeriatimError:
-        """What the submission came to, as an error of ours."""
+        """The error of a failed submission, by the driver's outcome or else by its exit code."""
         process = hook._submit_sp
-        code = process.poll() if process is not None else None
+        code = None
+        if process is not None:
+            code = process.poll()
         if not code:
             return PlatformError(f"spark-submit did not run: {error}")
-        outcome = read_outcome(hook.outcome_path) if hook.outcome_path is not None else None
+        outcome = None
+        if hook.outcome_path is not None:
+            outcome = read_outcome(hook.outcome_path)
         return build_error(f"seriatim {verb}", code, outcome)
 
     def _add_note(self, context: Any, error: SeriatimError) -> None:
-        """A note for the alert."""
-        environment.add_note(
-            self.folder, self.stream, environment.task_note(context, self.task_id, error), self.log
-        )
+        """Leave a note for the alert."""
+        note = environment.task_note(context, self.task_id, error)
+        environment.add_note(self.folder, self.stream, note, self.log)
 
     def on_kill(self) -> None:
-        """The driver is a child of spark-submit's JVM: both end, and Spark's own workers with them."""
-        process = self._submit_hook._submit_sp if self._submit_hook is not None else None
-        if process is not None:
-            terminate_process_tree(process.pid)
-        if (
-            self._submit_hook is not None
-            and self._submit_hook._connection["deploy_mode"] == "cluster"
-        ):
+        """End spark-submit and all processes below it: its JVM, the driver, and Spark's workers."""
+        hook = self._submit_hook
+        if hook is None:
+            return
+        if hook._submit_sp is not None:
+            terminate_process_tree(hook._submit_sp.pid)
+        if hook._connection["deploy_mode"] == "cluster":
             super().on_kill()
 
 
 def _without_noise(lines: Iterable[str]) -> Iterator[str]:
-    """Lines as they were said, without those that Java says of every Spark."""
-    return (line.rstrip("\n") for line in lines if not line.startswith(JAVA_WARNING))
+    """Lines without their line ends, and without the one that Java prints for every Spark."""
+    for line in lines:
+        if not line.startswith(JAVA_WARNING):
+            yield line.rstrip("\n")
 
 
 def _program_beside_python(program: str) -> str | None:
-    """A program of the environment that runs us; None: whatever PATH has."""
+    """A program of the environment that runs this process; None: PATH is searched for it."""
     path = Path(sys.executable).with_name(program)
-    return str(path) if path.exists() else None
+    if path.exists():
+        return str(path)
+    return None

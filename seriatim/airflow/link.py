@@ -1,7 +1,6 @@
-"""Link: a button on a task that leads to what its run did: entries, findings, report, behind
-Airflow's login.
+"""The link on a task to the page of its run: entries, findings and report, behind Airflow's login.
 
-Next room: web/app.py shows it.
+Next: web/app.py shows the page.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from seriatim.web import address
 
 
 class RunPage(BaseOperatorLink):
-    """To the page of the task's run."""
+    """The link to the page of the task's run."""
 
     name = "Seriatim: what this run did"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002  # Airflow's signature
-        """The run's page."""
+        """The address of the run's page."""
         return address.run_url(environment.airflow_base_url(), ti_key.dag_id, ti_key.run_id)

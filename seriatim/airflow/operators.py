@@ -1,11 +1,11 @@
-"""Plan, check and publish as tasks; fold is in a room of its own.
+"""The tasks `plan`, `check` and `publish` of a stream's DAG. `fold` is in airflow/fold.py.
 
-Check and publish run whatever became of the tasks before them (`all_done`): what was committed is
-judged and published also when a partition halted, and publish has its asset tell of it. A leaf that
-is green makes a run green, so the leaf is another one, `done`, which nobody executes: it succeeds
-if fold, check and publish did, and fails the run otherwise.
+`check` and `publish` run even if a task before them failed (`all_done`): what was committed is
+checked and published also when a partition halted, and the asset of `publish` has an event then.
+Airflow takes a run as successful if its last task is, so there is another last task, `done`. It
+executes nothing, succeeds if fold, check and publish did, and fails the run otherwise.
 
-Next room: airflow/command.py runs them.
+Next: airflow/command.py runs the commands.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from seriatim.airflow.run_request import is_default_form, parse_run_request, pla
 
 
 class PlanOperator(CommandOperator):
-    """Says what fold is about to do, and refuses what the form may not ask."""
+    """Shows what `fold` is about to do, and refuses a form that asks for the impossible."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
         super().__init__(arguments=["plan", stream], stream=stream, **kwargs)
 
     def build_arguments(self, context: Any) -> list[str]:
-        """A plan of the places that the form names; of a backfill its dry run, which says all that
-        it replaces.
+        """A plan of the partitions that the form names. Of a backfill it is the dry run, which
+        shows everything that it replaces.
         """
-        return plan_arguments(parse_run_request(dict(context["params"])), self.stream)
+        request = parse_run_request(dict(context["params"]))
+        return plan_arguments(request, self.stream)
 
     def is_requested_by_form(self, context: Any) -> bool:
-        """Of a run by hand whose form is not left as it is."""
-        by_hand = getattr(context["dag_run"], "run_type", "") == "manual"
-        return by_hand and not is_default_form(dict(context["params"]))
+        """Whether the run was started by hand, with a form that is not the default."""
+        is_manual = getattr(context["dag_run"], "run_type", "") == "manual"
+        return is_manual and not is_default_form(dict(context["params"]))
 
 
 class CheckOperator(CommandOperator):
-    """Judges what was committed and not judged yet."""
+    """Checks the entries that were committed and not checked yet."""
 
     operator_extra_links = (RunPage(),)
 
@@ -49,33 +50,35 @@ class CheckOperator(CommandOperator):
         super().__init__(arguments=["check", stream], stream=stream, requires_ledger=True, **kwargs)
 
     def execute(self, context: Any) -> None:
-        """Judge, unless nothing is to be changed."""
+        """Check; skipped in a run that changes nothing."""
         skip_read_only_run(self.stream, context)
         super().execute(context)
 
 
 class PublishOperator(CommandOperator):
-    """Publishes what is checked, whatever failed before it."""
+    """Publishes what is checked, even if a task before it failed."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
-        words, outlets = ["publish", stream, "--if-keyed", "--json"], [current_asset(stream)]
         super().__init__(
-            arguments=words, stream=stream, requires_ledger=True, outlets=outlets, **kwargs
+            arguments=["publish", stream, "--if-keyed", "--json"],
+            stream=stream,
+            requires_ledger=True,
+            outlets=[current_asset(stream)],
+            **kwargs,
         )
 
     def execute(self, context: Any) -> None:
-        """Publish; the asset says what of it is new. Where nothing was ever published, no asset
-        tells of it.
-        """
+        """Publish. The event of the asset carries what is new; skipped if nothing is published."""
         skip_read_only_run(self.stream, context)
         printed = self.run_command(context)
         if not printed:
             raise AirflowSkipException(f"{self.stream}: nothing is published")
-        context["outlet_events"][current_asset(self.stream)].extra = msgspec.json.decode(printed)
+        asset_event = context["outlet_events"][current_asset(self.stream)]
+        asset_event.extra = msgspec.json.decode(printed)
 
 
 def skip_read_only_run(stream: str, context: Any) -> None:
-    """A dry run and a replay leave the ledger and `current` alone, and no asset tells of them."""
+    """Skip the task in a dry run or a replay. They change no table, so no asset has an event."""
     if environment.is_read_only_run(context):
         raise AirflowSkipException(
             f"{stream}: a dry run or a replay changes nothing, so nothing is judged or published"
@@ -83,5 +86,5 @@ def skip_read_only_run(stream: str, context: Any) -> None:
 
 
 def current_asset(stream: str) -> Asset:
-    """What other DAGs may wait for: the stream's table `current`."""
+    """The stream's table `current` as an asset that other DAGs may wait for."""
     return Asset(name=f"{stream}_current", uri=f"x-seriatim://streams/{stream}/current")

@@ -1,10 +1,10 @@
-"""The trigger form: what a person may ask of a run, typed and in sections. Airflow refuses at once
-what does not fit.
+"""The trigger form: the fields of a run, with types and in sections. Airflow refuses at once what
+does not fit.
 
-What a schema cannot say (a range that goes backward, a topic that is not there) is refused by the
-task `plan`, which checks the same values again: airflow/run_request.py.
+What a schema cannot express (a range that goes backward, a topic that does not exist) is refused by
+the task `plan`, which checks the same values again by airflow/run_request.py.
 
-Next room: airflow/fold.py makes a command of it.
+Next: airflow/fold.py makes a command of the values.
 """
 
 from __future__ import annotations
@@ -24,17 +24,15 @@ from seriatim.airflow.run_request import (
     TRACED_SESSIONS_MAX,
 )
 
-SECTION_ACTION, SECTION_MESSAGES, SECTION_OPTIONS = (
-    "What to do",
-    "Which messages (backfill, replay)",
-    "How",
-)
+SECTION_ACTION = "What to do"
+SECTION_MESSAGES = "Which messages (backfill, replay)"
+SECTION_OPTIONS = "How"
 LINE_END_PATTERN = r"$(?!\n)"
-"""`$` alone would let a line end through."""
+"""The end of the text. `$` alone would accept a line end before it."""
 
 
 def stream_params() -> dict[str, Param]:
-    """The form of a stream's DAG. Left as it is, it is a plain run."""
+    """The form of a stream's DAG. Its default values are a plain run."""
     return {
         "action": Param(
             "run",
@@ -75,7 +73,7 @@ def stream_params() -> dict[str, Param]:
         ),
         "trace": Param(
             [],
-            "Sessions to trace, one a line: what each message of theirs does is left under traces/ of the output.",
+            "Sessions to trace, one a line: what each of their messages does is written to traces/ of the output.",
             type=["array", "null"],
             items={"type": "string", "maxLength": SESSION_NAME_MAX},
             maxItems=TRACED_SESSIONS_MAX,
@@ -111,7 +109,7 @@ def _edge_param(title: str, description: str) -> Param:
 
 
 def partition_param(description: str) -> Param:
-    """One partition, or none."""
+    """A field for one partition, or none."""
     return Param(
         None,
         description,
@@ -121,7 +119,7 @@ def partition_param(description: str) -> Param:
 
 
 def offset_param(description: str) -> Param:
-    """One offset, or none."""
+    """A field for one offset, or none."""
     return Param(
         None,
         description,

@@ -1,10 +1,9 @@
-"""Repair as tasks: the plan is made and shown, a person approves it, and exactly that plan is
-applied.
+"""The tasks of a repair: make and show the plan, have a person approve it, apply exactly that plan.
 
-The approval is the plan's own token: `seriatim repair --apply` refuses it if epochs or halts
-changed since.
+The plan has a token. `seriatim repair --apply` refuses the token if epochs or halts changed since
+the plan was made.
 
-Next room: dags/repair.py wires them; cli/repair.py is what they run.
+Next: dags/repair.py makes a DAG of these tasks; cli/repair.py is the command that they run.
 """
 
 from __future__ import annotations
@@ -24,61 +23,66 @@ from seriatim.alerts.incidents import REPAIR, Note
 from seriatim.errors import IntegrityError
 
 REJECTED_TEXT = (
-    "rejected: nothing was changed, and what is hurt still waits; "
+    "rejected: nothing was changed, and the damage is still there; "
     "trigger this DAG again for another plan, or see `seriatim status %s`"
 )
 
 
 class RepairPlanOperator(CommandOperator):
-    """Makes the plan, and says it to whoever is to approve it."""
+    """Makes the plan, and hands its text to the task that asks for the approval."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(arguments=["repair"], **kwargs)
 
     def build_arguments(self, context: Any) -> list[str]:
-        """As the form asks, for scripts: the token is in it."""
+        """The plan that the form asks for, as JSON, since that has the token."""
         self.stream = str(context["params"]["stream"])
         return [*repair_arguments(dict(context["params"])), "--json"]
 
-    def is_requested_by_form(self, context: Any) -> bool:  # noqa: ARG002  # it has a form always
-        """Nobody else starts a repair."""
+    def is_requested_by_form(self, context: Any) -> bool:  # noqa: ARG002  # Airflow's context is not needed
+        """Always: a repair is only started by its form."""
         return True
 
     def is_success(self, code: int, stdout: str) -> bool:
-        """A plan is one also if it does not mend everything: its notes say what it leaves."""
+        """A plan that does not repair everything counts as well: its notes say what it leaves out."""
         return code == 0 or (code == IntegrityError.exit_code and bool(stdout))
 
     def execute(self, context: Any) -> dict[str, str]:
-        """The plan as a text, and its token."""
+        """Return the plan's text and its token.
+
+        The task fails if no repair helps, and is skipped if nothing is damaged.
+        """
         plan = msgspec.json.decode(self.run_command(context))
         if plan["parts"] or plan["drops"] or plan["resumes"]:
             return {"approval": plan["approval"], "text": render_plan_markdown(plan)}
         if plan["notes"]:
             notes = "\n".join(plan["notes"])
-            raise self.report_error(
-                context,
-                IntegrityError(f"{plan['stream']}: no repair mends what is hurt", next=notes),
-            )
-        if not any(context["params"].get(field) for field in ("partition", "session", "from")):
-            self._note_well(context)
+            error = IntegrityError(f"{plan['stream']}: no repair can fix the damage", next=notes)
+            raise self.report_error(context, error)
+        form = context["params"]
+        is_about_whole_stream = not any(form.get(key) for key in ("partition", "session", "from"))
+        if is_about_whole_stream:
+            self._close_repair_incident(context)
         raise AirflowSkipException(
-            f"{plan['stream']}: nothing is hurt, so there is nothing to approve"
+            f"{plan['stream']}: nothing is damaged, so there is nothing to approve"
         )
 
-    def _note_well(self, context: Any) -> None:
-        """A repair that failed earlier is not needed any more: nothing of the whole stream is hurt."""
+    def _close_repair_incident(self, context: Any) -> None:
+        """Note that an earlier repair that failed is not needed any more."""
+        alert_state = environment.open_outbox(self.folder, self.stream).alert_state()
+        if REPAIR not in alert_state.open_incidents:
+            return
         note = Note(
             kind="good", at_seconds=time.time(), dag=context["dag"].dag_id, run=context["run_id"]
         )
-        if REPAIR in environment.open_outbox(self.folder, self.stream).alert_state().open_incidents:
-            environment.add_note(self.folder, self.stream, note, self.log)
+        environment.add_note(self.folder, self.stream, note, self.log)
 
 
 class ApproveOperator(ApprovalOperator):
-    """Asks a person; a no is said as such."""
+    """Asks a person for the approval, and logs it if the answer is no."""
 
     def execute_complete(self, context: Any, **answer: Any) -> Any:
-        """Go on, or say that nothing was done and skip what follows, which Airflow does by raising."""
+        """Go on, or log that nothing was done. Airflow then skips what follows, by raising."""
         if answer["event"].get("chosen_options") == [self.REJECT]:
             self.log.info(REJECTED_TEXT, context["params"]["stream"])
         return super().execute_complete(context, **answer)
@@ -92,30 +96,33 @@ class RepairApplyOperator(FoldOperator):
         self.plan_task_id = plan_task_id
 
     def build_arguments(self, context: Any) -> list[str]:
-        """The same words as the plan's, with its token."""
+        """The same arguments as the plan's, and its token."""
         self.stream = str(context["params"]["stream"])
         approval = context["ti"].xcom_pull(task_ids=self.plan_task_id)["approval"]
         return [*repair_arguments(dict(context["params"])), "--apply", f"--approval={approval}"]
 
 
 def render_plan_markdown(plan: dict[str, Any]) -> str:
-    """A plan in Markdown, what users named in it as plain text."""
+    """A plan as a block of code in Markdown, so that names which users chose stay plain text."""
     lines = [f"As of entry {plan['sequence']}, this is done in one commit:"]
     for hold in plan["holds"]:
-        on = "; this goes on with it" if hold["id"] == plan["resumes"] else ""
-        lines += [
-            "",
-            f"{hold['held']} is held by repair {hold['id']}{on}",
-            f"  asked     {hold['asked']}",
-        ]
-        lines += [f"  give up   {hold['give up']}"]
-    for part in plan["parts"]:
-        lines += ["", f"{part['partition']}  {part['does']}", f"  why       {part['why']}"]
-        if part.get("messages") is not None:
-            lines.append(f"  reads     at most {part['messages']} messages")
+        lines += _hold_lines(hold, is_resumed=hold["id"] == plan["resumes"])
+    for action in plan["parts"]:
+        lines += ["", f"{action['partition']}  {action['does']}", f"  why       {action['why']}"]
+        if action.get("messages") is not None:
+            lines.append(f"  reads     at most {action['messages']} messages")
     lines += [
         f"{path} is damaged, and nothing needs it any more: it is deleted" for path in plan["drops"]
     ]
-    lines += ["", *(f"not mended by this: {note}" for note in plan["notes"])]
+    lines.append("")
+    lines += [f"not repaired by this: {note}" for note in plan["notes"]]
+    # A backtick would end the block.
     text = "\n".join(lines).replace("`", "'")
     return f"```\n{text}\n```"
+
+
+def _hold_lines(hold: dict[str, Any], *, is_resumed: bool) -> list[str]:
+    headline = f"{hold['held']} is held by repair {hold['id']}"
+    if is_resumed:
+        headline += "; this goes on with it"
+    return ["", headline, f"  asked     {hold['asked']}", f"  give up   {hold['give up']}"]

@@ -1,10 +1,9 @@
-"""Requests: what a person asks of a run in Airflow's trigger form, as a checked value.
+"""Run requests: the values of Airflow's trigger form, checked, and the command that does them.
 
-Nothing of it is ever guessed at, templated, or handed to a shell: every field has its type, its
-bounds and its alphabet, and what does not fit is refused with a text that says what is allowed.
+Nothing is ever guessed, templated, or handed to a shell. Every field has its type, its bounds and
+its alphabet; a value that does not fit is refused with a text that says what is allowed.
 
-Next room: airflow/params.py shows the form; operations/plan.py compares a request with what Kafka
-has.
+Next: airflow/params.py shows the form; operations/plan.py compares a request with what Kafka has.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ RunAction = Literal["run", "backfill", "replay"]
 RUN_ACTIONS: tuple[RunAction, ...] = ("run", "backfill", "replay")
 MESSAGES_MAX = 1_000_000_000
 NAMES_LISTED_MAX = 1000
+"""Topics or partitions that a form names, at most."""
 TOPIC_PATTERN = r"[A-Za-z0-9._-]{1,249}"
 PARTITION_PATTERN = rf"{TOPIC_PATTERN}/(0|[1-9][0-9]{{0,5}})"
 OFFSET_PATTERN = r"0|[1-9][0-9]{0,17}"
@@ -32,7 +32,7 @@ EDGE_EXAMPLES = "an offset like 41000, or a time in UTC like 2026-11-16T08:00:00
 STREAM_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 SESSION_NAME_MAX = 1000
 TRACED_SESSIONS_MAX = 20
-"""Sessions that a run traces at most."""
+"""Sessions that a run traces, at most."""
 FORM_FIELDS = (
     "action",
     "topics",
@@ -43,6 +43,9 @@ FORM_FIELDS = (
     "trace",
     "dry_run",
 )
+REPAIR_FIELDS = ("stream", "partition", "session", "from", "forward")
+SHOWN_VALUE_MAX = 80
+"""Characters of a refused value that an error shows."""
 
 
 class RangeEdge(Struct, frozen=True):
@@ -51,28 +54,34 @@ class RangeEdge(Struct, frozen=True):
     offset: int | None = None
     time_ms: int | None = None
     text: str = ""
-    """As it was written."""
+    """The edge as it was written in the form."""
 
     @property
     def value(self) -> int:
-        """What edges of one kind are compared by."""
-        return self.time_ms or 0 if self.offset is None else self.offset
+        """The number by which two offsets, or two times, are compared."""
+        if self.offset is not None:
+            return self.offset
+        return self.time_ms or 0
 
 
 class RefusedValueError(ConfigError):
-    """A field of a form has a value that is not allowed. Its screen is about the form; its parts
-    serve other edges.
+    """A field of a form has a value that is not allowed.
+
+    Its text is about the trigger form. `key`, `problem` and `allowed` are for callers that have
+    another form and write another text.
     """
 
     def __init__(self, key: str, problem: str, allowed: str) -> None:
         super().__init__(
             f"{key}: {problem}", allowed=allowed, next="trigger again with a value that is allowed"
         )
-        self.key, self.problem, self.allowed = key, problem, allowed
+        self.key = key
+        self.problem = problem
+        self.allowed = allowed
 
 
 class RunRequest(Struct, frozen=True, kw_only=True):
-    """What a run is asked to do. The default: fold from the frontier to the log ends of now."""
+    """What a run is asked to do. The default is to fold from the frontier to the current log ends."""
 
     action: RunAction = "run"
     topics: tuple[str, ...] = ()
@@ -81,35 +90,35 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     until: RangeEdge | None = None
     messages_max: int | None = None
     trace: tuple[str, ...] = ()
-    """Sessions that a run traces beside the fold."""
+    """Sessions that the run traces beside the fold."""
     dry_run: bool = False
 
     def includes(self, partition: Partition) -> bool:
-        """Whether a partition is among those asked for; all are, if none is named."""
-        named = bool(self.topics or self.partitions)
-        return not named or partition.topic in self.topics or partition in self.partitions
+        """Whether the request is about a partition. If it names none, it is about all."""
+        if not self.topics and not self.partitions:
+            return True
+        return partition.topic in self.topics or partition in self.partitions
 
 
 def is_default_form(form_values: Mapping[str, Any]) -> bool:
-    """Whether a form was left as it is."""
-    return {key: value for key, value in form_values.items() if value} in ({}, {"action": "run"})
+    """Whether a form has only its default values."""
+    changed_values = {key: value for key, value in form_values.items() if value}
+    return changed_values in ({}, {"action": "run"})
 
 
 def parse_run_request(form_values: Mapping[str, Any]) -> RunRequest:
-    """A request from the values of the form. None, empty texts, lists and tables mean: not given."""
-    unknown = sorted(set(form_values) - set(FORM_FIELDS))
-    if unknown:
-        _refuse(unknown[0], "there is no such field", ", ".join(FORM_FIELDS))
-    filled = {key: value for key, value in form_values.items() if value not in (None, "", [], {})}
+    """The request of a form; a RefusedValueError says which value is not allowed.
+
+    Fields with None or with an empty text, list or table count as not filled in.
+    """
+    _check_field_names(form_values, FORM_FIELDS)
+    filled = _filled_fields(form_values)
+    topics = _parse_names("topics", filled.get("topics", []), TOPIC_PATTERN)
+    partition_names = _parse_names("partitions", filled.get("partitions", []), PARTITION_PATTERN)
     request = RunRequest(
         action=_parse_action(filled.get("action", "run")),
-        topics=tuple(_parse_names("topics", filled.get("topics", []), TOPIC_PATTERN)),
-        partitions=tuple(
-            map(
-                Partition.parse,
-                _parse_names("partitions", filled.get("partitions", []), PARTITION_PATTERN),
-            )
-        ),
+        topics=tuple(topics),
+        partitions=tuple(map(Partition.parse, partition_names)),
         start=_parse_edge("from", filled.get("from")),
         until=_parse_edge("until", filled.get("until")),
         messages_max=_parse_messages_max(filled.get("messages_max")),
@@ -122,75 +131,96 @@ def parse_run_request(form_values: Mapping[str, Any]) -> RunRequest:
 
 
 def command_arguments(request: RunRequest, stream: str, scratch: str = "") -> list[str]:
-    """The command that does it, word by word; a replay goes into a folder of its own."""
-    words = [request.action, stream]
+    """The arguments of the command that does a request. A replay writes to the folder `scratch`."""
+    arguments = [request.action, stream]
     if request.action == "run":
-        words += [*_until_arguments(request), *(f"--trace={name}" for name in request.trace)]
+        arguments += _until_arguments(request)
+        arguments += [f"--trace={name}" for name in request.trace]
     else:
-        words += _selection_arguments(request)
-        for option, edge in (("--from", request.start), ("--until", request.until)):
-            words += [option, edge.text] if edge else []
-        words += ["--to", scratch] if request.action == "replay" else []
-        words += ["--dry-run"] if request.dry_run else []
+        arguments += _range_arguments(request)
+        if request.action == "replay":
+            arguments += ["--to", scratch]
+        if request.dry_run:
+            arguments.append("--dry-run")
     if request.messages_max is not None:
-        words += ["--messages-max", str(request.messages_max)]
-    return words
+        arguments += ["--messages-max", str(request.messages_max)]
+    return arguments
 
 
 def plan_arguments(request: RunRequest, stream: str) -> list[str]:
-    """The command that says what would be done, and refuses places that the stream does not have,
-    word by word.
+    """The arguments of the command that shows what a request would do.
+
+    It also refuses topics and partitions that the stream does not have.
     """
     if request.action == "backfill":
         return command_arguments(replace(request, dry_run=True), stream)
-    return [
-        "plan",
-        stream,
-        *(_until_arguments(request) if request.action == "run" else _selection_arguments(request)),
-    ]
+    if request.action == "run":
+        return ["plan", stream, *_until_arguments(request)]
+    return ["plan", stream, *_selection_arguments(request)]
 
 
 def _until_arguments(request: RunRequest) -> list[str]:
     if request.until is None:
         return []
-    (place,) = request.partitions
-    return ["--until-offsets", f'{{"{place.topic}": {{"{place.number}": {request.until.offset}}}}}']
+    # `_check_range` has made sure that a run until an offset names one partition.
+    (partition,) = request.partitions
+    until_offsets = f'{{"{partition.topic}": {{"{partition.number}": {request.until.offset}}}}}'
+    return ["--until-offsets", until_offsets]
 
 
 def _selection_arguments(request: RunRequest) -> list[str]:
-    topics = [word for topic in request.topics for word in ("--topic", topic)]
-    return [
-        *topics,
-        *(word for partition in request.partitions for word in ("--partition", str(partition))),
-    ]
+    arguments = []
+    for topic in request.topics:
+        arguments += ["--topic", topic]
+    for partition in request.partitions:
+        arguments += ["--partition", str(partition)]
+    return arguments
+
+
+def _range_arguments(request: RunRequest) -> list[str]:
+    arguments = _selection_arguments(request)
+    if request.start is not None:
+        arguments += ["--from", request.start.text]
+    if request.until is not None:
+        arguments += ["--until", request.until.text]
+    return arguments
 
 
 def repair_arguments(form_values: Mapping[str, Any]) -> list[str]:
-    """The command that plans the repair which the form of its DAG asks for, word by word."""
-    filled = {key: value for key, value in form_values.items() if value not in (None, "", [], {})}
-    if unknown := sorted(set(filled) - {"stream", "partition", "session", "from", "forward"}):
-        _refuse(unknown[0], "there is no such field", "stream, partition, session, from, forward")
-    stream, session = filled.get("stream"), filled.get("session")
+    """The arguments of the command that plans the repair which the repair form asks for.
+
+    A RefusedValueError says which value is not allowed.
+    """
+    filled = _filled_fields(form_values)
+    _check_field_names(filled, REPAIR_FIELDS)
+    stream = filled.get("stream")
     if not isinstance(stream, str) or not re.fullmatch(STREAM_PATTERN, stream):
         _refuse("stream", f"found {_describe_value(stream)}", "the name of a stream")
-    words = ["repair", stream]
-    places = _parse_names(
-        "partition", [filled["partition"]] if "partition" in filled else [], PARTITION_PATTERN
-    )
-    words += [f"--partition={place}" for place in places]
-    if session is not None:
-        if not _is_session_name(session):
-            _refuse(
-                "session",
-                f"found {_describe_value(session)}",
-                f"a session's name, at most {SESSION_NAME_MAX} characters",
-            )
-        words.append(f"--session={session}")
-    if (start := _parse_edge("from", filled.get("from"))) is not None:
-        if start.offset is None or not places:
+    arguments = ["repair", stream]
+    if "partition" in filled:
+        _parse_names("partition", [filled["partition"]], PARTITION_PATTERN)
+        arguments.append(f"--partition={filled['partition']}")
+    if "session" in filled:
+        arguments.append(f"--session={_parse_session(filled['session'])}")
+    start = _parse_edge("from", filled.get("from"))
+    if start is not None:
+        if start.offset is None or "partition" not in filled:
             _refuse("from", "an offset is of one partition", "an offset, and that partition")
-        words.append(f"--from={start.offset}")
-    return [*words, "--forward"] if _parse_flag(filled.get("forward", False)) else words
+        arguments.append(f"--from={start.offset}")
+    if _parse_flag(filled.get("forward", False)):
+        arguments.append("--forward")
+    return arguments
+
+
+def _filled_fields(form_values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a form that have a value. False is one."""
+    return {key: value for key, value in form_values.items() if value not in (None, "", [], {})}
+
+
+def _check_field_names(form_values: Mapping[str, Any], field_names: Sequence[str]) -> None:
+    for name in sorted(form_values):
+        if name not in field_names:
+            _refuse(name, "there is no such field", ", ".join(field_names))
 
 
 def _parse_action(value: Any) -> RunAction:
@@ -200,19 +230,28 @@ def _parse_action(value: Any) -> RunAction:
 
 
 def _parse_names(key: str, value: Any, pattern: str) -> list[str]:
-    like = "topic names: letters, digits, . _ -" if key == "topics" else "places like prefix-a/3"
-    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
-        _refuse(key, f"found {_describe_value(value)}", f"a list of {like}")
-    texts: Sequence[str] = value
-    for text in texts:
-        if not re.fullmatch(pattern, text) or text.partition("/")[0] in (".", ".."):
-            _refuse(key, f"found {_describe_value(text)}", f"a list of {like}")
-    if len(texts) > NAMES_LISTED_MAX or len(set(texts)) != len(texts):
-        _refuse(key, f"{len(texts)} are named", f"each once, at most {NAMES_LISTED_MAX}")
-    return list(texts)
+    """A list of topics or partitions, each named once."""
+    allowed = "a list of places like prefix-a/3"
+    if key == "topics":
+        allowed = "a list of topic names: letters, digits, . _ -"
+    if not isinstance(value, list | tuple):
+        _refuse(key, f"found {_describe_value(value)}", allowed)
+    names: list[str] = []
+    for name in value:
+        if not isinstance(name, str):
+            _refuse(key, f"found {_describe_value(value)}", allowed)
+        # Kafka refuses these two as topics, since they would be folders.
+        is_folder_name = name.partition("/")[0] in (".", "..")
+        if is_folder_name or not re.fullmatch(pattern, name):
+            _refuse(key, f"found {_describe_value(name)}", allowed)
+        names.append(name)
+    if len(names) > NAMES_LISTED_MAX or len(set(names)) != len(names):
+        _refuse(key, f"{len(names)} are named", f"each once, at most {NAMES_LISTED_MAX}")
+    return names
 
 
 def _parse_edge(key: str, value: Any) -> RangeEdge | None:
+    """An offset or a time, as it is written; None: the field is empty."""
     if value is None:
         return None
     if isinstance(value, str) and re.fullmatch(OFFSET_PATTERN, value):
@@ -230,6 +269,13 @@ def _is_session_name(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= SESSION_NAME_MAX and value.isprintable()
 
 
+def _parse_session(value: Any) -> str:
+    if not _is_session_name(value):
+        allowed = f"a session's name, at most {SESSION_NAME_MAX} characters"
+        _refuse("session", f"found {_describe_value(value)}", allowed)
+    return str(value)
+
+
 def _parse_traced_sessions(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(map(_is_session_name, value)):
         _refuse("trace", f"found {_describe_value(value)}", "a list of sessions' names")
@@ -239,12 +285,12 @@ def _parse_traced_sessions(value: Any) -> tuple[str, ...]:
 
 
 def _parse_messages_max(value: Any) -> int | None:
-    if value is not None and (type(value) is not int or not 1 <= value <= MESSAGES_MAX):
-        _refuse(
-            "messages_max",
-            f"found {_describe_value(value)}",
-            f"a whole number, 1 to {MESSAGES_MAX}",
-        )
+    if value is None:
+        return None
+    # Not isinstance: True is an int, too.
+    if type(value) is not int or not 1 <= value <= MESSAGES_MAX:
+        allowed = f"a whole number, 1 to {MESSAGES_MAX}"
+        _refuse("messages_max", f"found {_describe_value(value)}", allowed)
     return value
 
 
@@ -255,64 +301,65 @@ def _parse_flag(value: Any, key: str = "forward") -> bool:
 
 
 def _check_range(request: RunRequest) -> None:
-    start, until = request.start, request.until
+    """Refuse partitions and edges that do not fit together."""
+    start = request.start
+    until = request.until
     if request.topics and request.partitions:
         _refuse("partitions", "topics are named as well", "topics or partitions, not both")
-    edges = [edge for edge in (start, until) if edge is not None]
-    if any(edge.offset is not None for edge in edges) and len(request.partitions) != 1:
-        _refuse(
-            "from" if start else "until",
-            "an offset is of one partition",
-            "name that one in partitions, or a time",
-        )
-    if start is not None and until is not None:
-        if (start.offset is None) != (until.offset is None):
-            _refuse("until", "from is of another kind", "two offsets, or two times")
-        if start.value >= until.value:
-            _refuse("until", f"{until.text} is not after from ({start.text})", "from before until")
+    has_offset = any(edge is not None and edge.offset is not None for edge in (start, until))
+    if has_offset and len(request.partitions) != 1:
+        key = "from" if start else "until"
+        _refuse(key, "an offset is of one partition", "name that one in partitions, or a time")
+    if start is None or until is None:
+        return
+    if (start.offset is None) != (until.offset is None):
+        _refuse("until", "from is of another kind", "two offsets, or two times")
+    if start.value >= until.value:
+        _refuse("until", f"{until.text} is not after from ({start.text})", "from before until")
 
 
 def _check_action(request: RunRequest) -> None:
-    named = request.topics or request.partitions
+    """Refuse what the request's action does not take."""
+    if request.action == "run":
+        _check_plain_run(request)
+        return
+    selected = request.topics or request.partitions
     if request.action == "replay":
-        if len(named) > 1:
-            _refuse(
-                "partitions",
-                f"{len(named)} are named",
-                "for a replay one partition, or one topic, or times alone",
-            )
+        if len(selected) > 1:
+            allowed = "for a replay one partition, or one topic, or times alone"
+            _refuse("partitions", f"{len(selected)} are named", allowed)
         if request.messages_max is not None:
             _refuse("messages_max", "a replay has no slices", "nothing")
-    if request.action != "run":
-        if request.trace:
-            _refuse(
-                "trace",
-                f"a {request.action} is not traced",
-                "nothing; `seriatim trace` looks at what was folded",
-            )
-        if request.start is None and not named:
-            _refuse(
-                "from",
-                f"a {request.action} of everything is not meant",
-                "from, or topics, or partitions",
-            )
-        return
+    if request.trace:
+        allowed = "nothing; `seriatim trace` looks at what was folded"
+        _refuse("trace", f"a {request.action} is not traced", allowed)
+    if request.start is None and not selected:
+        problem = f"a {request.action} of everything is not meant"
+        _refuse("from", problem, "from, or topics, or partitions")
+
+
+def _check_plain_run(request: RunRequest) -> None:
+    """A run folds everything from the frontier on. It may end at an offset of one partition."""
+    until = request.until
     if request.start is not None:
-        _refuse(
-            "from", "a run goes on from the frontier", 'action = "backfill" to fold a range again'
-        )
-    at_offset = request.until is not None and request.until.offset is not None
-    if (named or request.until is not None) and not at_offset:
+        allowed = 'action = "backfill" to fold a range again'
+        _refuse("from", "a run goes on from the frontier", allowed)
+    if until is not None and until.offset is not None:
+        return
+    if until is not None or request.topics or request.partitions:
+        key = "partitions" if until is None else "until"
         allowed = (
             "until as an offset of one partition, or nothing; a backfill takes topics and times"
         )
-        _refuse("until" if request.until else "partitions", "a run folds all that waits", allowed)
+        _refuse(key, "a run folds all that waits", allowed)
 
 
 def _describe_value(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"
+    if len(text) <= SHOWN_VALUE_MAX:
+        return text
+    return f"{text[:SHOWN_VALUE_MAX]}…"
 
 
-def _refuse(key: str, found: str, allowed: str) -> NoReturn:
-    raise RefusedValueError(key, found, allowed)
+def _refuse(key: str, problem: str, allowed: str) -> NoReturn:
+    raise RefusedValueError(key, problem, allowed)

@@ -1,10 +1,10 @@
-"""Watch as a task: it also notices runs that failed and of which Airflow told nobody.
+"""The task `watch`: it also notices failed runs for which Airflow called no callback.
 
-Airflow calls no callback when a person marks a run failed. Its tasks may have left notes, which
-wait for the end of their run. A task has no access to Airflow's database, but it may ask the API
-server how many runs are in a state.
+Airflow calls no callback when a person marks a run as failed. The run's tasks may have left notes,
+which wait for the end of their run. A task has no access to Airflow's database, but it may ask the
+API server how many runs are in a state.
 
-Next room: cli/watch.py is what it runs; airflow/failure_callback.py is the callback.
+Next: cli/watch.py is the command that it runs; airflow/failure_callback.py is the callback.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from seriatim.alerts.mail import NO_CALLBACK
 
 
 class Watch(CommandOperator):
-    """Looks at all streams, after it has noted which runs failed in silence."""
+    """Runs `seriatim watch` for all streams, after it has noted runs that failed without a callback."""
 
     def execute(self, context: Any) -> None:
-        """Note what ended, then look and tell. A note that cannot be made keeps no stream from
-        being looked at.
-        """
+        """Note the failed runs, then run the command. No error of the first prevents the second."""
         for stream in environment.stream_names(self.folder):
             try:
                 self._note_failed_runs(stream, context)
@@ -49,13 +47,12 @@ class Watch(CommandOperator):
                 )
                 continue
             if failed:
-                text = f"the run failed, and {NO_CALLBACK}"
                 note = Note(
                     kind="failed",
                     at_seconds=time.time(),
                     dag=dag,
                     run=run,
-                    text=text,
+                    text=f"the run failed, and {NO_CALLBACK}",
                     inferred=True,
                 )
                 environment.add_note(self.folder, stream, note, self.log)

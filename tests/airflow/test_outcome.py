@@ -73,14 +73,14 @@ def test_a_code_of_ours_without_an_error_of_ours_left_no_word() -> None:
     """A wrong option ends with 2, and Typer has told it already."""
     error = build_error("seriatim plan", 2, CommandOutcome(exit_code=2))
     assert type(error) is ConfigError
-    assert error.message == "seriatim plan ended with code 2 and left no word"
+    assert error.message == "seriatim plan ended with code 2 and left no message"
 
 
 def test_a_process_without_a_word_still_says_how_it_ended() -> None:
     """By a signal, or by a code; and what that means."""
     assert (
         build_error("seriatim run", -9, None).message
-        == "seriatim run was ended by signal 9 and left no word"
+        == "seriatim run was ended by signal 9 and left no message"
     )
     assert "goes on from the last commit" in build_error("seriatim run", 137, None).next
 
@@ -89,7 +89,7 @@ def test_a_process_without_a_word_still_says_how_it_ended() -> None:
 def test_a_killed_process_is_told_as_killed(code: int) -> None:
     """A shell reports signal 9 as 137. By whom is not known: the mail says where that can be read."""
     error = build_error("seriatim run", code, None)
-    assert error.message == "seriatim run was ended by signal 9 and left no word"
+    assert error.message == "seriatim run was ended by signal 9 and left no message"
     for words in ("dmesg", "memory limit", "from the last commit"):
         assert words in error.next
 
@@ -215,5 +215,5 @@ def test_a_command_that_is_killed_leaves_no_outcome(tmp_path: Path) -> None:
     assert killed.returncode == -signal.SIGKILL
     assert (type(error), error.message) == (
         PlatformError,
-        "seriatim run was ended by signal 9 and left no word",
+        "seriatim run was ended by signal 9 and left no message",
     )

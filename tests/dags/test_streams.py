@@ -139,13 +139,13 @@ def test_a_broken_file_is_an_import_error_and_no_other_stream_stands_still(tmp_p
 
 
 UNFORESEEN = """
-from seriatim import streams
-described = streams.describe
-def describe(file):
+from seriatim import stream_files
+describe_stream = stream_files.describe_stream
+def describe_or_fail(file):
     if file.stream.name == "odd":
         raise MemoryError("nobody foresaw this")
-    return described(file)
-streams.describe = describe
+    return describe_stream(file)
+stream_files.describe_stream = describe_or_fail
 """
 
 
@@ -173,7 +173,7 @@ def test_hostile_values_are_refused_by_the_form_or_by_plan(tmp_path: Path) -> No
     write_stream(tmp_path / "streams", "orders")
     code = f"""
 from airflow.sdk.exceptions import ParamValidationError
-from seriatim.airflow.run_request import parse
+from seriatim.airflow.run_request import parse_run_request
 from seriatim.errors import ConfigError
 form, hostile, typed, planned = bag.dags["orders"].params, json.loads({json.dumps(json.dumps(HOSTILE))}), 0, 0
 for given in hostile:
@@ -184,7 +184,7 @@ for given in hostile:
     except ParamValidationError:
         typed += 1
     try:
-        parse(given)
+        parse_run_request(given)
     except ConfigError:
         planned += 1
 print(json.dumps([typed, planned, len(hostile)]))

@@ -15,10 +15,10 @@ import os, threading
 from pathlib import Path
 from types import SimpleNamespace as Made
 from seriatim import config
-from seriatim.airflow import place
+from seriatim.airflow import environment
 from seriatim.airflow.command import CommandOperator
-from seriatim.airflow.fold import Fold, LoggedSparkSubmitHook
-from seriatim.airflow.operators import Plan
+from seriatim.airflow.fold import FoldOperator, LoggedSparkSubmitHook
+from seriatim.airflow.operators import PlanOperator
 from seriatim.errors import SeriatimError
 said, answers = [], {}
 class Keep:
@@ -37,19 +37,19 @@ def tried(task, given):
     except SeriatimError as error:
         return [error.title, error.message]
 def notes():
-    outbox = place.outbox(FOLDER, "orders")
+    outbox = environment.open_outbox(FOLDER, "orders")
     left = outbox.notes()
-    outbox.drop(list(left))
-    return [[note.kind, note.task, note.exit_code, note.text, note.asked, note.error] for note in left.values()]
+    outbox.delete_notes(list(left))
+    return [[note.kind, note.task, note.exit_code, note.text, note.is_form_error, note.error] for note in left.values()]
 """
 
 
 CODE = """
-one = CommandOperator(task_id="version", words=["--version"], folder=FOLDER)
-answers['a_command_says_what_it_says'] = [one.printed(context()), said]
-one = CommandOperator(task_id="plan", words=["plan", "none-such"], folder=FOLDER, stream="orders")
+one = CommandOperator(task_id="version", arguments=["--version"], folder=FOLDER)
+answers['a_command_says_what_it_says'] = [one.run_command(context()), said]
+one = CommandOperator(task_id="plan", arguments=["plan", "none-such"], folder=FOLDER, stream="orders")
 answers['a_command_that_fails_is_a_typed_error_and_leaves_a_note'] = [tried(one, context()), notes()]
-one = CommandOperator(task_id="watch", words=["watch", "--no-mail", "--every", "1000"], folder=FOLDER)
+one = CommandOperator(task_id="watch", arguments=["watch", "--no-mail", "--every", "1000"], folder=FOLDER)
 answer = []
 thread = threading.Thread(target=lambda: answer.append(tried(one, context())))
 thread.start()
@@ -62,19 +62,20 @@ thread.join(600)
 psutil.wait_procs(watch_processes, 600)
 still_running = [process.pid for process in watch_processes if process.is_running()]
 answers['a_kill_ends_the_command_and_what_it_started'] = [answer[0], still_running]
-one = Plan(task_id="plan", stream="orders", folder=FOLDER)
+one = PlanOperator(task_id="plan", stream="orders", folder=FOLDER)
 given = context(**{"action": "backfill", "partitions": ["a/0"], "from": "5", "until": "4"})
 answers['plan_refuses_what_a_schema_cannot'] = [tried(one, given), notes()]
 by_schedule = {**given, "dag_run": Made(run_type="scheduled", run_id="r1")}
 from seriatim.airflow.repair import RepairPlanOperator
 other = {**context(), "params": {"stream": "orders", "partition": "no"}}
-bad_file = Plan(task_id="plan", stream="orders", folder=FOLDER)
+bad_file = PlanOperator(task_id="plan", stream="orders", folder=FOLDER)
 bad_file.build_arguments = lambda _: ["plan", "none-such"]
-asked = [(one, given), (bad_file, context()), (one, by_schedule), (RepairPlanOperator(task_id="plan", folder=FOLDER), other)]
+repair_plan = RepairPlanOperator(task_id="plan", folder=FOLDER)
+asked = [(one, given), (bad_file, context()), (one, by_schedule), (repair_plan, other)]
 answers['a_slip_in_a_form_is_marked_as_one'] = [[tried(*each), notes()[0][4]] for each in asked]
 def running(code):
     import subprocess
-    one, opened = CommandOperator(task_id="t", words=["x"], folder=FOLDER), subprocess.Popen
+    one, opened = CommandOperator(task_id="t", arguments=["x"], folder=FOLDER), subprocess.Popen
     subprocess.Popen = lambda words, **how: opened([sys.executable, "-c", code], **how)
     try:
         return [tried(one, context()), said[-1]]
@@ -90,15 +91,15 @@ answers['bytes_that_are_no_text_break_no_task'].append(said[before:])
 found = []
 for text in ('{"conn_type": "smtp", "login": "us"}', '{"conn_type": "smtp", "host": "mail.example.org"}'):
     os.environ["AIRFLOW_CONN_SMTP_DEFAULT"] = text
-    found.append(place._mail_server_environment().get("SERIATIM_SMTP"))
+    found.append(environment._mail_server_environment().get("SERIATIM_SMTP"))
 del os.environ["AIRFLOW_CONN_SMTP_DEFAULT"]
 answers['a_mail_connection_without_a_host_is_none'] = found
-one = Fold(task_id="fold", stream="orders", folder=FOLDER)
+one = FoldOperator(task_id="fold", stream="orders", folder=FOLDER)
 asked = [{}, {"messages_max": 5}, {"action": "backfill", "topics": ["a"]}, {"dry_run": True}]
 asked += [{"action": "replay", "topics": ["a"]}]
 answers['fold_takes_its_words_from_the_form'] = [one.build_arguments(context(**given)) for given in asked]
 from airflow.sdk.api.datamodels._generated import DagRunType
-Fold.log, kinds = Keep(), []
+FoldOperator.log, kinds = Keep(), []
 for kind in (DagRunType.BACKFILL, DagRunType.MANUAL):
     before = len(said)
     one.execute({**context(dry_run=True), "dag_run": Made(run_type=kind)})
@@ -108,26 +109,29 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 def nothing(self, conn_id): raise AirflowNotFoundException(conn_id)
 os.environ["AIRFLOW_CONN_SERIATIM_SPARK"] = '{"conn_type": "spark", "host": "spark://there:7077"}'
-found = [LoggedSparkSubmitHook(folder=FOLDER, default_master="local[2]", conn_id="seriatim_spark")._connection["master"]]
+def master():
+    hook = LoggedSparkSubmitHook(folder=FOLDER, default_master="local[2]", conn_id="seriatim_spark")
+    return hook._connection["master"]
+found = [master()]
 SparkSubmitHook.get_connection = nothing
-found.append(LoggedSparkSubmitHook(folder=FOLDER, default_master="local[2]", conn_id="seriatim_spark")._connection["master"])
+found.append(master())
 try:
     LoggedSparkSubmitHook(folder=FOLDER, default_master="", conn_id="elsewhere")
 except SeriatimError as error:
     found.append(error.message)
 answers['an_unknown_connection_is_refused_and_ours_may_be_missing'] = found
 from seriatim.embedded import jars
-jars.ensure = lambda *_: []
+jars.ensure_jars = lambda *_: []
 for name in ("SERIATIM_SMTP_PASSWORD", "SERIATIM_KAFKA_CONFIG", "KAFKA_SASL_PASSWORD"):
     os.environ[name] = f"canary-{name}"
 os.environ["AIRFLOW_CONN_SERIATIM_SPARK"] = '{"conn_type": "spark", "host": "local[1]", "password": "canary-conn"}'
-one = Fold(task_id="fold", stream="orders", folder=FOLDER)
+one = FoldOperator(task_id="fold", stream="orders", folder=FOLDER)
 one.application_args = one.build_arguments(context())
-hook = one._create_submit_hook(config.load(folder=Path(FOLDER)))
+hook = one._create_submit_hook(config.load_settings(folder=Path(FOLDER)))
 answers['no_setting_of_ours_is_in_the_arguments_of_spark_submit'] = hook._build_spark_submit_command(one.application)
-from seriatim.airflow.failure_callback import Alert
+from seriatim.airflow.failure_callback import FailureCallback
 from seriatim.alerts.incidents import Note
-place.outbox(FOLDER, "b").leave(Note(kind="task", at_seconds=1.0, run="r1", task="b"))
+environment.open_outbox(FOLDER, "b").add_note(Note(kind="task", at_seconds=1.0, run="r1", task="b"))
 asked = [
     (["one"], {"run_id": "r1"}),
     (["a", "b", "c"], {"run_id": "r1"}),
@@ -139,13 +143,13 @@ asked = [
 ]
 other = Path(FOLDER, "streams", "b.toml")
 other.write_text("")
-whom = [Alert(names, FOLDER)._affected_streams(given) for names, given in asked]
+whom = [FailureCallback(names, FOLDER)._affected_streams(given) for names, given in asked]
 answers['a_run_concerns_the_stream_whose_task_failed'] = whom
 other.unlink()
 from seriatim.alerts.outbox import DiskOutbox
 def unreadable(*_): raise PermissionError("not ours")
 kept, DiskOutbox.notes = DiskOutbox.notes, unreadable
-whom = Alert(["a", "b"], FOLDER)._affected_streams({"run_id": "r1"})
+whom = FailureCallback(["a", "b"], FOLDER)._affected_streams({"run_id": "r1"})
 answers['notes_that_cannot_be_read_keep_nobody_from_being_told'] = whom
 DiskOutbox.notes = kept
 from airflow.sdk.exceptions import AirflowSkipException
@@ -155,7 +159,7 @@ def planned(parts, notes):
     one = RepairPlanOperator(task_id="plan", folder=FOLDER, stream="orders")
     made = {"stream": "orders", "sequence": 7, "approval": "t"}
     made |= {"parts": parts, "notes": notes, "drops": [], "resumes": None, "holds": []}
-    one.printed = lambda context: json.dumps(made)
+    one.run_command = lambda context: json.dumps(made)
     try:
         return [tried(one, context()), notes_left()]
     except AirflowSkipException as skipped:
@@ -168,7 +172,7 @@ one = RepairPlanOperator(task_id="plan", folder=FOLDER)
 answers['a_plan_that_leaves_something_is_still_a_plan'] = [
     one.is_success(*given) for given in [(0, "{}"), (3, "{}"), (3, ""), (4, "{}")]
 ]
-from seriatim.airflow.operators import Check, PublishOperator
+from seriatim.airflow.operators import CheckOperator, PublishOperator
 def skipped(kind, **form):
     try:
         return kind(task_id="t", stream="orders", folder=FOLDER).execute(context(**form))
@@ -176,36 +180,36 @@ def skipped(kind, **form):
         return str(word)
 asked = [{"dry_run": True}, {"action": "replay", "topics": ["a"]}, {}]
 answers['a_rehearsal_judges_and_publishes_nothing'] = [
-    [skipped(kind, **form) for form in asked] for kind in (Check, PublishOperator)
+    [skipped(kind, **form) for form in asked] for kind in (CheckOperator, PublishOperator)
 ]
 told = []
-class Told(Alert):
-    def _tell(self, stream): told.append(stream)
-place.outbox(FOLDER, "orders").leave(Note(kind="failed", at_seconds=1.0, run="r0"))
+class Told(FailureCallback):
+    def _run_watch(self, stream): told.append(stream)
+environment.open_outbox(FOLDER, "orders").add_note(Note(kind="failed", at_seconds=1.0, run="r0"))
 for form in asked:
-    Told(["orders"], FOLDER, good=True)(context(**form))
+    Told(["orders"], FOLDER, run_succeeded=True)(context(**form))
 answers['a_rehearsal_ends_no_incident'] = [note[0] for note in notes()]
 def full(*_): raise SeriatimError("no room")
-kept, DiskOutbox.leave, told = DiskOutbox.leave, full, []
+kept, DiskOutbox.add_note, told = DiskOutbox.add_note, full, []
 Told(["orders"], FOLDER)(context())
-one = CommandOperator(task_id="plan", words=["plan", "none-such"], folder=FOLDER, stream="orders")
+one = CommandOperator(task_id="plan", arguments=["plan", "none-such"], folder=FOLDER, stream="orders")
 answers['a_note_that_cannot_be_left_is_told_all_the_same'] = [told, tried(one, context())[0]]
-DiskOutbox.leave = kept
-one = Fold(task_id="fold", stream="orders", folder=FOLDER)
+DiskOutbox.add_note = kept
+one = FoldOperator(task_id="fold", stream="orders", folder=FOLDER)
 def nowhere(*_): raise PlatformError("no JARs can be had", next="make setup")
 from seriatim.errors import PlatformError
-jars.ensure = nowhere
+jars.ensure_jars = nowhere
 answers['fold_leaves_a_note_where_nothing_could_be_submitted'] = [tried(one, context()), notes()]
 from seriatim.alerts.incidents import REPAIR, Concern, AlertState, Incident
-incident = Incident(concern=Concern(concern=REPAIR, text="x", next=""), since_seconds=1.0)
-place.outbox(FOLDER, "orders").put_desk(AlertState(open={REPAIR: incident}))
+incident = Incident(concern=Concern(kind=REPAIR, text="x", next=""), since_seconds=1.0)
+environment.open_outbox(FOLDER, "orders").put_alert_state(AlertState(open_incidents={REPAIR: incident}))
 kept, found = context, []
 for form in ({}, {"partition": "a/0"}):
     context = lambda form=form, kept=kept: {**kept(), "params": {"stream": "orders", **form}}
     planned([], [])
     found.append([note[0] for note in notes()])
 context = kept
-place.outbox(FOLDER, "orders").put_desk(AlertState())
+environment.open_outbox(FOLDER, "orders").put_alert_state(AlertState())
 answers['a_plan_of_the_whole_stream_that_finds_nothing_hurt_ends_a_failed_repair'] = found
 from seriatim.airflow.watch import Watch
 class States:
@@ -217,18 +221,20 @@ class States:
             raise RuntimeError("the API server is away")
         return int(run_ids == ["r1"])
 watched = []
-class TracingMachine(Watch):
-    def printed(self, context): watched.append(notes())
+class SilentWatch(Watch):
+    def run_command(self, context): watched.append(notes())
 Watch.log = Keep()
-for run in ("r3", "r1", "r2"):
-    note = place.task_note({**context(), "run_id": run}, "fold", PlatformError("no broker"))
-    place.outbox(FOLDER, "orders").leave(note)
-TracingMachine(task_id="watch", words=["watch", "--once"], folder=FOLDER).execute({**context(), "ti": States()})
+from msgspec.structs import replace
+for number, run in enumerate(("r3", "r1", "r2")):
+    note = environment.task_note({**context(), "run_id": run}, "fold", PlatformError("no broker"))
+    note = replace(note, at_seconds=1000.0 + number)  # of one millisecond, the order would be any
+    environment.open_outbox(FOLDER, "orders").add_note(note)
+SilentWatch(task_id="watch", arguments=["watch", "--once"], folder=FOLDER).execute({**context(), "ti": States()})
 answers['watch_notes_the_end_of_a_run_that_was_marked_failed'] = [States.asked, watched]
 from seriatim.failure import CommandOutcome, Failure
-from seriatim.engine.findings import Finding, failure
-jars.ensure = lambda *_: []
-error = failure("orders", [Finding(finding="gap", topic="a", partition=0, offset=3)])
+from seriatim.engine.findings import Finding, new_findings_error
+jars.ensure_jars = lambda *_: []
+error = new_findings_error("orders", [Finding(finding="gap", topic="a", partition=0, offset=3)])
 content = __import__("msgspec").json.encode(CommandOutcome(exit_code=3, failure=Failure.of(error))).decode()
 leaves = f"import os, sys; open(os.environ['SERIATIM_OUTCOME'], 'w').write({content!r}); sys.exit(3)"
 dies = "import os; os.kill(os.getpid(), 9)"
@@ -239,7 +245,7 @@ def submitted(code):
         return [sys.executable, "-c", code]
     SparkSubmitHook._build_spark_submit_command = other
     try:
-        return [tried(Fold(task_id="fold", stream="orders", folder=FOLDER), context()), notes()]
+        return [tried(FoldOperator(task_id="fold", stream="orders", folder=FOLDER), context()), notes()]
     finally:
         SparkSubmitHook._build_spark_submit_command = build
 answers['a_driver_tells_how_it_ended_through_spark_submit'] = [submitted(code) for code in (leaves, dies)]
@@ -366,10 +372,10 @@ def test_a_plan_of_a_repair_is_shown_with_what_it_leaves(answers: dict[str, Any]
     (plan, _), (error, left), skipped = answers["a_plan_of_a_repair_is_shown_with_what_it_leaves"]
     assert plan["approval"] == "t"
     assert "a/0  folds again [0, 5)" in plan["text"]
-    assert "not mended by this: b/1 needs its topic back" in plan["text"]
-    assert error == ["IntegrityError", "orders: no repair mends what is hurt"]
+    assert "not repaired by this: b/1 needs its topic back" in plan["text"]
+    assert error == ["IntegrityError", "orders: no repair can fix the damage"]
     assert "b/1 needs its topic back" in left[0][3]
-    assert skipped == "orders: nothing is hurt, so there is nothing to approve"
+    assert skipped == "orders: nothing is damaged, so there is nothing to approve"
 
 
 def test_a_plan_that_leaves_something_is_still_a_plan(answers: dict[str, Any]) -> None:
@@ -449,5 +455,5 @@ def test_a_driver_tells_how_it_ended_through_spark_submit(answers: dict[str, Any
     ((_, task, code, text, _, error_class),) = left
     assert (task, code, error_class) == ("fold", 3, "FindingsError")
     assert text.startswith("IntegrityError: orders: 1 new finding in a/0\n  next ")
-    assert killed == ["PlatformError", "seriatim run was ended by signal 9 and left no word"]
+    assert killed == ["PlatformError", "seriatim run was ended by signal 9 and left no message"]
     assert of_killed[0][2] == 4
