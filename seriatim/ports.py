@@ -15,7 +15,7 @@ from seriatim.engine.findings import Finding
 from seriatim.engine.holes import ExplainedRange
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.engine.record_kinds import MAIN_TABLE
+from seriatim.engine.record_kinds import MAIN_TABLE, RowKeySpec
 from seriatim.engine.session import FoldOutput, QuarantinedMessage, Session, SessionEndRecords
 from seriatim.engine.session_filter import ReplacedRecords
 from seriatim.kafka.retention import RetainedLog
@@ -30,7 +30,6 @@ from seriatim.storage.current_rows import (
     CurrentWriteResult,
     PartitionCatchUp,
     PublishedVersion,
-    RowKeySpec,
     SessionTable,
     TopicIdsByPartition,
 )

@@ -1,9 +1,9 @@
 """Machines: what a user writes, and what the fold needs of any machine.
 
-A user subclasses `Machine[State, Message, Record]` with msgspec Structs. The fold sees a `Runner`:
-`UserMachine` wraps a user's class, `TableMachine` (table.py) is the stock one.
+A user subclasses `Machine[State, Message, Record]` with msgspec Structs. The fold works with a
+`Runner`: `UserMachine` wraps a user's class, `TableMachine` (engine/table.py) comes with Seriatim.
 
-Next room: table.py, then fold.py.
+Next: engine/table.py, then engine/fold.py.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import msgspec
 from msgspec.structs import astuple
 
 from seriatim.engine.messages import Poison, decode_messages, plain_values
-from seriatim.engine.record_kinds import make_other_record_types, table_of_record
+from seriatim.engine.record_kinds import RowKeySpec, make_other_record_types, table_of_record
 from seriatim.engine.session import FoldOutput, Session
 from seriatim.errors import ConfigError
-from seriatim.storage.current_rows import RowKeySpec
 
 S = TypeVar("S")
 M = TypeVar("M")
@@ -30,11 +29,11 @@ R = TypeVar("R")
 
 
 class Machine(Generic[S, M, R]):
-    """A state machine over one session's messages. Subclass it: `class Book(Machine[State, Message,
-    Record])`.
+    """A state machine over the messages of one session.
 
-    A machine that does not override `is_snapshot` has no snapshots: a session begins with its first
-    message, and a hurt session waits for a repair.
+    Subclass it: `class Book(Machine[State, Message, Record])`. A machine that does not override
+    `is_snapshot` has no snapshots: a session begins with its first message, and a damaged session
+    waits for a repair.
     """
 
     state_version: ClassVar[int] = 1
@@ -44,21 +43,21 @@ class Machine(Generic[S, M, R]):
         raise NotImplementedError
 
     def apply(self, state: S, message: M) -> Iterable[R]:
-        """The records one message gives. May change `state` in place."""
+        """The records of one message. It may change `state` in place."""
         raise NotImplementedError
 
-    def is_snapshot(self, message: M) -> bool:  # noqa: ARG002  # a default that no message changes
+    def is_snapshot(self, message: M) -> bool:  # noqa: ARG002  # by default no message is one
         """Whether a session may begin, or begin again, with this message."""
         return False
 
     def end(self, state: S) -> Iterable[R]:  # noqa: ARG002  # most machines have nothing to take back
-        """The records that take a session's output back, when it ends: it expired, or its topic was
-        made again.
+        """The records that take a session's output back when it ends, because it expired or its
+        topic was created anew.
         """
         return ()
 
     def upgrade(self, old: bytes, version: int) -> S:
-        """State as saved by an older `state_version`, as today's."""
+        """The state in today's form, from the bytes that an older `state_version` saved."""
         raise NotImplementedError
 
 
@@ -70,19 +69,21 @@ class Runner(Protocol):
     columns: dict[str, str]
     """The record's own columns: name to type name (string, int64, …)."""
     other_columns: dict[str, dict[str, str]]
-    """The same of further tables, by table: a machine may give records of several kinds."""
+    """The columns of further tables, by table: a machine may give records of several kinds."""
     row_key_spec: RowKeySpec | None
-    """How its records are rows of the table `current`; None: they name no key."""
+    """How its records become rows of the table `current`. None: they have no key."""
     shape: str
-    """What saved state depends on, beyond its version: another shape would misread it."""
+    """What saved state depends on beyond its version. A machine of another shape would misread it."""
     has_snapshots: bool
     snapshot_type: type | None
-    """The class of snapshots, where the class alone tells; else `is_snapshot` is asked."""
+    """The class of snapshot messages, if the class alone decides. None: `is_snapshot` decides."""
     can_upgrade: bool
     may_half_change: bool
     """Whether a failed `apply` may leave the state half changed."""
     contradictions: int
-    """Messages taken although the state contradicts them (tiers that only count that)."""
+    """How many messages were applied although the state contradicts them. Some tiers only count
+    them.
+    """
 
     def decode(self, values: Sequence[bytes | None]) -> list[Any]: ...
     def is_snapshot(self, message: Any) -> bool: ...
@@ -106,7 +107,7 @@ class Runner(Protocol):
 
 
 class UserMachine:
-    """A user's machine, ready to be folded."""
+    """Makes a user's machine a `Runner`."""
 
     may_half_change = True
     contradictions = 0
@@ -129,65 +130,78 @@ class UserMachine:
         self.has_snapshots = machine_class.is_snapshot is not Machine.is_snapshot
         self.can_upgrade = machine_class.upgrade is not Machine.upgrade
         self.has_end = machine_class.end is not Machine.end
-        state, message, record = type_arguments(name, machine_class)
-        kinds = get_args(record) if get_origin(record) in (typing.Union, UnionType) else (record,)
-        self.record_type, self.columns = kinds[0], record_columns(name, kinds[0])
-        self.other_record_types = make_other_record_types(name, kinds)
-        self.other_columns = {
-            made.table: record_columns(name, kind) for kind, made in self.other_record_types.items()
-        }
-        self.row_key_spec = row_key_spec_of(name, self.record_type, self.columns)
-        self._decoder = msgspec.json.Decoder(message)
-        self._state_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(state)
-        self._sequence_field, self._session_field = sequence, session
-        self._get_sequence = attrgetter(sequence or "sequence")
-        self._machine_apply = self.machine.apply
-        self._fast_record_type = (
-            None if any(map(is_list_type, self.columns.values())) else self.record_type
-        )
-        """The kind whose records can be taken as they are."""
         self.shape = f"session {session or 'by key'}, sequence {sequence or 'none'}"
+
+        state_type, message_type, record_type = type_arguments(name, machine_class)
+        self._set_record_types(name, _members_of_union(record_type))
+        self._decoder = msgspec.json.Decoder(message_type)
+        self._state_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(state_type)
+
+        self._sequence_field = sequence
+        self._session_field = session
+        for field in (sequence, session):
+            if field:
+                _refuse_missing_field(name, message_type, field)
+        # Bound once: the loop over messages calls these for every message.
         self.is_snapshot = self.machine.is_snapshot
         self.start = self.machine.start
-        for field in filter(None, (sequence, session)):
-            _refuse_missing_field(name, message, field)
+        self._get_sequence = attrgetter(sequence or "sequence")
+        self._machine_apply = self.machine.apply
+
+    def _set_record_types(self, name: str, record_types: tuple[Any, ...]) -> None:
+        """Set what depends on the kinds of records. The first kind goes to the table `records`."""
+        self.record_type = record_types[0]
+        self.columns = record_columns(name, self.record_type)
+        self.other_record_types = make_other_record_types(name, record_types)
+        self.other_columns: dict[str, dict[str, str]] = {}
+        for record_type, tuple_type in self.other_record_types.items():
+            self.other_columns[tuple_type.table] = record_columns(name, record_type)
+        self.row_key_spec = row_key_spec_of(name, self.record_type, self.columns)
+        has_lists = any(is_list_type(type_name) for type_name in self.columns.values())
+        self._fast_record_type = None if has_lists else self.record_type
+        """The kind whose records become tuples without a copy of their lists, as they have none."""
 
     def decode(self, values: Sequence[bytes | None]) -> list[Any]:
-        """Typed messages, `Poison` where a value is none or its sequence or session is unusable."""
+        """Typed messages, with a `Poison` where a value cannot be decoded or its sequence or session
+        cannot be used.
+        """
         messages = decode_messages(self._decoder, values)
-        if self._session_field is None and (
-            self._sequence_field is None or self._has_valid_sequences(messages)
-        ):
+        has_checks = self._session_field is not None or self._sequence_field is not None
+        if not has_checks:
+            return messages
+        if self._session_field is None and self._has_valid_sequences(messages):
             return messages
         return [self._poison_if_unusable(message) for message in messages]
 
     def _has_valid_sequences(self, messages: Sequence[Any]) -> bool:
-        """Whether all sequences are usable, seen as a column, which costs a quarter of looking at
+        """Whether all sequences can be used. Checking them as one list costs a quarter of checking
         each message.
         """
         try:
-            counters = list(map(self._get_sequence, messages))
+            sequences = list(map(self._get_sequence, messages))
         except AttributeError:  # some message is poison
             return False
-        return (
-            set(map(type, counters)) == {int}
-            and _is_int64(min(counters))
-            and _is_int64(max(counters))
-        )
+        if set(map(type, sequences)) != {int}:
+            return False
+        return _is_int64(min(sequences)) and _is_int64(max(sequences))
 
     def _poison_if_unusable(self, message: Any) -> Any:
+        """The message, or a `Poison` if its sequence or session cannot be used."""
         if message.__class__ is Poison:
             return message
-        if self._sequence_field and not _is_int64(
-            found := getattr(message, self._sequence_field, None)
-        ):
-            return Poison(
-                f"wrong schema: {self._sequence_field} must be a whole number, found {found!r}"
-            )
-        if self._session_field and not isinstance(
-            found := getattr(message, self._session_field, None), str | int
-        ):
-            return Poison(f"wrong schema: {self._session_field} must be text, found {found!r}")
+        if self._sequence_field:
+            sequence = getattr(message, self._sequence_field, None)
+            if not _is_int64(sequence):
+                return Poison(
+                    f"wrong schema: {self._sequence_field} must be a whole number,"
+                    f" found {sequence!r}"
+                )
+        if self._session_field:
+            session = getattr(message, self._session_field, None)
+            if not isinstance(session, str | int):
+                return Poison(
+                    f"wrong schema: {self._session_field} must be text, found {session!r}"
+                )
         return message
 
     def sequences(self, messages: Sequence[Any]) -> Sequence[int | None]:
@@ -204,12 +218,14 @@ class UserMachine:
         return str(getattr(message, self._session_field or ""))
 
     def apply(self, state: Any, message: Any) -> Sequence[tuple[Any, ...]]:
-        """One message's records as tuples in the order of `columns`, each as it was when the
-        machine gave it.
+        """The records of one message as tuples in the order of `columns`. Each has the values that
+        the record had when the machine gave it.
         """
-        usual, given = self._fast_record_type, self._machine_apply(state, message)
+        fast_type = self._fast_record_type
+        # One loop, because the machine may be a generator that goes on changing its records.
         return [
-            astuple(one) if one.__class__ is usual else self._to_row("apply", one) for one in given
+            astuple(record) if record.__class__ is fast_type else self._to_row("apply", record)
+            for record in self._machine_apply(state, message)
         ]
 
     def end(self, state: Any) -> Sequence[tuple[Any, ...]]:
@@ -217,51 +233,50 @@ class UserMachine:
         return [self._to_row("end", record) for record in self.machine.end(state)]
 
     def _to_row(self, method: str, record: Any) -> tuple[Any, ...]:
-        """A record as a tuple of its own: lists are copied, for the machine may go on changing
-        them.
-        """
-        kind = record.__class__
-        if kind is not self.record_type and kind not in self.other_record_types:
-            named = " or ".join(
-                one.__name__ for one in (self.record_type, *self.other_record_types)
-            )
-            raise TypeError(f"{method} must yield {named}, it gave {type(record).__name__}")
-        return self.other_record_types.get(kind, tuple)(map(_copy_lists, astuple(record)))
+        """A record as a tuple. Lists are copied, because the machine may go on changing them."""
+        record_type = record.__class__
+        tuple_type: type[tuple[Any, ...]] | None = self.other_record_types.get(record_type)
+        if tuple_type is None:
+            if record_type is not self.record_type:
+                types = (self.record_type, *self.other_record_types)
+                allowed = " or ".join(allowed_type.__name__ for allowed_type in types)
+                raise TypeError(f"{method} must yield {allowed}, it gave {type(record).__name__}")
+            tuple_type = tuple
+        return tuple_type(map(_copy_lists, astuple(record)))
 
     def fold_usual(
         self,
-        sessions: Mapping[str, Session],  # noqa: ARG002  # the fold takes every message through `apply`
+        sessions: Mapping[str, Session],  # noqa: ARG002  # every message goes through `apply`
         names: Sequence[str | None],  # noqa: ARG002
         sequences: Sequence[int | None],  # noqa: ARG002
         messages: Sequence[Any],
         output: FoldOutput,  # noqa: ARG002
     ) -> Iterable[int]:
-        """Positions of messages that the fold must look at: all of them."""
+        """The positions of messages that the fold must take through `apply`: all of them."""
         return range(len(messages))
 
     def check_records(self, records: Sequence[tuple[Any, ...]]) -> None:
         """Refuse records whose values do not fit their columns."""
         for record in records:
             columns = self.other_columns.get(table_of_record(record), self.columns)
-            for value, (column, kind) in zip(record, columns.items(), strict=True):
-                if not fits_column_type(value, kind):
+            for value, (column, type_name) in zip(record, columns.items(), strict=True):
+                if not fits_column_type(value, type_name):
                     raise TypeError(
-                        f"record field {column} takes {kind}, it got {type(value).__name__} {str(value)[:60]!r}"
+                        f"record field {column} takes {type_name},"
+                        f" it got {type(value).__name__} {str(value)[:60]!r}"
                     )
 
     def dump(self, state: Any) -> bytes:
-        """State as bytes, read back at once: what cannot be read again must not be saved."""
-        saved = msgspec.msgpack.encode(state)
-        self._state_decoder.decode(saved)
-        return saved
+        """State as bytes. They are decoded at once: bytes that cannot be decoded must not be saved."""
+        state_bytes = msgspec.msgpack.encode(state)
+        self._state_decoder.decode(state_bytes)
+        return state_bytes
 
     def load(self, state_bytes: bytes, version: int) -> Any:
         """State from bytes, upgraded if an older version wrote them."""
-        return (
-            self._state_decoder.decode(state_bytes)
-            if version == self.state_version
-            else self.machine.upgrade(state_bytes, version)
-        )
+        if version == self.state_version:
+            return self._state_decoder.decode(state_bytes)
+        return self.machine.upgrade(state_bytes, version)
 
     def to_plain(self, state: Any) -> Any:
         """State as plain values for people and JSON."""
@@ -269,7 +284,9 @@ class UserMachine:
 
 
 def type_arguments(name: str, machine_class: type) -> tuple[Any, Any, Any]:
-    """State, message and record types of a user's class."""
+    """The state, message and record types of a user's class. A class that does not name them is
+    refused.
+    """
     for base in getattr(machine_class, "__orig_bases__", ()):
         if get_origin(base) is Machine and len(get_args(base)) == 3:
             return typing.cast("tuple[Any, Any, Any]", get_args(base))
@@ -288,14 +305,17 @@ SCALAR_TYPES: dict[Any, str] = {
     datetime: "timestamp",
     date: "date",
 }
+PYTHON_TYPES = {type_name: python_type for python_type, type_name in SCALAR_TYPES.items()}
 
 
 FLOAT64_WHOLE_MAX = 2**53
-"""Beyond it a float64 cannot hold every whole number."""
+"""A float64 cannot hold every whole number beyond this one."""
 
 
 def record_columns(name: str, record: Any) -> dict[str, str]:
-    """Columns of a record Struct: names to type names."""
+    """The columns of a record Struct: names and type names. A Struct that cannot become a table is
+    refused.
+    """
     if not (isinstance(record, type) and issubclass(record, msgspec.Struct)):
         raise ConfigError(
             f"machine {name}: records must be a msgspec Struct, not {record}",
@@ -303,70 +323,76 @@ def record_columns(name: str, record: Any) -> dict[str, str]:
         )
     fields = msgspec.structs.fields(record)
     columns = {field.encode_name: _column_type(name, field.name, field.type) for field in fields}
-    folded = [column.casefold() for column in columns]
-    if twice := [column for column in columns if folded.count(column.casefold()) > 1]:
+    # Table formats take columns that differ only by case as one.
+    names_without_case = [column.casefold() for column in columns]
+    same_columns = [column for column in columns if names_without_case.count(column.casefold()) > 1]
+    if same_columns:
+        fields_text = " and ".join(map(repr, same_columns))
         raise ConfigError(
-            f"machine {name}: fields {' and '.join(map(repr, twice))} of {record.__name__} would be one column",
+            f"machine {name}: fields {fields_text} of {record.__name__} would be one column",
             next="rename one: columns differ by more than case",
         )
     return columns
 
 
 def row_key_spec_of(name: str, record: Any, columns: Mapping[str, str]) -> RowKeySpec | None:
-    """How records are rows: by what the Struct says in `row_key` and `row_gone`. None: it names no
-    key.
+    """How records become rows, by the class variables `row_key` and `row_gone` of the Struct. None
+    if it names no key; wrong names or values are refused.
     """
-    key, gone = tuple(getattr(record, "row_key", ())), dict(getattr(record, "row_gone", {}))
-    columns_of = {field.name: field.encode_name for field in msgspec.structs.fields(record)}
-    kinds = {field: columns[column] for field, column in columns_of.items()}
-    if trouble := _row_key_error(key, gone, kinds):
+    key_fields = tuple(getattr(record, "row_key", ()))
+    gone_values = dict(getattr(record, "row_gone", {}))
+    column_of_field = {field.name: field.encode_name for field in msgspec.structs.fields(record)}
+    type_names = {field: columns[column] for field, column in column_of_field.items()}
+    error = _row_key_error(key_fields, gone_values, type_names)
+    if error:
         raise ConfigError(
-            f"machine {name}: {record.__name__}.{trouble}",
-            next=f"its fields are {', '.join(kinds)}",
+            f"machine {name}: {record.__name__}.{error}",
+            next=f"its fields are {', '.join(type_names)}",
         )
-    if not key:
+    if not key_fields:
         return None
     return RowKeySpec(
-        key=tuple(columns_of[one] for one in key),
+        key=tuple(column_of_field[field] for field in key_fields),
         columns=tuple(columns),
-        deleted_when={columns_of[one]: value for one, value in gone.items()},
+        deleted_when={column_of_field[field]: value for field, value in gone_values.items()},
     )
 
 
 def _row_key_error(
-    key: tuple[str, ...], deleted_when: Mapping[str, Any], kinds: Mapping[str, str]
+    key: tuple[str, ...], deleted_when: Mapping[str, Any], type_names: Mapping[str, str]
 ) -> str:
-    """What is wrong with the fields that a Struct names."""
+    """What is wrong with the fields that a Struct names; empty if nothing is."""
     if deleted_when and not key:
         return "row_gone has no row_key beside it"
-    for said, names in (("row_key", key), ("row_gone", deleted_when)):
-        if strange := [one for one in names if one not in kinds]:
-            return f"{said} names {strange[0]!r}, which is no field of it"
-    if lists := [one for one in key if is_list_type(kinds[one])]:
-        return f"row_key names {lists[0]!r}, a list: it must hold one value"
-    unfit = [one for one, value in deleted_when.items() if not fits_column_type(value, kinds[one])]
-    return (
-        f"row_gone: {unfit[0]} is {kinds[unfit[0]]}, never {deleted_when[unfit[0]]!r}"
-        if unfit
-        else ""
-    )
+    for variable, fields in (("row_key", key), ("row_gone", deleted_when)):
+        for field in fields:
+            if field not in type_names:
+                return f"{variable} names {field!r}, which is no field of it"
+    for field in key:
+        if is_list_type(type_names[field]):
+            return f"row_key names {field!r}, a list: it must hold one value"
+    for field, value in deleted_when.items():
+        if not fits_column_type(value, type_names[field]):
+            return f"row_gone: {field} is {type_names[field]}, never {value!r}"
+    return ""
 
 
 def fits_column_type(value: Any, type_name: str) -> bool:
-    """Whether a value may stand in a column of this type. Never laxer than what writes the column."""
+    """Whether a value may be in a column of this type. This is never laxer than what writes the
+    column.
+    """
     if value is None:
         return True
     if is_list_type(type_name):
-        return isinstance(value, list) and all(
-            fits_column_type(part, type_name[5:-1]) for part in value
-        )
+        item_type = type_name.removeprefix("list<").removesuffix(">")
+        return isinstance(value, list) and all(fits_column_type(item, item_type) for item in value)
     if type_name == "int64":
         return _is_int64(value)
     if type_name == "float64":
         return isinstance(value, float) or (_is_int64(value) and abs(value) <= FLOAT64_WHOLE_MAX)
-    wanted = next(python for python, name in SCALAR_TYPES.items() if name == type_name)
-    right = isinstance(value, wanted) and not (type_name == "date" and isinstance(value, datetime))
-    return right and _is_writable(value, type_name)
+    if type_name == "date" and isinstance(value, datetime):
+        return False  # in Python a datetime is a date
+    return isinstance(value, PYTHON_TYPES[type_name]) and _is_writable(value, type_name)
 
 
 def is_list_type(type_name: str) -> bool:
@@ -375,52 +401,67 @@ def is_list_type(type_name: str) -> bool:
 
 
 def _copy_lists(value: Any) -> Any:
-    """A value that nobody else can change."""
-    return [_copy_lists(part) for part in value] if isinstance(value, list) else value
+    """The value with all its lists copied, so that nobody else can change it."""
+    if not isinstance(value, list):
+        return value
+    return [_copy_lists(item) for item in value]
 
 
 def _is_writable(value: Any, type_name: str) -> bool:
+    """Whether a text can be UTF-8, and a time can be in UTC."""
     try:
-        _ = (
+        if type_name == "string":
             value.encode()
-            if type_name == "string"
-            else type_name != "timestamp" or value.utctimetuple()
-        )
+        elif type_name == "timestamp":
+            value.utctimetuple()
     except (UnicodeEncodeError, OverflowError):
         return False
     return True
 
 
-def _column_type(name: str, field: str, kind: Any) -> str:
-    if get_origin(kind) is typing.Annotated:
-        kind = get_args(kind)[0]
-    if get_origin(kind) in (typing.Union, UnionType):
-        rest = [part for part in get_args(kind) if part is not NoneType]
-        if len(rest) == 1:
-            return _column_type(name, field, rest[0])
-    if get_origin(kind) is list:
-        return f"list<{_column_type(name, field, get_args(kind)[0])}>"
-    if get_origin(kind) is typing.Literal and all(
-        isinstance(choice, str) for choice in get_args(kind)
-    ):
+def _column_type(name: str, field: str, field_type: Any) -> str:
+    """The type name of a record's field. A type that no column can have is refused."""
+    origin = get_origin(field_type)
+    if origin is typing.Annotated:
+        return _column_type(name, field, get_args(field_type)[0])
+    if origin in (typing.Union, UnionType):
+        other_types = [member for member in get_args(field_type) if member is not NoneType]
+        if len(other_types) == 1:
+            return _column_type(name, field, other_types[0])
+    if origin is list:
+        item_type = _column_type(name, field, get_args(field_type)[0])
+        return f"list<{item_type}>"
+    is_literal = origin is typing.Literal
+    if is_literal and all(isinstance(choice, str) for choice in get_args(field_type)):
         return "string"
-    if kind not in SCALAR_TYPES:
+    if field_type not in SCALAR_TYPES:
         allowed = ", ".join(scalar.__name__ for scalar in SCALAR_TYPES)
         raise ConfigError(
-            f"machine {name}: record field {field!r} has type {kind}",
+            f"machine {name}: record field {field!r} has type {field_type}",
             allowed=f"{allowed}, list of these, or None with one of them",
             next="change the field's type",
         )
-    return SCALAR_TYPES[kind]
+    return SCALAR_TYPES[field_type]
 
 
-def _refuse_missing_field(name: str, message: Any, field: str) -> None:
-    kinds = get_args(message) if get_origin(message) in (typing.Union, UnionType) else (message,)
-    for kind in kinds:
-        if field not in getattr(kind, "__struct_fields__", ()):
+def _members_of_union(type_or_union: Any) -> tuple[Any, ...]:
+    """The members of a union type; a type that is no union by itself."""
+    if get_origin(type_or_union) in (typing.Union, UnionType):
+        return get_args(type_or_union)
+    return (type_or_union,)
+
+
+def _refuse_missing_field(name: str, message_type: Any, field: str) -> None:
+    """Refuse a message type that lacks the field which the stream names."""
+    for struct in _members_of_union(message_type):
+        if field not in getattr(struct, "__struct_fields__", ()):
             raise ConfigError(
-                f"machine {name}: the stream needs field {field!r} of each message, {kind.__name__} has none",
-                next=f"add it to {kind.__name__}, or change `sequence` or `session` in the stream file",
+                f"machine {name}: the stream needs field {field!r} of each message,"
+                f" {struct.__name__} has none",
+                next=(
+                    f"add it to {struct.__name__},"
+                    " or change `sequence` or `session` in the stream file"
+                ),
             )
 
 

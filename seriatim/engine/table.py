@@ -1,10 +1,10 @@
-"""The stock machine: a table sent as snapshot, then inserts, updates and deletes. No code needed.
+"""The table machine: a table that is sent as a snapshot, then inserts, updates and deletes.
 
-State is the session's rows by key. Every message is checked before it changes anything: an insert
-of a present row or an update of a missing one raises `PreconditionError` and leaves the rows as
-they were.
+It comes with Seriatim, so a user needs no code of their own. The state is the rows of the session
+by key. Every message is checked before it changes anything: an insert of a row that is present, or
+an update of a missing row, raises `PreconditionError` and leaves the rows as they were.
 
-Next room: fold.py.
+Next: engine/fold.py; fast/table.py is the same machine with compiled code.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
-from typing import Annotated, Any, Union, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, defstruct
 from msgspec.structs import asdict, astuple
 
 from seriatim.engine.messages import Poison, decode_message, decode_messages
+from seriatim.engine.record_kinds import RowKeySpec
 from seriatim.engine.session import FoldOutput, Session
-from seriatim.storage.current_rows import RowKeySpec
 
 Row = tuple[Any, ...]
 PRECISION_MAX = 38
@@ -43,37 +43,37 @@ EXTENDED_TIME = (
 BASIC_TIME = r"(\d{4})(\d\d)(\d\d)[Tt](\d\d)(\d\d)(?:(\d\d)(?:[.,](\d{1,18}))?)?(ZONE)?"
 ZONE = r"[Zz]|[+-]\d\d(?::?\d\d)?"
 TIMES = [re.compile(form.replace("ZONE", ZONE), re.ASCII) for form in (EXTENDED_TIME, BASIC_TIME)]
-"""Times as ISO 8601 writes them, in its extended and its basic form; PostgreSQL's are of the
-former.
-"""
+"""Times in the extended and the basic form of ISO 8601. PostgreSQL writes the extended form."""
 
 
-class PreconditionError(Exception):  # named as the finding it becomes
-    """A message that the session's rows contradict."""
+class PreconditionError(Exception):
+    """The session's rows contradict a message. It is reported as a finding of the same name."""
 
 
 def column_type(name: str) -> Any:
-    """The Python type behind a column type of a stream file; None if there is none of that name."""
-    if match := DECIMAL_TYPE.fullmatch(name):
-        return (
-            Decimal
-            if 0 <= int(match[2]) <= int(match[1]) <= PRECISION_MAX and int(match[1])
-            else None
-        )
-    return COLUMN_TYPES.get(name)
+    """The Python type of a column type of a stream file; None if there is none of that name."""
+    match = DECIMAL_TYPE.fullmatch(name)
+    if match is None:
+        return COLUMN_TYPES.get(name)
+    precision = int(match[1])
+    scale = int(match[2])
+    is_valid = 1 <= precision <= PRECISION_MAX and scale <= precision
+    return Decimal if is_valid else None
 
 
 def rfc3339(text: str) -> str | None:
-    """A time in the one form that msgspec reads; None: it is not written in any form that is taken."""
+    """A time in the only form that msgspec reads; None if the text is in no form that is accepted."""
     match = TIMES[0].fullmatch(text) or TIMES[1].fullmatch(text)
     if match is None:
         return None
     year, month, day, hour, minute, second, fraction, zone = match.groups()
+    time = f"{hour or '00'}:{minute or '00'}:{second or '00'}"
+    if fraction:
+        time += f".{fraction}"
     if zone and zone not in "Zz":
         digits = zone[1:].replace(":", "").ljust(4, "0")
         zone = f"{zone[0]}{digits[:2]}:{digits[2:]}"
-    time = f"{hour or '00'}:{minute or '00'}:{second or '00'}"
-    return f"{year}-{month}-{day}T{time}{'.' if fraction else ''}{fraction or ''}{zone or ''}"
+    return f"{year}-{month}-{day}T{time}{zone or ''}"
 
 
 class TableMachine:
@@ -101,91 +101,90 @@ class TableMachine:
         self.key_positions = [self.column_names.index(name) for name in key]
         self.has_before_image = before
         self.lenient = lenient
-        """Take messages that the rows contradict, as well as they can be taken, and count them."""
+        """Whether messages that the rows contradict are applied as far as possible, and counted."""
         self.contradictions = 0
-        self.columns = {"op": "string", **columns} | (
-            {f"before_{n}": t for n, t in columns.items()} if before else {}
-        )
+        self.columns = _record_columns(columns, has_before_image=before)
         self.row_key_spec: RowKeySpec | None = RowKeySpec(
             key=tuple(key), columns=tuple(columns), deleted_when={"op": "delete"}
         )
         self.other_columns: dict[str, dict[str, str]] = {}
-        self._width = len(self.column_names)
+        self.shape = _describe_shape(key, columns, session, sequence)
+        self._has_sequence = sequence is not None
+        self._width = len(columns)
         self._null_row: Row = (None,) * self._width
         self._column_checks = _column_checks(columns)
-        self._timestamp_key_positions = [
-            i for i in self.key_positions if columns[self.column_names[i]] == "timestamp"
+        self._timestamp_positions = [
+            i for i, type_name in enumerate(columns.values()) if type_name == "timestamp"
         ]
-        self._single_key_position = self.key_positions[0] if len(self.key_positions) == 1 else None
-        kinds: list[Any] = _message_structs(key, columns, type_field, rows_field, sequence, session)
-        self.snapshot_struct, self.insert_struct, self.update_struct, self.delete_struct = kinds
-        self.snapshot_type: type | None = self.snapshot_struct
-        self._has_sequence = sequence is not None
-        listed = ", ".join(f"{column} {kind}" for column, kind in columns.items())
-        named = f"session {session or 'by key'}, sequence {sequence or 'none'}"
-        self.shape = f"columns {listed}; key {', '.join(key)}; {named}"
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[tuple(kinds)])  # noqa: UP007  # made of a list
-        self._times_before = [i for i, kind in enumerate(columns.values()) if kind == "timestamp"]
-        # The same messages with times as text: for those that are not written as RFC 3339, which is all msgspec reads.
-        as_text = {
-            name: "string" if kind == "timestamp" else kind for name, kind in columns.items()
+        self._timestamp_key_positions = [
+            i for i in self.key_positions if i in self._timestamp_positions
+        ]
+        self._single_key_position = self.key_positions[0] if len(key) == 1 else None
+        """The position of the key column, if there is only one. It is the usual case and faster."""
+
+        def make_structs(column_types: dict[str, str]) -> _MessageStructs:
+            return _message_structs(key, column_types, type_field, rows_field, sequence, session)
+
+        structs = make_structs(columns)
+        self.snapshot_struct: Any = structs.snapshot
+        self.insert_struct: Any = structs.insert
+        self.update_struct: Any = structs.update
+        self.delete_struct: Any = structs.delete
+        self.snapshot_type: type | None = structs.snapshot
+        self._row_struct: Any = structs.row
+        self._decoder = structs.decoder()
+        # The same messages with times as text. msgspec reads times as RFC 3339 only; a message with
+        # times in another form is decoded with these, and then its times are converted.
+        text_structs = make_structs(_with_times_as_text(columns))
+        self._text_decoder = text_structs.decoder()
+        self._struct_of_text_struct: dict[Any, Any] = {
+            text_structs.snapshot: structs.snapshot,
+            text_structs.insert: structs.insert,
+            text_structs.update: structs.update,
+            text_structs.delete: structs.delete,
         }
-        text_kinds: list[Any] = _message_structs(
-            key, as_text, type_field, rows_field, sequence, session
-        )
-        self._kind_of_text = dict(zip(text_kinds, kinds, strict=True))
-        self._text_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
-            Union[tuple(text_kinds)]
-        )
-        (self._row_kind,) = get_args(msgspec.structs.fields(self.snapshot_struct)[0].type)
-        row: Any = tuple.__class_getitem__(
-            tuple(column_type(kind) | None for kind in columns.values())
-        )
         self._state_decoder: msgspec.msgpack.Decoder[list[Row]] = msgspec.msgpack.Decoder(
-            list.__class_getitem__(row)
+            _state_type(columns)
         )
 
     def decode(self, values: Sequence[bytes | None]) -> list[Any]:
-        """Typed messages, `Poison` where a value does not fit the table."""
+        """Typed messages, with a `Poison` where a value does not fit the table."""
         messages = decode_messages(self._decoder, values)
-        if self._times_before:
+        if self._timestamp_positions:
             for i, message in enumerate(messages):
                 if message.__class__ is Poison:
-                    messages[i] = self._with_other_times(values[i], message)
-        return (
-            [self._poison_if_unfit(message) for message in messages]
-            if self._column_checks
-            else messages
-        )
+                    messages[i] = self._decode_other_times(values[i], message)
+        if not self._column_checks:
+            return messages
+        return [self._poison_if_unfit(message) for message in messages]
 
-    def _with_other_times(self, value: bytes | None, poison: Poison) -> Any:
-        """A message whose times are not written as RFC 3339, decoded all the same; the poison if
-        that is not all.
+    def _decode_other_times(self, value: bytes | None, poison: Poison) -> Any:
+        """The message, if all that is wrong with it is that its times are not written as RFC 3339;
+        else the poison.
         """
-        texts = decode_message(self._text_decoder.decode, value)
-        if texts.__class__ is Poison:
+        text_message = decode_message(self._text_decoder.decode, value)
+        if text_message.__class__ is Poison:
             return poison
-        kind = self._kind_of_text[texts.__class__]
+        struct = self._struct_of_text_struct[text_message.__class__]
         try:
-            if kind is not self.snapshot_struct:
-                # Of a delete only the key counts: what else it has may be anything.
-                positions = (
-                    self._timestamp_key_positions
-                    if kind is self.delete_struct
-                    else self._times_before
-                )
-                return kind(**self._timed(texts, positions))
-            fields = asdict(texts)
-            fields["rows"] = [
-                self._row_kind(**self._timed(row, self._times_before)) for row in texts.rows
-            ]
-            return kind(**fields)
+            if struct is self.snapshot_struct:
+                fields = asdict(text_message)
+                fields["rows"] = [
+                    self._row_struct(**self._convert_times(row, self._timestamp_positions))
+                    for row in text_message.rows
+                ]
+                return struct(**fields)
+            # Of a delete only the key counts: its other columns may contain anything.
+            positions = self._timestamp_positions
+            if struct is self.delete_struct:
+                positions = self._timestamp_key_positions
+            return struct(**self._convert_times(text_message, positions))
         except (ValueError, msgspec.ValidationError):
             return poison
 
-    def _timed(self, texts: Any, positions: Sequence[int]) -> dict[str, Any]:
-        """The fields of a row, with times for texts."""
-        fields = asdict(texts)
+    def _convert_times(self, text_row: Any, positions: Sequence[int]) -> dict[str, Any]:
+        """The fields of a row, with its texts at these positions converted to times."""
+        fields = asdict(text_row)
         for position in positions:
             text = fields[f"c{position}"]
             if isinstance(text, str):
@@ -193,6 +192,9 @@ class TableMachine:
         return fields
 
     def _poison_if_unfit(self, message: Any) -> Any:
+        """The message, or a `Poison` if one of its values does not fit its column. Times in keys get
+        a zone.
+        """
         if message.__class__ is Poison:
             return message
         rows = message.rows if message.__class__ is self.snapshot_struct else (message,)
@@ -204,10 +206,14 @@ class TableMachine:
         for row in rows:
             for position, check in checks:
                 value = getattr(row, f"c{position}", None)
-                if value is not None and value is not UNSET and (trouble := check(value)):
-                    return Poison(f"wrong schema: {self.column_names[position]} {trouble}")
+                if value is None or value is UNSET:
+                    continue
+                misfit = check(value)
+                if misfit:
+                    return Poison(f"wrong schema: {self.column_names[position]} {misfit}")
             for position in self._timestamp_key_positions:
-                setattr(row, f"c{position}", _utc(getattr(row, f"c{position}")))
+                field = f"c{position}"
+                setattr(row, field, _with_zone(getattr(row, field)))
         return message
 
     def is_snapshot(self, message: Any) -> bool:
@@ -216,41 +222,38 @@ class TableMachine:
 
     def sequences(self, messages: Sequence[Any]) -> Sequence[int | None]:
         """The producer's own counter of each message, if the stream names one."""
-        return (
-            [message.sequence for message in messages]
-            if self._has_sequence
-            else [None] * len(messages)
-        )
+        if not self._has_sequence:
+            return [None] * len(messages)
+        return [message.sequence for message in messages]
 
     def session(self, message: Any) -> str:
         """The session as a field of the message."""
         return str(message.session)
 
     def start(self, session: str) -> dict[Any, Row]:  # noqa: ARG002  # every table begins empty
-        """No rows yet."""
+        """The state of a new session: no rows."""
         return {}
 
     def apply(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
-        """Change the rows; one record per row touched: (op, columns…, columns before…)."""
+        """Change the rows and return one record per changed row: (op, columns…, columns before…)."""
         kind = message.__class__
         if kind is self.update_struct:
-            given = astuple(message)
-            old = rows.get(
-                key := given[self._single_key_position]
-                if self._single_key_position is not None
-                else self._row_key(given)
-            )
+            # Updates are by far the most frequent, so they are handled without further calls.
+            values = astuple(message)
+            key_position = self._single_key_position
+            key = values[key_position] if key_position is not None else self._row_key(values)
+            old = rows.get(key)
             if old is None:
-                return self._update_missing(rows, given)
-            if UNSET in given:
+                return self._update_missing(rows, values)
+            new = values[: self._width]
+            if UNSET in new:
+                # A list is faster here than a generator.
                 new = tuple(
                     [
-                        was if value is UNSET else value
-                        for value, was in zip(given, old, strict=False)
+                        old_value if value is UNSET else value
+                        for value, old_value in zip(new, old, strict=True)
                     ]
                 )
-            else:
-                new = given[: self._width]
             rows[key] = new
             return (("update", *new, *old) if self.has_before_image else ("update", *new),)
         if kind is self.insert_struct:
@@ -267,43 +270,44 @@ class TableMachine:
         messages: Sequence[Any],
         output: FoldOutput,
     ) -> Iterable[int]:
-        """Folds updates that are in sequence, whole and of a row that is there; gives the positions
-        of the rest.
+        """Fold the usual messages: updates of all columns of a row that exists, in sequence. Yields
+        the position of any other message when it is its turn.
 
-        It does what `apply` does without the calls, which cost as much as the work.
+        This does what `apply` does, without the calls: they would cost as much as the work.
         """
-        update, width, single, before = (
-            self.update_struct,
-            self._width,
-            self._single_key_position,
-            self.has_before_image,
-        )
-        add_position, add_row = output.positions.append, output.rows.append
-        for i, (name, sequence, message) in enumerate(zip(names, sequences, messages, strict=True)):
+        update_struct = self.update_struct
+        width = self._width
+        key_position = self._single_key_position
+        has_before_image = self.has_before_image
+        add_position = output.positions.append
+        add_row = output.rows.append
+        columns = zip(names, sequences, messages, strict=True)
+        for i, (name, sequence, message) in enumerate(columns):
             session = sessions.get(name)  # type: ignore[arg-type]
-            if session is None or not session.is_active or message.__class__ is not update:
+            if session is None or not session.is_active or message.__class__ is not update_struct:
                 yield i
                 continue
-            given, rows = astuple(message), session.state
-            old = rows.get(key := given[single] if single is not None else self._row_key(given))
+            values = astuple(message)
+            rows = session.state
+            key = values[key_position] if key_position is not None else self._row_key(values)
+            old = rows.get(key)
             if (
                 old is None
-                or UNSET in given
+                or UNSET in values
                 or (sequence is not None and session.sequence != sequence - 1)
             ):
                 yield i
                 continue
-            rows[key] = new = given[:width]
+            new = values[:width]
+            rows[key] = new
             session.sequence = sequence
             add_position(i)
-            add_row(("update", *new, *old) if before else ("update", *new))
+            add_row(("update", *new, *old) if has_before_image else ("update", *new))
 
     def _row_key(self, row: Row) -> Any:
-        return (
-            row[self._single_key_position]
-            if self._single_key_position is not None
-            else tuple([row[i] for i in self.key_positions])
-        )
+        if self._single_key_position is not None:
+            return row[self._single_key_position]
+        return tuple([row[i] for i in self.key_positions])
 
     def _update_missing(self, rows: dict[Any, Row], values: Row) -> Sequence[Row]:
         self._refuse_or_count("update of a missing row", values)
@@ -315,58 +319,75 @@ class TableMachine:
         new = astuple(message)[: self._width]
         key = self._row_key(new)
         old = rows.get(key)
+        op = "insert"
         if old is not None:
             self._refuse_or_count("insert of a row that is there already", new)
+            op = "update"
         rows[key] = new
-        return (self._record("insert" if old is None else "update", new, old),)
+        return (self._record(op, new, old),)
 
     def _delete(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
-        given = astuple(message)[: self._width]
-        old = rows.pop(self._row_key(given), None)
+        values = astuple(message)[: self._width]
+        old = rows.pop(self._row_key(values), None)
         if old is None:
-            self._refuse_or_count("delete of a missing row", given)
+            self._refuse_or_count("delete of a missing row", values)
             return ()
-        return (self._record("delete", self._key_columns_only(old), old),)
+        return (self._delete_record(old),)
 
     def _apply_snapshot(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
-        """A snapshot says all: rows it does not name have vanished, and are told as deletes."""
-        table: dict[Any, Row] = {}
-        for row in map(astuple, message.rows):
-            if table.setdefault(self._row_key(row), row) is not row:
+        """Replace all rows. Rows that the snapshot does not contain give a delete."""
+        new_rows: dict[Any, Row] = {}
+        for row_message in message.rows:
+            row = astuple(row_message)
+            key = self._row_key(row)
+            if key in new_rows:
                 self._refuse_or_count("a snapshot that names a row twice", row)
-                table[self._row_key(row)] = row
-        records = [self._record("snapshot", row, rows.get(key)) for key, row in table.items()]
+            new_rows[key] = row
+        records = [self._record("snapshot", row, rows.get(key)) for key, row in new_rows.items()]
         for key, old in rows.items():
-            if key not in table:
-                records.append(self._record("delete", self._key_columns_only(old), old))
+            if key not in new_rows:
+                records.append(self._delete_record(old))
         rows.clear()
-        rows.update(table)
+        rows.update(new_rows)
         return records
 
     def end(self, rows: dict[Any, Row]) -> Sequence[Row]:
         """A delete for every row."""
-        return [self._record("delete", self._key_columns_only(old), old) for old in rows.values()]
+        return [self._delete_record(old) for old in rows.values()]
 
     def _record(self, op: str, new: Row, old: Row | None) -> Row:
         if not self.has_before_image:
             return (op, *new)
-        return (op, *new, *(self._null_row if old is None else old))
+        before_image = self._null_row if old is None else old
+        return (op, *new, *before_image)
 
-    def _key_columns_only(self, row: Row) -> Row:
-        return tuple([value if i in self.key_positions else None for i, value in enumerate(row)])
+    def _delete_record(self, old: Row) -> Row:
+        """The record of a row that is gone: of its columns only the key is set."""
+        key_only = tuple(
+            [value if i in self.key_positions else None for i, value in enumerate(old)]
+        )
+        return self._record("delete", key_only, old)
 
     def _refuse_or_count(self, contradiction: str, row: Row) -> None:
-        if not self.lenient:
-            key = ", ".join(f"{self.column_names[i]}={row[i]!r}"[:80] for i in self.key_positions)
-            raise PreconditionError(f"{contradiction}: {key}")
-        self.contradictions += 1
+        """Refuse a message that the rows contradict; a lenient machine only counts it."""
+        if self.lenient:
+            self.contradictions += 1
+            return
+        key = ", ".join(f"{self.column_names[i]}={row[i]!r}"[:80] for i in self.key_positions)
+        raise PreconditionError(f"{contradiction}: {key}")
 
     def check_records(self, records: Sequence[Row]) -> None:
-        """Decoding has checked every value already; once more where a record could not be written."""
+        """Refuse records that could not be written. Decoding has checked every value already; this
+        is called once more where the writing of records failed.
+        """
         for record in records:
             for position, check in self._column_checks:
-                if (value := record[1 + position]) is not None and (trouble := check(value)):
-                    raise ValueError(f"{self.column_names[position]} {trouble}")
+                value = record[1 + position]
+                if value is None:
+                    continue
+                misfit = check(value)
+                if misfit:
+                    raise ValueError(f"{self.column_names[position]} {misfit}")
 
     def dump(self, rows: dict[Any, Row]) -> bytes:
         """Rows as bytes, in the order in which they came."""
@@ -375,49 +396,101 @@ class TableMachine:
     def load(self, state_bytes: bytes, version: int) -> dict[Any, Row]:  # noqa: ARG002  # there was only one
         """Rows from bytes."""
         rows = self._state_decoder.decode(state_bytes)
-        if self._timestamp_key_positions:  # earlier versions kept them as the producer wrote them
-            rows = [
-                tuple(
-                    [
-                        _utc(v) if i in self._timestamp_key_positions else v
-                        for i, v in enumerate(row)
-                    ]
-                )
-                for row in rows
-            ]
+        if self._timestamp_key_positions:
+            # Earlier versions saved times in keys as the producer wrote them, also without a zone.
+            rows = [self._with_zones_in_key(row) for row in rows]
         return {self._row_key(row): row for row in rows}
+
+    def _with_zones_in_key(self, row: Row) -> Row:
+        values = list(row)
+        for position in self._timestamp_key_positions:
+            values[position] = _with_zone(values[position])
+        return tuple(values)
 
     def to_plain(self, rows: dict[Any, Row]) -> Any:
         """Rows as plain values for people and JSON."""
         return {"rows": [self.row_to_plain(row) for row in rows.values()]}
 
     def row_to_plain(self, row: Row) -> Any:
-        """One row, in the one form that all ways to look at it have."""
-        return msgspec.to_builtins(
-            normalize_values(self.columns, dict(zip(self.column_names, row, strict=True)))
-        )
+        """One row as plain values, in the same form for every command."""
+        values = dict(zip(self.column_names, row, strict=True))
+        return msgspec.to_builtins(normalize_values(self.columns, values))
 
 
 def normalize_values(columns: Mapping[str, str], values: dict[str, Any]) -> dict[str, Any]:
-    """Values as a table has them, however their producer wrote them: times in UTC, decimals with
-    all their digits.
+    """Values as they are in a table, in whatever form the producer wrote them: times in UTC,
+    decimals with all digits of their scale.
     """
     return {name: _normalize_value(columns.get(name, ""), value) for name, value in values.items()}
 
 
-def _utc(time: datetime) -> datetime:
-    """A time with its zone, UTC if it has none: without one it equals no other of the same instant."""
+def _with_zone(time: datetime) -> datetime:
+    """The time with its zone, UTC if it has none. Python never takes a time without a zone as equal
+    to one with a zone.
+    """
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _normalize_value(type_name: str, value: Any) -> Any:
     if isinstance(value, datetime) and type_name == "timestamp":
-        return _utc(value).astimezone(UTC)
-    if isinstance(value, Decimal) and (match := DECIMAL_TYPE.fullmatch(type_name)):
-        precision, scale = int(match[1]), int(match[2])
-        if not _decimal_check(precision, scale)(value):
-            return value.quantize(Decimal(1).scaleb(-scale), context=Context(prec=PRECISION_MAX))
-    return value
+        return _with_zone(value).astimezone(UTC)
+    if not isinstance(value, Decimal):
+        return value
+    match = DECIMAL_TYPE.fullmatch(type_name)
+    if match is None:
+        return value
+    precision = int(match[1])
+    scale = int(match[2])
+    if _decimal_check(precision, scale)(value):
+        return value
+    return value.quantize(Decimal(1).scaleb(-scale), context=Context(prec=PRECISION_MAX))
+
+
+def _record_columns(columns: dict[str, str], *, has_before_image: bool) -> dict[str, str]:
+    """Columns of a record: the operation, the row, and the row before, if that is wanted."""
+    record_columns = {"op": "string", **columns}
+    if has_before_image:
+        for name, type_name in columns.items():
+            record_columns[f"before_{name}"] = type_name
+    return record_columns
+
+
+def _describe_shape(
+    key: Sequence[str], columns: dict[str, str], session: str | None, sequence: str | None
+) -> str:
+    """What saved state depends on, as text. It is stored, so it must not change."""
+    column_list = ", ".join(f"{column} {type_name}" for column, type_name in columns.items())
+    key_list = ", ".join(key)
+    fields = f"session {session or 'by key'}, sequence {sequence or 'none'}"
+    return f"columns {column_list}; key {key_list}; {fields}"
+
+
+def _with_times_as_text(columns: dict[str, str]) -> dict[str, str]:
+    text_columns = {}
+    for name, type_name in columns.items():
+        text_columns[name] = "string" if type_name == "timestamp" else type_name
+    return text_columns
+
+
+def _state_type(columns: dict[str, str]) -> Any:
+    """The type of saved rows: a list of tuples, one value per column."""
+    value_types = tuple(column_type(type_name) | None for type_name in columns.values())
+    row_type: Any = tuple.__class_getitem__(value_types)
+    return list.__class_getitem__(row_type)
+
+
+class _MessageStructs(NamedTuple):
+    """The Structs of the four messages, and that of a row within a snapshot."""
+
+    snapshot: Any
+    insert: Any
+    update: Any
+    delete: Any
+    row: Any
+
+    def decoder(self) -> msgspec.json.Decoder[Any]:
+        """A decoder of any of the four messages."""
+        return msgspec.json.Decoder(self.snapshot | self.insert | self.update | self.delete)
 
 
 def _message_structs(
@@ -427,58 +500,68 @@ def _message_structs(
     rows_field: str,
     sequence: str | None,
     session: str | None,
-) -> list[type]:
-    """The four message Structs. Columns come first as c0, c1, …, so that a row is a slice of the
-    tuple.
+) -> _MessageStructs:
+    """The message Structs. The columns are the first fields, c0, c1, …, so that a row is a slice of
+    the message's tuple.
     """
-    own = [("sequence", Int64, sequence), ("session", str | Int64, session)]
-    given = {field: name for field, _, name in own if name}
-    extra = [(field, kind) for field, kind, name in own if name]
-    rename = {f"c{i}": name for i, name in enumerate(columns)} | given
+    rename = {f"c{i}": name for i, name in enumerate(columns)}
+    rename["rows"] = rows_field
+    extra_fields: list[Any] = []
+    if sequence:
+        rename["sequence"] = sequence
+        extra_fields.append(("sequence", Int64))
+    if session:
+        rename["session"] = session
+        extra_fields.append(("session", str | Int64))
 
-    def kind_of(tag: str, fields: list[Any], **more: str) -> type:
+    def make_struct(tag: str, fields: list[Any]) -> type:
         return defstruct(
             tag.title(),
-            fields,
+            fields + extra_fields,
             tag_field=type_field,
             tag=tag,
-            rename=rename | more,
+            rename=rename,
             gc=False,
             kw_only=True,
         )
 
-    full, partial, bare = (_row_fields(key, columns, default) for default in (None, UNSET, ...))
-    row = defstruct("Row", full, rename=rename, gc=False, kw_only=True)
-    rows: list[Any] = [("rows", list.__class_getitem__(row))]
-    return [
-        kind_of("snapshot", rows + extra, rows=rows_field),
-        kind_of("insert", full + extra),
-        kind_of("update", partial + extra),
-        kind_of("delete", bare + extra),
-    ]
+    full_row = _row_fields(key, columns, "null")
+    row_struct = defstruct("Row", full_row, rename=rename, gc=False, kw_only=True)
+    return _MessageStructs(
+        snapshot=make_struct("snapshot", [("rows", list.__class_getitem__(row_struct))]),
+        insert=make_struct("insert", full_row),
+        update=make_struct("update", _row_fields(key, columns, "unset")),
+        delete=make_struct("delete", _row_fields(key, columns, "ignored")),
+        row=row_struct,
+    )
 
 
-def _row_fields(key: Sequence[str], columns: dict[str, str], default: Any) -> list[Any]:
-    """Struct fields of a row: key columns are required; the rest default to null, to unset, or are
-    ignored.
+def _row_fields(
+    key: Sequence[str], columns: dict[str, str], if_missing: Literal["null", "unset", "ignored"]
+) -> list[Any]:
+    """Struct fields of a row. Key columns are required. A missing value of any other column is null
+    or unset, or the column may contain anything and is ignored.
     """
     fields: list[Any] = []
     for i, (name, type_name) in enumerate(columns.items()):
-        kind = column_type(type_name)
+        value_type = column_type(type_name)
         if name in key:
-            fields.append((f"c{i}", kind))
-        elif default is UNSET:
-            fields.append((f"c{i}", kind | None | UnsetType, UNSET))
+            fields.append((f"c{i}", value_type))
+        elif if_missing == "unset":
+            fields.append((f"c{i}", value_type | None | UnsetType, UNSET))
+        elif if_missing == "null":
+            fields.append((f"c{i}", value_type | None, None))
         else:
-            fields.append((f"c{i}", Any if default is ... else kind | None, None))
+            fields.append((f"c{i}", Any, None))
     return fields
 
 
 def _column_checks(columns: dict[str, str]) -> list[tuple[int, Callable[[Any], str]]]:
-    """Checks beyond the type: what JSON can say and the column cannot hold."""
+    """Checks beyond the type, by position: a JSON value may be one that the column cannot hold."""
     checks: list[tuple[int, Callable[[Any], str]]] = []
     for i, type_name in enumerate(columns.values()):
-        if match := DECIMAL_TYPE.fullmatch(type_name):
+        match = DECIMAL_TYPE.fullmatch(type_name)
+        if match:
             checks.append((i, _decimal_check(int(match[1]), int(match[2]))))
         elif type_name == "timestamp":
             checks.append((i, _timestamp_check))
@@ -486,28 +569,40 @@ def _column_checks(columns: dict[str, str]) -> list[tuple[int, Callable[[Any], s
 
 
 def describe_misfit(type_name: str, value: Any) -> str:
-    """Why a value does not fit a column of a type; empty: it does."""
-    if match := DECIMAL_TYPE.fullmatch(type_name):
+    """Why a value does not fit a column of this type; empty if it does."""
+    match = DECIMAL_TYPE.fullmatch(type_name)
+    if match:
         return _decimal_check(int(match[1]), int(match[2]))(value)
-    return _timestamp_check(value) if type_name == "timestamp" else ""
+    if type_name == "timestamp":
+        return _timestamp_check(value)
+    return ""
 
 
 def _decimal_check(precision: int, scale: int) -> Callable[[Any], str]:
+    """A function that says why a decimal does not fit; empty if it does."""
+
     def check(value: Decimal) -> str:
         if not value.is_finite():
             return f"is {value}"
-        _, digits, exponent = value.as_tuple()
-        exponent = int(exponent)
-        whole = len(digits) + exponent
-        fits = (-exponent <= scale and whole <= precision - scale) if value else exponent <= 0
-        return "" if fits else f"does not fit decimal({precision},{scale}): {value}"
+        _, digits, exponent_or_name = value.as_tuple()
+        exponent = int(exponent_or_name)
+        whole_digits = len(digits) + exponent
+        fits = -exponent <= scale and whole_digits <= precision - scale
+        if not value:
+            # A zero fits with any number of decimal places.
+            fits = exponent <= 0
+        if fits:
+            return ""
+        return f"does not fit decimal({precision},{scale}): {value}"
 
     return check
 
 
 def _timestamp_check(value: datetime) -> str:
+    """Why a time cannot be written in UTC; empty if it can."""
     try:
-        value.astimezone(UTC) if value.tzinfo else value
+        if value.tzinfo:
+            value.astimezone(UTC)
     except (OverflowError, ValueError):
         return f"is out of range: {value}"
     return ""

@@ -12,13 +12,13 @@ from msgspec import Struct
 
 from seriatim.engine.crash_points import crash_point
 from seriatim.engine.offsets import Partition
+from seriatim.engine.record_kinds import RowKeySpec
 from seriatim.ledger.model import File, Ledger
 from seriatim.ports import CommitConflictError
 from seriatim.storage.current_rows import (
     CurrentWriteResult,
     PartitionCatchUp,
     PublishedVersion,
-    RowKeySpec,
     TopicIdsByPartition,
     is_row_deleted,
 )
@@ -41,7 +41,9 @@ class MemoryCurrentVersion(Struct, frozen=True):
 class MemoryCurrent:
     """Implements `CurrentStore`."""
 
-    def __init__(self, row_key_spec: RowKeySpec, read: Callable[[File], list[dict[str, Any]]]) -> None:
+    def __init__(
+        self, row_key_spec: RowKeySpec, read: Callable[[File], list[dict[str, Any]]]
+    ) -> None:
         self.row_key_spec, self.read = row_key_spec, read
         """The rows of a record file."""
         self.table: MemoryCurrentVersion | None = None

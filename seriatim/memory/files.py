@@ -19,14 +19,14 @@ from seriatim.engine.crash_points import crash_point
 from seriatim.engine.machine import fits_column_type
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.engine.record_kinds import MAIN_TABLE, OTHER_TABLE_PREFIX, table_directory
+from seriatim.engine.record_kinds import MAIN_TABLE, OTHER_TABLE_PREFIX, RowKeySpec, table_directory
 from seriatim.engine.session import FoldOutput, QuarantinedMessage, Session, SessionEndRecords
 from seriatim.engine.session_filter import ReplacedRecords
 from seriatim.errors import DamagedFileError, ensure
 from seriatim.ledger.model import File
 from seriatim.operations.compaction_rules import Intent
 from seriatim.ports import UnfitRecordsError
-from seriatim.storage.current_rows import RowKeySpec, SessionTable, is_row_deleted
+from seriatim.storage.current_rows import SessionTable, is_row_deleted
 
 
 class MemoryDigests:
@@ -249,7 +249,8 @@ class MemoryFiles:
         )
         at = (row for row in rows if row["offset"] in offset_range)
         return any(
-            not partition_and_topic_id or (_partition_of(row), row["topic_id"]) == partition_and_topic_id
+            not partition_and_topic_id
+            or (_partition_of(row), row["topic_id"]) == partition_and_topic_id
             for row in at
         )
 

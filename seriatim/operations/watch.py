@@ -1,10 +1,10 @@
-"""Watch: what of a stream needs a person now, and what that person types. Changes nothing.
+"""Watch: what needs a person in a stream now, and which command that person types. Changes nothing.
 
-Lag, time left, halts, holds, quarantine, buffers nobody drains, and runs that do not come: a stream
-whose messages wait for longer than `alerts.late_run_minutes` while no entry was made. An idle
-stream is not late.
+It looks at lag, time left, halts, holds, quarantine, window buffers that nothing drains, and late
+runs. A run is late if messages wait for longer than `alerts.late_run_minutes` while no entry was
+committed. An idle stream is not late.
 
-Next room: cli/watch.py shows it again and again; retention.py is the clock.
+Next: cli/watch.py repeats it; operations/retention.py computes the time left.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from seriatim.alerts.incidents import Concern
-from seriatim.engine.findings import Finding
-from seriatim.kafka.retention import format_duration
+from seriatim.engine.findings import Finding, format_duration
 from seriatim.ledger.commit import read_head
 from seriatim.ledger.model import Ledger
 from seriatim.operations.retention import PartitionClocks, partition_clocks, time_left_warnings
@@ -30,7 +29,7 @@ class WatchResult(
     kw_only=True,
     rename={"nearest_partition": "nearest", "will_catch_up": "catches_up"},
 ):
-    """One look at one stream."""
+    """What one look at a stream found."""
 
     stream: str
     at_seconds: float
@@ -38,9 +37,9 @@ class WatchResult(
     partitions: int
     lag: int
     time_left_seconds: int | None
-    """The least of all partitions; None: nothing waits that Kafka would drop."""
+    """The least of all partitions; None if nothing waits that Kafka would delete."""
     nearest_partition: str | None
-    """Whose that is."""
+    """The partition with the least time left."""
     will_catch_up: bool | None
     quarantined: int
     time_left_by_partition: dict[str, int] = {}
@@ -48,72 +47,89 @@ class WatchResult(
 
 
 class WatchInput(Struct, frozen=True, kw_only=True):
-    """All that one look takes from Kafka and the ledger."""
+    """Everything that one look reads from Kafka and the ledger."""
 
     ledger: Ledger
     clocks: PartitionClocks
     at_seconds: float
     status_values: dict[str, Any]
-    """As status has it."""
+    """What operations/status.py shows of the stream."""
 
 
 def read_watch_input(
     stream: Stream, log: Log, store: LedgerStore, state: StateStore, clock: Clock
 ) -> WatchInput:
-    """Ask Kafka and the ledger, once."""
+    """Ask Kafka and the ledger once."""
     head = read_head(store, stream.name)
     ledger = head.ledger if head else Ledger(stream=stream.name)
-    bounds, now = log.bounds(stream.topics), clock.now_seconds()
-    clocked = partition_clocks(ledger, log, bounds, now)
-    found = status_values(stream, ledger, bounds, state, clocked, now)
-    return WatchInput(ledger=ledger, clocks=clocked, at_seconds=now, status_values=found)
+    bounds = log.bounds(stream.topics)
+    now_seconds = clock.now_seconds()
+    clocks = partition_clocks(ledger, log, bounds, now_seconds)
+    values = status_values(stream, ledger, bounds, state, clocks, now_seconds)
+    return WatchInput(ledger=ledger, clocks=clocks, at_seconds=now_seconds, status_values=values)
 
 
 def watch_stream(
     stream: Stream, log: Log, store: LedgerStore, state: StateStore, clock: Clock
 ) -> WatchResult:
-    """Look once."""
-    return assess_watch_input(stream, read_watch_input(stream, log, store, state, clock))
+    """Look at a stream once."""
+    watch_input = read_watch_input(stream, log, store, state, clock)
+    return assess_watch_input(stream, watch_input)
 
 
 def assess_watch_input(stream: Stream, watch_input: WatchInput) -> WatchResult:
-    """What a look means for people."""
-    ledger, clocked, now, found = (
-        watch_input.ledger,
-        watch_input.clocks,
-        watch_input.at_seconds,
-        watch_input.status_values,
-    )
-    left = {
-        place: one.time_left_seconds
-        for place, one in clocked.items()
-        if one.time_left_seconds is not None
-    }
-    nearest = min(left, key=lambda place: (left[place], place), default=None)
-    lags = {place: one.retained.lag for place, one in clocked.items()}
-    behind = [one.will_catch_up for place, one in clocked.items() if lags[place]]
+    """Judge what was read: figures for the overview, and everything that needs a person."""
+    clocks = watch_input.clocks
+    values = watch_input.status_values
+    seconds_by_partition = {}
+    for partition, clock in clocks.items():
+        if clock.time_left_seconds is not None:
+            seconds_by_partition[partition] = clock.time_left_seconds
+    time_left_seconds = None
+    nearest_partition = None
+    if seconds_by_partition:
+        time_left_seconds, nearest = min(
+            (seconds, partition) for partition, seconds in seconds_by_partition.items()
+        )
+        nearest_partition = str(nearest)
     return WatchResult(
         stream=stream.name,
-        at_seconds=now,
-        verdict=found["verdict"],
-        partitions=len(found["partitions"]),
-        lag=sum(lags.values()),
-        time_left_seconds=left[nearest] if nearest else None,
-        nearest_partition=str(nearest) if nearest else None,
-        will_catch_up=False if False in behind else None if None in behind else True,
-        quarantined=len(found["quarantined"]),
-        time_left_by_partition={str(place): seconds for place, seconds in left.items()},
-        concerns=[
-            *(
-                _time_left_concern(finding, stream.name)
-                for finding in time_left_warnings(stream, ledger, clocked)
-            ),
-            *_status_concerns(found),
-            *_buffer_concerns(stream, found["buffers"], now),
-            *_late_run_concerns(stream, ledger, clocked, now),
-            *_unknown_retention_concerns(clocked),
-        ],
+        at_seconds=watch_input.at_seconds,
+        verdict=values["verdict"],
+        partitions=len(values["partitions"]),
+        lag=sum(clock.retained.lag for clock in clocks.values()),
+        time_left_seconds=time_left_seconds,
+        nearest_partition=nearest_partition,
+        will_catch_up=_will_stream_catch_up(clocks),
+        quarantined=len(values["quarantined"]),
+        time_left_by_partition={str(p): seconds for p, seconds in seconds_by_partition.items()},
+        concerns=_all_concerns(stream, watch_input),
     )
+
+
+def _will_stream_catch_up(clocks: PartitionClocks) -> bool | None:
+    """Whether a run that starts now reads all partitions in time; None if that is not known."""
+    answers = {clock.will_catch_up for clock in clocks.values() if clock.retained.lag}
+    if False in answers:
+        return False
+    if None in answers:
+        return None
+    return True
+
+
+def _all_concerns(stream: Stream, watch_input: WatchInput) -> list[Concern]:
+    ledger = watch_input.ledger
+    clocks = watch_input.clocks
+    values = watch_input.status_values
+    now_seconds = watch_input.at_seconds
+    concerns = []
+    for finding in time_left_warnings(stream, ledger, clocks):
+        concerns.append(_time_left_concern(finding, stream.name))
+    concerns += _status_concerns(values)
+    concerns += _buffer_concerns(stream, values["buffers"], now_seconds)
+    concerns += _late_run_concerns(stream, ledger, clocks, now_seconds)
+    concerns += _unknown_retention_concerns(clocks)
+    return concerns
 
 
 def _time_left_concern(finding: Finding, stream: str) -> Concern:
@@ -124,26 +140,27 @@ def _time_left_concern(finding: Finding, stream: str) -> Concern:
 
 
 def _status_concerns(values: dict[str, Any]) -> list[Concern]:
-    """What waits for a person, as status has it."""
-    name = values["stream"]
-    shows = f"seriatim status {name}"
+    """Halts, holds, quarantine and an open circuit."""
+    show_status = f"seriatim status {values['stream']}"
     concerns = []
-    for part in values["partitions"]:
-        place, halt = f"{part['topic']}/{part['partition']}", part["halted"]
-        if halt is not None and part["topic_state"] != "retired":
+    for partition in values["partitions"]:
+        location = f"{partition['topic']}/{partition['partition']}"
+        halt = partition["halted"]
+        hold = partition["held"]
+        if halt is not None and partition["topic_state"] != "retired":
             text = f"halted at offset {halt['offset']}: {halt['finding']}, {halt['cause']}"
-            concerns.append(Concern(kind="halted", location=place, text=text, next=shows))
-        if part["held"]:
-            concerns.append(
-                Concern(kind="held", location=place, text=f"held by {part['held']}", next=shows)
-            )
-    if values["quarantined"]:
-        first = values["quarantined"][0]
-        text = f"{len(values['quarantined'])} in quarantine, first {first['session']} ({first['finding']})"
-        concerns.append(Concern(kind="quarantine", text=text, next=f"{shows} lists them"))
+            concerns.append(Concern(kind="halted", location=location, text=text, next=show_status))
+        if hold:
+            text = f"held by {hold}"
+            concerns.append(Concern(kind="held", location=location, text=text, next=show_status))
+    sessions = values["quarantined"]
+    if sessions:
+        example = f"{sessions[0]['session']} ({sessions[0]['finding']})"
+        text = f"{len(sessions)} in quarantine, first {example}"
+        concerns.append(Concern(kind="quarantine", text=text, next=f"{show_status} lists them"))
     if values["circuit"] == "open":
-        failed = "; ".join(one["says"] for one in values["failed"][:3])
-        text = f"the circuit is open, publishing waits: a check failed: {failed}"
+        failures = "; ".join(failed_range["says"] for failed_range in values["failed"][:3])
+        text = f"the circuit is open, publishing waits: a check failed: {failures}"
         concerns.append(Concern(kind="circuit", text=text, next=values["closes"]))
     return concerns
 
@@ -151,65 +168,76 @@ def _status_concerns(values: dict[str, Any]) -> list[Concern]:
 def _buffer_concerns(
     stream: Stream, buffers: list[dict[str, Any]], now_seconds: float
 ) -> list[Concern]:
-    """Window buffers that nothing drains: only the session's own messages do, and none came for too
-    long.
+    """Window buffers that nothing drains. Only messages of the session itself drain its buffer, and
+    none came for too long. At most one concern for the stream.
     """
-    patience = stream.window_seconds + stream.alerts.late_run_minutes * 60
-    silent = sorted(
-        (one for one in buffers if now_seconds - one["since"] / 1000 > patience),
-        key=lambda b: b["since"],
-    )
+    patience_seconds = stream.window_seconds + stream.alerts.late_run_minutes * 60
+    silent = []
+    for buffer in buffers:
+        waiting_seconds = now_seconds - buffer["since"] / 1000
+        if waiting_seconds > patience_seconds:
+            silent.append(buffer)
     if not silent:
         return []
-    first = silent[0]
-    waited = format_duration(now_seconds - first["since"] / 1000)
-    text = f"messages of {len(silent)} sessions wait for earlier ones, longest {first['session']}: {waited}"
-    ask = f"ask its producer for sequence {first['expects']}, or any newer message: only those release what waits"
-    return [
-        Concern(
-            kind="buffer", location=f"{first['topic']}/{first['partition']}", text=text, next=ask
-        )
-    ]
+    oldest = min(silent, key=lambda buffer: buffer["since"])
+    waited = format_duration(now_seconds - oldest["since"] / 1000)
+    concern = Concern(
+        kind="buffer",
+        location=f"{oldest['topic']}/{oldest['partition']}",
+        text=f"messages of {len(silent)} sessions wait for earlier ones, longest {oldest['session']}: {waited}",
+        next=f"ask its producer for sequence {oldest['expects']}, or any newer message: only those release what waits",
+    )
+    return [concern]
 
 
 def _late_run_concerns(
     stream: Stream, ledger: Ledger, clocks: PartitionClocks, now_seconds: float
 ) -> list[Concern]:
-    """Messages wait that a run could fold, and none did for too long. One line for the whole
+    """Messages wait that a run could fold, and no run did for too long. At most one concern for the
     stream.
     """
-    accounts = {place: ledger.account(place) for place in clocks}
-    readable = [
-        p for p, account in accounts.items() if not (account and (account.halt or account.hold))
-    ]
-    behind = [clocks[place].retained for place in readable if clocks[place].retained.lag]
-    since = [max(ledger.pace.at_seconds, (held.frontier_ms or 0) / 1000) for held in behind]
-    late = now_seconds - min(since, default=now_seconds)
-    if late < stream.alerts.late_run_minutes * 60 or not any(since):
+    waiting_messages = 0
+    waiting_since = []
+    for partition, clock in clocks.items():
+        account = ledger.account(partition)
+        retained = clock.retained
+        if account is not None and (account.halt or account.hold):
+            continue
+        if retained.lag:
+            waiting_messages += retained.lag
+            # Nothing is late before the message came, nor within the patience after an entry.
+            oldest_seconds = (retained.frontier_ms or 0) / 1000
+            waiting_since.append(max(ledger.pace.at_seconds, oldest_seconds))
+    if not any(waiting_since):
+        # Nothing waits, or neither Kafka nor the ledger says since when.
         return []
-    last = f"since entry {ledger.sequence}" if ledger.sequence >= 0 else "and it was never run"
-    text = f"{sum(held.lag for held in behind)} messages wait, no run for {format_duration(late)} {last}"
-    return [
-        Concern(
-            kind="late",
-            text=text,
-            next=f"seriatim run {stream.name}, and ask why its schedule did not",
-        )
-    ]
+    late_seconds = now_seconds - min(waiting_since)
+    if late_seconds < stream.alerts.late_run_minutes * 60:
+        return []
+    since = "and it was never run"
+    if ledger.sequence >= 0:
+        since = f"since entry {ledger.sequence}"
+    concern = Concern(
+        kind="late",
+        text=f"{waiting_messages} messages wait, no run for {format_duration(late_seconds)} {since}",
+        next=f"seriatim run {stream.name}, and ask why its schedule did not",
+    )
+    return [concern]
 
 
 def _unknown_retention_concerns(clocks: PartitionClocks) -> list[Concern]:
-    """Topics whose settings we may not read: their time left is not known."""
-    topics = sorted(
-        {place.topic for place, one in clocks.items() if not one.retained.rules.is_known}
-    )
-    text = "its retention cannot be read, so its time left is not known"
-    return [
-        Concern(
+    """Topics whose settings this client may not read, so that their time left is not known."""
+    topics = set()
+    for partition, clock in clocks.items():
+        if not clock.retained.rules.is_known:
+            topics.add(partition.topic)
+    concerns = []
+    for topic in sorted(topics):
+        concern = Concern(
             kind="blind",
             location=topic,
-            text=text,
+            text="its retention cannot be read, so its time left is not known",
             next="give this client the right DescribeConfigs on the topic",
         )
-        for topic in topics
-    ]
+        concerns.append(concern)
+    return concerns

@@ -19,22 +19,11 @@ from typing import Any
 from msgspec import Struct
 
 from seriatim.engine.offsets import Partition
+from seriatim.engine.record_kinds import RowKeySpec
 from seriatim.ledger.model import Change, Entry, File, Ledger, Manifest
 
 TopicIdsByPartition = dict[str, tuple[str, ...]]
 """The topic ids of each partition that had several, oldest first."""
-
-
-class RowKeySpec(Struct, frozen=True, kw_only=True):
-    """How records become rows: which columns are the key, which the row, and which values mean that
-    the row is deleted.
-    """
-
-    key: tuple[str, ...]
-    columns: tuple[str, ...]
-    """The columns of the row, including the key."""
-    deleted_when: dict[str, Any] = {}
-    """A record with these values deletes its row. If it is empty, rows are never deleted."""
 
 
 class SessionTable(Struct, frozen=True):

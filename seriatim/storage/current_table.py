@@ -29,6 +29,7 @@ from msgspec import Struct
 
 from seriatim.engine.crash_points import crash_point
 from seriatim.engine.offsets import Partition
+from seriatim.engine.record_kinds import RowKeySpec
 from seriatim.errors import PlatformError, ensure
 from seriatim.ledger.model import File, Ledger
 from seriatim.storage.current_rows import (
@@ -36,7 +37,6 @@ from seriatim.storage.current_rows import (
     HashBucket,
     PartitionCatchUp,
     PublishedVersion,
-    RowKeySpec,
     TopicIdsByPartition,
     covering_buckets,
 )

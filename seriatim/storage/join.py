@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 from msgspec.structs import replace
 
 from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.record_kinds import RowKeySpec
 from seriatim.engine.session_filter import ReplacedRecords
 from seriatim.ledger.model import File
-from seriatim.storage.current_rows import PartitionCatchUp, RowKeySpec, SessionTable
+from seriatim.storage.current_rows import PartitionCatchUp, SessionTable
 from seriatim.storage.files import (
     ROWS_PER_GROUP,
     ParquetFileWriter,

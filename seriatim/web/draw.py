@@ -14,8 +14,7 @@ from html import escape
 
 from seriatim import __version__
 from seriatim.alerts.incidents import Concern
-from seriatim.engine.findings import shorten
-from seriatim.kafka.retention import format_duration
+from seriatim.engine.findings import format_duration, shorten
 from seriatim.operations.report_page import PAGE_TEXT_MAX, safe_text
 from seriatim.operations.stream_status import PartitionStatus, Tone
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from msgspec import Struct
 
-from seriatim.kafka.retention import format_duration
+from seriatim.engine.findings import format_duration
 from seriatim.ledger.model import Manifest
 from seriatim.operations.report_page import safe_text
 from seriatim.web.address import page_path

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from seriatim.kafka.retention import format_duration
+from seriatim.engine.findings import format_duration
 from seriatim.ledger.model import Account, Ledger, Manifest
 from seriatim.operations.report_page import safe_text
 from seriatim.operations.stream_status import PartitionStatus, StreamStatus, Tone, time_tone

@@ -14,9 +14,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from seriatim.engine.offsets import Partition
+from seriatim.engine.record_kinds import RowKeySpec
 from seriatim.errors import IntegrityError, PlatformError
 from seriatim.operations.publish import publish_current
-from seriatim.storage.current_rows import RowKeySpec
 from seriatim.storage.current_table import DeltaCurrent
 from seriatim.storage.record_files import record_schema
 from seriatim.stream import TableSettings

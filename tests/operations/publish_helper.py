@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from seriatim.engine.record_kinds import RowKeySpec
 from seriatim.operations.publish import PublishResult, publish_current
-from seriatim.storage.current_rows import RowKeySpec
 from seriatim.testing import MemoryCurrent, MemoryStream
 
 OWN = ("topic", "topic_id", "partition", "session", "offset", "sequence", "timestamp")
@@ -88,4 +88,4 @@ def by_name(rows: list[dict[str, Any]], keyed: RowKeySpec) -> dict[Name, dict[st
 def check(made: MemoryStream, current: MemoryCurrent) -> None:
     """`current` is the fold of the records as of the entry that it names."""
     at = current.published_version().sequence
-    assert by_name(current.rows(), current.keyed) == plain(made, at, current.keyed)
+    assert by_name(current.rows(), current.row_key_spec) == plain(made, at, current.row_key_spec)
