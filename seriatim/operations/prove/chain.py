@@ -1,22 +1,35 @@
-"""The chain: what must hold between the Delta log, the ledger's entries and the witness. Pure.
+"""The rules of verify about the Delta log, the entries of the ledger and the witness.
 
-Everything comes in as values that were read anew; nothing here trusts what a run remembered. A rule
-gives the differences it sees, the first one first.
+All values come in as they were read anew. Nothing here relies on what a run remembered. A rule
+returns the differences that it finds, in order. This module is pure.
 
-Next room: verify.py has the rules about files; operations/prove/verify.py reads and asks them all.
+Next: operations/prove/rules.py has the rules about files; operations/prove/verify.py reads, and
+applies them all.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim.engine.record_kinds import MAIN_TABLE, table_of_path
-from seriatim.ledger.model import Account, Change, Ledger, Manifest, state_files_after
+from seriatim.ledger.model import (
+    Account,
+    Certificate,
+    Change,
+    File,
+    Ledger,
+    Manifest,
+    state_files_after,
+)
 from seriatim.operations.prove.difference import RESTORE_ADVICE, RESTORE_LOG_ADVICE, Difference
+
+STANDING_KINDS = ("hold", "release", "retire", "verdict", "compact")
+"""Kinds of entries that do not move a partition."""
 
 
 class AddedFile(Struct, frozen=True, kw_only=True):
@@ -31,12 +44,15 @@ class AddedFile(Struct, frozen=True, kw_only=True):
 
 
 class CommitSignature(Struct, frozen=True):
-    """What a Delta commit says of the entry that it is."""
+    """What a Delta commit says of the entry that it belongs to."""
 
     sequence: int
     previous: str
+    """The hash of the manifest of the entry before."""
     manifest: str
+    """The path of the manifest."""
     sha256: str
+    """The hash of the manifest."""
 
 
 class Commit(Struct, frozen=True, kw_only=True):
@@ -44,179 +60,209 @@ class Commit(Struct, frozen=True, kw_only=True):
 
     version: int
     signature: CommitSignature | None = None
+    """None: it is not of an entry of the ledger."""
     transaction: int | None = None
     adds: tuple[AddedFile, ...] = ()
     removes: tuple[str, ...] = ()
     is_rewrite: bool = False
-    """It says that it changed no data: an OPTIMIZE by somebody."""
+    """It says that it changed no data: an OPTIMIZE by another program."""
     read_error: str = ""
-    """Why it cannot be read."""
+    """Why it cannot be read; empty: it can."""
     log_sha256: str = ""
     """SHA-256 over the bytes of all commits up to and including this one."""
 
 
+class RuleCheck(NamedTuple):
+    """One rule about the ledger, with the two values that must be equal."""
+
+    description: str
+    """What is wrong if they are not."""
+    expected: object
+    actual: object
+
+
 def check_chain(commits: Iterable[Commit]) -> Iterator[Difference]:
-    """The log has every version; entries follow each other, each naming the one before by its hash."""
-    version, last = 0, CommitSignature(-1, "", "", "")
+    """The log has every version, and each entry names the one before it by its hash."""
+    next_version = 0
+    previous_signature = CommitSignature(-1, "", "", "")
     for commit in commits:
-        at = f"records/_delta_log/{commit.version:020d}.json"
-        if commit.version != version:
-            missing = f"records/_delta_log/{version:020d}.json"
+        if commit.version != next_version:
             yield Difference(
                 description="a commit of the Delta log is missing",
-                file=missing,
+                file=_commit_path(next_version),
                 next=RESTORE_ADVICE,
             )
         if commit.read_error:
             yield Difference(
                 description="a commit cannot be read",
-                file=at,
+                file=_commit_path(commit.version),
                 found=commit.read_error,
                 next=RESTORE_ADVICE,
             )
-        version = commit.version + 1
-        sign = commit.signature
-        if sign is None:
-            continue
-        wanted = CommitSignature(last.sequence + 1, last.sha256, sign.manifest, sign.sha256)
-        name = f"manifests/{sign.sequence:010d}-{sign.sha256}.json.zst"
-        rules = [
-            (
-                "the chain of entries is broken",
-                _describe_signature(wanted),
-                _describe_signature(sign),
-            ),
-            ("an entry names a manifest of another name than its own", name, sign.manifest),
-            (
-                "a commit's transaction is of another entry",
-                str(sign.sequence),
-                str(commit.transaction),
-            ),
-        ]
-        for what, expected, found in rules:
-            if expected != found:
-                yield Difference(
-                    description=what,
-                    file=at,
-                    sequence=sign.sequence,
-                    expected=expected,
-                    found=found,
-                    next=RESTORE_LOG_ADVICE,
-                )
-        last = sign
+        next_version = commit.version + 1
+        if commit.signature is not None:
+            yield from _check_signature(commit, commit.signature, previous_signature)
+            previous_signature = commit.signature
 
 
-def _describe_signature(signature: CommitSignature) -> str:
-    return f"entry {signature.sequence} after {signature.previous or 'nothing'}"
+def _check_signature(
+    commit: Commit, signature: CommitSignature, previous: CommitSignature
+) -> Iterator[Difference]:
+    """An entry follows the one before it, and names its manifest and its transaction."""
+    expected_entry = _describe_entry(previous.sequence + 1, previous.sha256)
+    actual_entry = _describe_entry(signature.sequence, signature.previous)
+    manifest_path = f"manifests/{signature.sequence:010d}-{signature.sha256}.json.zst"
+    checks = [
+        RuleCheck("the chain of entries is broken", expected_entry, actual_entry),
+        RuleCheck(
+            "an entry names a manifest of another name than its own",
+            manifest_path,
+            signature.manifest,
+        ),
+        RuleCheck(
+            "a commit's transaction is of another entry",
+            str(signature.sequence),
+            str(commit.transaction),
+        ),
+    ]
+    for check in checks:
+        if check.expected != check.actual:
+            yield Difference(
+                description=check.description,
+                file=_commit_path(commit.version),
+                sequence=signature.sequence,
+                expected=str(check.expected),
+                found=str(check.actual),
+                next=RESTORE_LOG_ADVICE,
+            )
+
+
+def _describe_entry(sequence: int, previous_sha256: str) -> str:
+    return f"entry {sequence} after {previous_sha256 or 'nothing'}"
+
+
+def _commit_path(version: int) -> str:
+    return f"records/_delta_log/{version:020d}.json"
 
 
 def check_witness(
     witness: bytes | None, signatures: Mapping[int, CommitSignature]
 ) -> Iterator[Difference]:
-    """head.json has seen an entry that is in the ledger."""
-    last = max(signatures, default=-1)
+    """The entry that head.json remembers is in the ledger."""
+    last_sequence = max(signatures, default=-1)
     if witness is None:
-        if last > 0:
-            told = "without head.json a ledger that is rolled back is not noticed; the next run writes it again"
+        if last_sequence > 0:
             yield Difference(
-                description="the witness is missing", file="head.json", level="warning", next=told
+                description="the witness is missing",
+                file="head.json",
+                level="warning",
+                next="without head.json a ledger that is rolled back is not noticed; the next run"
+                " writes it again",
             )
         return
     try:
-        seen = json.loads(witness)
-        sequence, found = int(seen["sequence"]), str(seen["sha256"])
+        content = json.loads(witness)
+        sequence = int(content["sequence"])
+        sha256 = str(content["sha256"])
     except (ValueError, KeyError, TypeError, OverflowError):
         yield Difference(
             description="the witness cannot be read", file="head.json", next=RESTORE_ADVICE
         )
         return
     if sequence not in signatures:
-        wanted = f"an entry up to {last}"
-        cause = "the records table was rolled back, or the witness was changed"
         yield Difference(
             description="the witness has seen an entry that the ledger has not",
             file="head.json",
             sequence=sequence,
-            expected=wanted,
+            expected=f"an entry up to {last_sequence}",
             found=f"entry {sequence}",
-            cause=cause,
+            cause="the records table was rolled back, or the witness was changed",
             next=RESTORE_LOG_ADVICE,
         )
-    elif found != signatures[sequence].sha256:
+    elif sha256 != signatures[sequence].sha256:
         yield Difference(
             description="the witness has seen another entry than the ledger has",
             file="head.json",
             sequence=sequence,
             expected=signatures[sequence].sha256,
-            found=found,
+            found=sha256,
             next=RESTORE_LOG_ADVICE,
         )
 
 
 def replay_expected_files(commits: Iterable[Commit]) -> dict[str, AddedFile]:
-    """The table's files by our own entries, and by others' rewriting of them."""
+    """The files of the table by the entries of the ledger, and by rewrites of other programs."""
     files: dict[str, AddedFile] = {}
     for commit in commits:
-        if commit.signature is not None or commit.is_rewrite:
-            files = {path: added for path, added in files.items() if path not in commit.removes}
-            files |= {added.path: added for added in commit.adds}
+        if commit.signature is None and not commit.is_rewrite:
+            continue
+        for path in commit.removes:
+            files.pop(path, None)
+        for added in commit.adds:
+            files[added.path] = added
     return files
 
 
 def replay_active_files(commits: Iterable[Commit]) -> set[str]:
-    """The table's files by all its commits."""
-    files: set[str] = set()
+    """The files of the table by all its commits."""
+    paths: set[str] = set()
     for commit in commits:
-        files = (files - set(commit.removes)) | {added.path for added in commit.adds}
-    return files
+        paths.difference_update(commit.removes)
+        paths.update(added.path for added in commit.adds)
+    return paths
 
 
 def check_table_files(
     expected_paths: Iterable[str], active_paths: Iterable[str], reader_paths: Iterable[str]
 ) -> Iterator[Difference]:
-    """The table holds exactly what the entries added and did not remove, and readers see the same."""
-    wanted, there, seen = set(expected_paths), set(active_paths), set(reader_paths)
-    for path in sorted(there - wanted):
-        take_back = "find who wrote to the records table beside Seriatim, and take that commit back"
+    """The table has exactly the files that entries added and did not remove, and readers see the
+    same files.
+    """
+    expected = set(expected_paths)
+    active = set(active_paths)
+    visible = set(reader_paths)
+    for path in sorted(active - expected):
         yield Difference(
-            description="the table has a file that no entry added", file=path, next=take_back
+            description="the table has a file that no entry added",
+            file=path,
+            next="find who wrote to the records table beside Seriatim, and take that commit back",
         )
-    for path in sorted(wanted - there):
-        take_back = (
-            "find who removed it from the records table beside Seriatim, and take that commit back"
-        )
+    for path in sorted(expected - active):
         yield Difference(
-            description="the table lacks a file that an entry added", file=path, next=take_back
+            description="the table lacks a file that an entry added",
+            file=path,
+            next="find who removed it from the records table beside Seriatim, and take that commit"
+            " back",
         )
-    for path in sorted(seen ^ there):
-        what = (
-            "readers see a file that the commits do not have"
-            if path in seen
-            else "readers do not see a file"
-        )
+    for path in sorted(visible ^ active):
+        description = "readers do not see a file"
+        if path in visible:
+            description = "readers see a file that the commits do not have"
         yield Difference(
-            description=what,
+            description=description,
             file=path,
             cause="a checkpoint of the Delta log does not agree with its commits",
-            next="delete records/_delta_log/*.checkpoint.parquet and _last_checkpoint: they are made of the commits",
+            next="delete records/_delta_log/*.checkpoint.parquet and _last_checkpoint: they are"
+            " made of the commits",
         )
 
 
 def check_rewrites(commits: Iterable[Commit]) -> Iterator[Difference]:
-    """Whoever rewrites files says that no data changed: then the rows are as many."""
-    rows: dict[str, int] = {}
+    """A commit that says it changed no data adds as many rows as it removes."""
+    rows_by_path: dict[str, int] = {}
     for commit in commits:
-        rows |= {added.path: added.rows for added in commit.adds}
-        was, now = (
-            sum(rows.get(path, 0) for path in commit.removes),
-            sum(added.rows for added in commit.adds),
-        )
-        if commit.is_rewrite and was != now:
+        for added in commit.adds:
+            rows_by_path[added.path] = added.rows
+        if not commit.is_rewrite:
+            continue
+        removed_rows = sum(rows_by_path.get(path, 0) for path in commit.removes)
+        added_rows = sum(added.rows for added in commit.adds)
+        if removed_rows != added_rows:
             yield Difference(
                 description="somebody rewrote files of the table, and rows were lost or came in",
-                file=f"records/_delta_log/{commit.version:020d}.json",
-                expected=f"{was} rows",
-                found=f"{now} rows",
+                file=_commit_path(commit.version),
+                expected=f"{removed_rows} rows",
+                found=f"{added_rows} rows",
                 next="find who rewrote the records table, and take that commit back",
             )
 
@@ -224,66 +270,79 @@ def check_rewrites(commits: Iterable[Commit]) -> Iterator[Difference]:
 def check_manifest(
     signature: CommitSignature, commit: Commit, manifest: Manifest, stream: str
 ) -> Iterator[Difference]:
-    """A manifest is its entry's, and the commit adds and removes what it says, size and rows alike."""
+    """A manifest belongs to its entry, and the commit adds and removes what the manifest says."""
     entry = manifest.entry
-
-    def differs(what: str, expected: object, found: object) -> Iterator[Difference]:
-        if expected != found:
+    sequence = signature.sequence
+    files = {file.path: file for change in entry.changes for file in change.records}
+    added_files = {added.path: added for added in commit.adds}
+    removed_paths = [path for path in entry.removed_paths if table_of_path(path) == MAIN_TABLE]
+    checks = [
+        RuleCheck("a manifest is of another entry", sequence, entry.sequence),
+        RuleCheck("a manifest is of another entry", sequence, manifest.ledger.sequence),
+        RuleCheck("a manifest follows another entry", signature.previous, entry.previous),
+        RuleCheck("a manifest is of another stream", stream, manifest.ledger.stream),
+        RuleCheck(
+            "a commit adds other files than its manifest says", sorted(files), sorted(added_files)
+        ),
+        RuleCheck(
+            "a commit removes other files than its manifest says",
+            sorted(removed_paths),
+            sorted(commit.removes),
+        ),
+    ]
+    for check in checks:
+        if check.expected != check.actual:
             yield Difference(
-                description=what,
+                description=check.description,
                 file=signature.manifest,
-                sequence=signature.sequence,
-                expected=str(expected),
-                found=str(found),
+                sequence=sequence,
+                expected=str(check.expected),
+                found=str(check.actual),
                 next=RESTORE_ADVICE,
             )
-
-    yield from differs("a manifest is of another entry", signature.sequence, entry.sequence)
-    yield from differs(
-        "a manifest is of another entry", signature.sequence, manifest.ledger.sequence
-    )
-    yield from differs("a manifest follows another entry", signature.previous, entry.previous)
-    yield from differs("a manifest is of another stream", stream, manifest.ledger.stream)
-    files = {file.path: file for change in entry.changes for file in change.records}
-    adds = {added.path: added for added in commit.adds}
-    removed = sorted(path for path in entry.removed_paths if table_of_path(path) == MAIN_TABLE)
-    yield from differs(
-        "a commit adds other files than its manifest says", sorted(files), sorted(adds)
-    )
-    yield from differs(
-        "a commit removes other files than its manifest says", removed, sorted(commit.removes)
-    )
     for path, file in files.items():
-        wanted = (file.size_bytes, file.rows, file.first_offset, file.last_offset)
-        found = adds[path]
-        if wanted != (found.size, found.rows, found.first_offset, found.last_offset):
-            yield Difference(
-                description="a commit says something else of a file than its manifest (bytes, rows, first, last offset)",
-                file=path,
-                sequence=signature.sequence,
-                expected=str(wanted),
-                found=str((found.size, found.rows, found.first_offset, found.last_offset)),
-                next=RESTORE_LOG_ADVICE,
-            )
+        if path in added_files:
+            yield from _check_added_file(file, added_files[path], sequence)
+
+
+def _check_added_file(file: File, added: AddedFile, sequence: int) -> Iterator[Difference]:
+    """A commit says the same of a file as its manifest."""
+    expected = (file.size_bytes, file.rows, file.first_offset, file.last_offset)
+    actual = (added.size, added.rows, added.first_offset, added.last_offset)
+    if expected != actual:
+        yield Difference(
+            description="a commit says something else of a file than its manifest"
+            " (bytes, rows, first, last offset)",
+            file=file.path,
+            sequence=sequence,
+            expected=str(expected),
+            found=str(actual),
+            next=RESTORE_LOG_ADVICE,
+        )
 
 
 def check_ledger_step(manifest: Manifest, previous_ledger: Ledger) -> Iterator[Difference]:
-    """The ledger in a manifest is what its entry makes of the ledger before it; certificates join
-    without hole.
+    """The ledger in a manifest is what its entry makes of the ledger before it, and certificates
+    join without a hole.
     """
-    entry, after = manifest.entry, manifest.ledger
+    entry = manifest.entry
+    ledger = manifest.ledger
     changes = {str(change.partition): change for change in entry.changes}
-    for place in sorted({*previous_ledger.partitions, *after.partitions, *changes}):
-        was, now = previous_ledger.partitions.get(place), after.partitions.get(place)
-        rules = _partition_rules(entry.kind, changes.get(place), was, now)
-        for what, expected, found in rules:
-            if expected != found:
+    for partition_name in sorted({*previous_ledger.partitions, *ledger.partitions, *changes}):
+        checks = _partition_rules(
+            entry.kind,
+            changes.get(partition_name),
+            previous_ledger.partitions.get(partition_name),
+            ledger.partitions.get(partition_name),
+        )
+        for check in checks:
+            if check.expected != check.actual:
                 yield Difference(
-                    description=what,
-                    partition=place,
+                    description=check.description,
+                    partition=partition_name,
                     sequence=entry.sequence,
-                    expected=str(expected),
-                    found=str(found),
+                    expected=str(check.expected),
+                    found=str(check.actual),
                     cause="the ledger's account of this partition does not add up",
                     next=f"report this as a bug, with the manifest of entry {entry.sequence}",
                 )
@@ -291,60 +350,89 @@ def check_ledger_step(manifest: Manifest, previous_ledger: Ledger) -> Iterator[D
 
 def _partition_rules(
     kind: str, change: Change | None, account_before: Account | None, account_after: Account | None
-) -> Iterator[tuple[str, object, object]]:
+) -> Iterator[RuleCheck]:
+    """What one entry may do to the account of one partition."""
     if account_after is None:
-        yield "a partition has left the ledger", "an account", "none"
-        return
-    place = (account_after.topic_id, account_after.frontier, account_after.epoch)
-    if change is None or kind in ("hold", "release", "retire", "verdict", "compact"):
-        known = account_before and (
-            account_before.topic_id,
-            account_before.frontier,
-            account_before.epoch,
-        )
-        yield "a partition moved without a change (topic id, frontier, epoch)", known, place
-        if change is None:
-            yield (
-                "a partition's state changed without a change",
-                account_before and account_before.state,
-                account_after.state,
-            )
-        elif kind == "compact" and account_before is not None:
-            yield from _compaction_rules(change, account_before, account_after)
-        return
-    if kind == "accept":
+        yield RuleCheck("a partition has left the ledger", "an account", "none")
+    elif change is None or kind in STANDING_KINDS:
+        yield from _standing_rules(kind, change, account_before, account_after)
+    elif kind == "accept":
         yield from _accept_rules(change, account_before, account_after)
-        return
-    epoch = account_before.epoch if account_before else 0
-    raised = kind == "repair"
-    yield "a change is of another epoch", epoch, change.epoch
-    yield "a partition's epoch", epoch + raised, account_after.epoch
-    yield (
+    elif kind == "repair":
+        yield from _moving_rules(change, account_before, account_after, epochs_raised=1)
+        state = change.state
+        if state is None:
+            state = account_before.state if account_before is not None else ()
+        yield RuleCheck(
+            "a partition's state files are not those of its last change",
+            state,
+            account_after.state,
+        )
+    else:
+        yield from _moving_rules(change, account_before, account_after, epochs_raised=0)
+        state = change.state or ()
+        if account_before is not None:
+            state = state_files_after(change, account_before)
+        yield RuleCheck(
+            "a partition's state files are not those of its last change",
+            state,
+            account_after.state,
+        )
+        yield from _slice_rules(change, account_before, account_after)
+
+
+def _moving_rules(
+    change: Change, account_before: Account | None, account_after: Account, *, epochs_raised: int
+) -> Iterator[RuleCheck]:
+    """A slice and a repair move the frontier to where their change ends."""
+    epoch = account_before.epoch if account_before is not None else 0
+    yield RuleCheck("a change is of another epoch", epoch, change.epoch)
+    yield RuleCheck("a partition's epoch", epoch + epochs_raised, account_after.epoch)
+    yield RuleCheck(
         "a partition's frontier is not where its change ends",
         change.until,
         account_after.frontier,
     )
-    made = (
-        change.state if change.state is not None else account_before.state if account_before else ()
+
+
+def _standing_rules(
+    kind: str, change: Change | None, account_before: Account | None, account_after: Account
+) -> Iterator[RuleCheck]:
+    """A partition without a change, or in an entry that moves nothing, stays where it was."""
+    position_before = None
+    state_before = None
+    if account_before is not None:
+        position_before = (account_before.topic_id, account_before.frontier, account_before.epoch)
+        state_before = account_before.state
+    position_after = (account_after.topic_id, account_after.frontier, account_after.epoch)
+    yield RuleCheck(
+        "a partition moved without a change (topic id, frontier, epoch)",
+        position_before,
+        position_after,
     )
-    state = made if raised or account_before is None else state_files_after(change, account_before)
-    yield "a partition's state files are not those of its last change", state, account_after.state
-    if not raised:
-        yield from _slice_rules(change, account_before, account_after)
+    if change is None:
+        yield RuleCheck(
+            "a partition's state changed without a change", state_before, account_after.state
+        )
+    elif kind == "compact" and account_before is not None:
+        yield from _compaction_rules(change, account_before, account_after)
 
 
 def _compaction_rules(
     change: Change, account_before: Account, account_after: Account
-) -> Iterator[tuple[str, object, object]]:
-    """The oldest state files became fewer, and nothing else of the account moved."""
-    oldest = tuple(file.path for file in account_before.state[: len(change.merged_state_paths)])
-    yield "a compaction merged other state files than the oldest", oldest, change.merged_state_paths
-    state = (
-        account_before.state
-        if change.state is None
-        else (*change.state, *account_before.state[len(change.merged_state_paths) :])
+) -> Iterator[RuleCheck]:
+    """A compaction merges the oldest state files, and nothing else of the account changes."""
+    merged_count = len(change.merged_state_paths)
+    oldest_paths = tuple(file.path for file in account_before.state[:merged_count])
+    yield RuleCheck(
+        "a compaction merged other state files than the oldest",
+        oldest_paths,
+        change.merged_state_paths,
     )
-    yield (
+    state = account_before.state
+    if change.state is not None:
+        state = (*change.state, *account_before.state[merged_count:])
+    yield RuleCheck(
         "a compaction changed more than the state files it merged",
         replace(account_before, state=state),
         account_after,
@@ -353,81 +441,94 @@ def _compaction_rules(
 
 def _accept_rules(
     change: Change, account_before: Account | None, account_after: Account
-) -> Iterator[tuple[str, object, object]]:
-    """A topic's new life begins without state where the change says; the life that is known goes on
-    where it was.
+) -> Iterator[RuleCheck]:
+    """A topic that was created again begins without state where the change says. A known topic goes
+    on where it was.
     """
-    place = (account_after.topic_id, account_after.frontier, account_after.state)
+    position_after = (account_after.topic_id, account_after.frontier, account_after.state)
     if account_before is None or change.topic_id != account_before.topic_id:
-        yield (
+        yield RuleCheck(
             "a new life does not begin where it was accepted",
             (change.topic_id, change.until, ()),
-            place,
+            position_after,
         )
     else:
         state = state_files_after(change, account_before)
-        yield (
+        yield RuleCheck(
             "an accept moved a partition",
             (account_before.topic_id, account_before.frontier, state),
-            place,
+            position_after,
         )
     if account_before is not None:
-        yield "an accept raises the epoch", account_before.epoch + 1, account_after.epoch
+        epoch = account_before.epoch + 1
+        yield RuleCheck("an accept raises the epoch", epoch, account_after.epoch)
 
 
 def _slice_rules(
     change: Change, account_before: Account | None, account_after: Account
-) -> Iterator[tuple[str, object, object]]:
-    """Slices join: each begins where the partition was, and accounts for all that it adds."""
-    start = account_before.frontier if account_before else change.initial_frontier
-    certificate, rows = change.certificate, sum(file.rows for file in change.records)
-    yield "a slice does not begin at the frontier", start, change.frontier
-    yield (
-        "a partition's topic id changed in a slice",
-        account_before.topic_id if account_before else change.topic_id,
-        account_after.topic_id,
+) -> Iterator[RuleCheck]:
+    """A slice begins where the partition was, and accounts for all that it adds."""
+    frontier = change.initial_frontier
+    topic_id = change.topic_id
+    initial_frontier = change.initial_frontier
+    if account_before is not None:
+        frontier = account_before.frontier
+        topic_id = account_before.topic_id
+        initial_frontier = account_before.initial_frontier
+    yield RuleCheck("a slice does not begin at the frontier", frontier, change.frontier)
+    yield RuleCheck("a partition's topic id changed in a slice", topic_id, account_after.topic_id)
+    yield RuleCheck(
+        "a partition was born elsewhere", initial_frontier, account_after.initial_frontier
     )
-    yield (
-        "a partition was born elsewhere",
-        account_before.initial_frontier if account_before else change.initial_frontier,
-        account_after.initial_frontier,
-    )
-    if certificate is None:
-        yield "the frontier moved without a certificate", change.frontier, change.until
-        yield "records without a certificate", 0, rows
+    if change.certificate is None:
+        yield RuleCheck("the frontier moved without a certificate", change.frontier, change.until)
+        yield RuleCheck("records without a certificate", 0, _row_count(change.records))
         return
-    found = (str(certificate.partition), certificate.epoch, certificate.start, certificate.until)
-    yield (
-        "a certificate is of another range",
-        (str(change.partition), change.epoch, change.frontier, change.until),
-        found,
-    )
-    yield "a certificate counts other records than its files have", rows, certificate.counts.records
-    beside = {
-        table: sum(file.rows for file in files) for table, files in change.other_records.items()
-    }
-    yield (
-        "a certificate counts other records of another table than its files have",
-        beside,
-        certificate.counts.other_records,
-    )
+    yield from _certificate_rules(change, change.certificate)
     for name in ("messages", "records", "headless"):
-        before = getattr(account_before, name) if account_before else 0
-        total = before + getattr(certificate.counts, name)
-        yield (
+        sum_before = getattr(account_before, name) if account_before is not None else 0
+        yield RuleCheck(
             f"the sum of {name} is not that of the certificates",
-            total,
+            sum_before + getattr(change.certificate.counts, name),
             getattr(account_after, name),
         )
-    accounted = certificate.counts.messages + sum(certificate.holes.values())
-    yield (
+    yield from _coverage_rules(change, change.certificate)
+
+
+def _certificate_rules(change: Change, certificate: Certificate) -> Iterator[RuleCheck]:
+    """A certificate is of its change, and counts its records."""
+    yield RuleCheck(
+        "a certificate is of another range",
+        (str(change.partition), change.epoch, change.frontier, change.until),
+        (str(certificate.partition), certificate.epoch, certificate.start, certificate.until),
+    )
+    yield RuleCheck(
+        "a certificate counts other records than its files have",
+        _row_count(change.records),
+        certificate.counts.records,
+    )
+    other_rows = {table: _row_count(files) for table, files in change.other_records.items()}
+    yield RuleCheck(
+        "a certificate counts other records of another table than its files have",
+        other_rows,
+        certificate.counts.other_records,
+    )
+
+
+def _coverage_rules(change: Change, certificate: Certificate) -> Iterator[RuleCheck]:
+    """A certificate accounts for every offset of its range, and no file goes beyond the range."""
+    yield RuleCheck(
         "a certificate does not account for every offset",
         certificate.until - certificate.start,
-        accounted,
+        certificate.counts.messages + sum(certificate.holes.values()),
     )
-    for file in (
-        *change.records,
-        *(file for files in change.other_records.values() for file in files),
-    ):
-        inside = change.frontier <= file.first_offset <= file.last_offset < change.until
-        yield f"{file.path} has offsets outside its certificate", True, inside
+    files = list(change.records)
+    for other_files in change.other_records.values():
+        files += other_files
+    for file in files:
+        is_inside = change.frontier <= file.first_offset <= file.last_offset < change.until
+        yield RuleCheck(f"{file.path} has offsets outside its certificate", True, is_inside)
+
+
+def _row_count(files: Iterable[File]) -> int:
+    return sum(file.rows for file in files)

@@ -1,10 +1,10 @@
-"""Verify: what must hold of a stream's files and what is in them, and up to where that was signed
-off. Pure.
+"""The rules of verify about files and their content, and the sign-off: up to where all was right.
 
-Folding the records always gives the state, for every session: `Rows` does it for the stock machine.
+Folding the records of a session always gives its state: `RowsOfRecords` does this for machines that
+say how. This module is pure.
 
-Next room: chain.py has the rules about the ledger; operations/prove/verify.py reads and asks them
-all.
+Next: operations/prove/chain.py has the rules about the ledger; operations/prove/verify.py reads,
+and applies them all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from seriatim.engine.record_kinds import table_directory, table_of_path
 from seriatim.ledger.model import Change, File, Ledger, Manifest
-from seriatim.operations.compaction_rules import COMPACTED_NAME as COMPACTED
+from seriatim.operations.compaction_rules import COMPACTED_NAME
 from seriatim.operations.prove.chain import Commit, CommitSignature
 from seriatim.operations.prove.difference import (
     REPAIR_ADVICE,
@@ -39,65 +39,78 @@ ORPHAN_OF_DEAD_RUN = (
 ORPHAN_OF_RUNNING_RUN = (
     "of a run that is at work now, or crashed at the frontier; no damage, a later run sweeps it"
 )
-ORPHAN_OF_COMPACTION = "of a compaction that is at work now, or crashed; no damage, a later run or compaction sweeps it"
+ORPHAN_OF_COMPACTION = (
+    "of a compaction that is at work now, or crashed; no damage, a later run or compaction sweeps"
+    " it"
+)
 ORPHAN_OF_OTHERS = (
     "not of a name that Seriatim gives: ask who put it there, and delete it if nobody needs it"
 )
 REBUILD_ADVICE = "`seriatim rebuild {stream}` makes it again from the ledger"
+SIGN_OFF_ADVICE = (
+    f"{RESTORE_LOG_ADVICE}. If an older ledger\n"
+    "is meant (a deliberate restore): `seriatim verify {stream} --all`"
+)
 Row = tuple[Any, ...]
 
 
 class SignOff(
     Struct, frozen=True, kw_only=True, rename={"log_sha256": "log", "kafka_sequence": "kafka"}
 ):
-    """Up to where everything was looked at and found right."""
+    """Up to where everything was looked at and was right."""
 
     sequence: int = -1
+    """The ledger entry; -1: nothing is signed off."""
     sha256: str = ""
-    """Of that entry's manifest."""
+    """The hash of the manifest of that entry."""
     version: int = -1
+    """The version of the Delta log."""
     log_sha256: str = ""
-    """Of the Delta log's bytes up to that version."""
+    """The hash of the bytes of the Delta log up to that version."""
     kafka_sequence: int = -1
     """Up to which entry Kafka was compared too."""
     digest: str = ""
+    """The hash of the sign-off itself."""
 
     def to_bytes(self) -> bytes:
-        """As it is kept, under a digest of its own."""
-        return msgspec.json.encode(
-            replace(self, digest=self._compute_digest()), order="deterministic"
-        )
+        """The sign-off as it is stored, with a digest of its own."""
+        with_digest = replace(self, digest=self._compute_digest())
+        return msgspec.json.encode(with_digest, order="deterministic")
 
     def _compute_digest(self) -> str:
-        bare = replace(self, digest="")
-        return sha256(msgspec.json.encode(bare, order="deterministic")).hexdigest()
+        without_digest = replace(self, digest="")
+        return sha256(msgspec.json.encode(without_digest, order="deterministic")).hexdigest()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> SignOff | None:
-        """What was sealed; None if it was changed since."""
+        """The sign-off that was stored; None if it was changed since."""
         try:
-            seen = msgspec.json.decode(content, type=cls)
-        except (msgspec.MsgspecError, ValueError):  # bytes that are no text raise the latter
+            sign_off = msgspec.json.decode(content, type=cls)
+        except (msgspec.MsgspecError, ValueError):  # Bytes that are no text raise a ValueError.
             return None
-        return (
-            seen if seen.digest == seen._compute_digest() and seen.to_bytes() == content else None
-        )
+        # The second comparison finds changes that decoding ignores, such as additional fields.
+        if sign_off.digest == sign_off._compute_digest() and sign_off.to_bytes() == content:
+            return sign_off
+        return None
 
 
 def check_sign_off(
     sign_off: SignOff, commits: Mapping[int, Commit], signatures: Mapping[int, CommitSignature]
 ) -> Iterator[Difference]:
-    """What was signed off is what is there: the same entry, the same log before it."""
-    way_out = f"{RESTORE_LOG_ADVICE}. If an older ledger\nis meant (a deliberate restore): `seriatim verify {{stream}} --all`"
-    sign, commit = signatures.get(sign_off.sequence), commits.get(sign_off.version)
-    if sign is None or sign.sha256 != sign_off.sha256:
+    """What was signed off is still there: the same entry, and the same log before it.
+
+    `commits` are by version, `signatures` by sequence.
+    """
+    signature = signatures.get(sign_off.sequence)
+    commit = commits.get(sign_off.version)
+    if signature is None or signature.sha256 != sign_off.sha256:
         yield Difference(
             description=f"entry {sign_off.sequence} is another one than was signed off",
             file="verified.json",
             sequence=sign_off.sequence,
             expected=sign_off.sha256,
-            found=sign.sha256 if sign else "no such entry",
-            next=way_out,
+            found=signature.sha256 if signature else "no such entry",
+            next=SIGN_OFF_ADVICE,
         )
     elif commit is None or commit.log_sha256 != sign_off.log_sha256:
         yield Difference(
@@ -106,7 +119,7 @@ def check_sign_off(
             sequence=sign_off.sequence,
             expected=f"{sign_off.log_sha256} up to version {sign_off.version}",
             found=commit.log_sha256 if commit else "no such version",
-            next=way_out,
+            next=SIGN_OFF_ADVICE,
         )
 
 
@@ -116,38 +129,53 @@ def find_orphans(
     ledger: Ledger,
     signed_off_ledger: Ledger | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Files that nobody names, and what each is. `since`: what was signed off is not asked again."""
+    """Files that nothing names, and what each of them is.
+
+    `signed_off_ledger`: files from before it are left out, because the entries that may name them
+    were not read again.
+    """
     for path in sorted(set(paths) - named_paths):
-        room, _, rest = path.partition("/")
-        if match := MANIFEST_PATH.fullmatch(path):
-            if signed_off_ledger is None or int(match[1]) > signed_off_ledger.sequence:
-                at_work = int(match[1]) > ledger.sequence
-                yield path, ORPHAN_OF_RUNNING_RUN if at_work else ORPHAN_OF_DEAD_RUN
-            continue
-        place, _, name = rest.rpartition("/")
-        if COMPACTED.fullmatch(name) and place in ledger.partitions:
-            if signed_off_ledger is None:  # what an entry before the sign-off named is not known
-                yield path, ORPHAN_OF_COMPACTION
-            continue
-        ours, account = RECORD_FILE_NAME.fullmatch(name), ledger.partitions.get(place)
-        if ours is None or account is None or room == "manifests":
-            yield path, ORPHAN_OF_OTHERS
-            continue
-        start, old = (
-            (int(ours[1]), int(ours[2])),
-            signed_off_ledger.partitions.get(place) if signed_off_ledger else None,
-        )
-        if old is None or start >= (old.epoch, old.frontier):
-            yield (
-                path,
-                ORPHAN_OF_DEAD_RUN
-                if start < (account.epoch, account.frontier)
-                else ORPHAN_OF_RUNNING_RUN,
-            )
+        reason = _orphan_reason(path, ledger, signed_off_ledger)
+        if reason is not None:
+            yield path, reason
+
+
+def _orphan_reason(path: str, ledger: Ledger, signed_off_ledger: Ledger | None) -> str | None:
+    """What a file is that nothing names; None if it is from before the sign-off."""
+    manifest_match = MANIFEST_PATH.fullmatch(path)
+    if manifest_match is not None:
+        return _manifest_orphan_reason(int(manifest_match[1]), ledger, signed_off_ledger)
+    folder, _, path_in_folder = path.partition("/")
+    partition_name, _, file_name = path_in_folder.rpartition("/")
+    account = ledger.partitions.get(partition_name)
+    if account is not None and COMPACTED_NAME.fullmatch(file_name):
+        # The name of such a file does not say when it was made.
+        return ORPHAN_OF_COMPACTION if signed_off_ledger is None else None
+    name_match = RECORD_FILE_NAME.fullmatch(file_name)
+    if name_match is None or account is None or folder == "manifests":
+        return ORPHAN_OF_OTHERS
+    position = (int(name_match[1]), int(name_match[2]))
+    signed_off_account = None
+    if signed_off_ledger is not None:
+        signed_off_account = signed_off_ledger.partitions.get(partition_name)
+    if signed_off_account is not None:
+        signed_off_position = (signed_off_account.epoch, signed_off_account.frontier)
+        if position < signed_off_position:
+            return None
+    is_behind = position < (account.epoch, account.frontier)
+    return ORPHAN_OF_DEAD_RUN if is_behind else ORPHAN_OF_RUNNING_RUN
+
+
+def _manifest_orphan_reason(
+    sequence: int, ledger: Ledger, signed_off_ledger: Ledger | None
+) -> str | None:
+    if signed_off_ledger is not None and sequence <= signed_off_ledger.sequence:
+        return None
+    return ORPHAN_OF_DEAD_RUN if sequence <= ledger.sequence else ORPHAN_OF_RUNNING_RUN
 
 
 class FileOutline(Struct, kw_only=True):
-    """What a file of records or of messages set aside holds, without its rows."""
+    """What a file of records, or of quarantined messages, contains, without its rows."""
 
     rows: int = 0
     first_offset: int = -1
@@ -159,14 +187,14 @@ class FileOutline(Struct, kw_only=True):
     topics: set[str] = msgspec.field(default_factory=set)
     topic_ids: set[str] = msgspec.field(default_factory=set)
     partitions: set[int] = msgspec.field(default_factory=set)
-    """None of these three where the column is a folder's name."""
+    """None of these three if the column is the name of a folder."""
     sessions: set[str] = msgspec.field(default_factory=set)
     distinct_offsets: int = 0
-    """How many different ones."""
+    """How many different offsets there are."""
 
 
 class CommittedFile(Struct, frozen=True):
-    """A file, and the entry and the partition it was named for."""
+    """A file, and the entry and the change that name it."""
 
     file: File
     sequence: int
@@ -176,31 +204,34 @@ class CommittedFile(Struct, frozen=True):
 def check_file(
     committed_file: CommittedFile, size: int | None, digest: str, paths_by_digest: Mapping[str, str]
 ) -> Iterator[Difference]:
-    """A file is there, with the bytes and the digest that its entry says. `twins`: paths by digest."""
+    """A file exists, with the size and the digest that its entry says.
+
+    `paths_by_digest` are the files that are known: they tell whether two files were swapped.
+    """
     file = committed_file.file
-    way_out = RESTORE_ADVICE if file.path.startswith("kept/") else REPAIR_ADVICE
-    where: dict[str, Any] = {
+    location: dict[str, Any] = {
         "file": file.path,
         "sequence": committed_file.sequence,
-        "next": way_out,
+        "partition": str(committed_file.change.partition),
+        "next": RESTORE_ADVICE if file.path.startswith("kept/") else REPAIR_ADVICE,
     }
-    where["partition"] = str(committed_file.change.partition)
+    expected_size = f"{file.size_bytes} bytes"
     if size is None:
-        yield Difference(
-            description="a file is missing", expected=f"{file.size_bytes} bytes", **where
-        )
+        yield Difference(description="a file is missing", expected=expected_size, **location)
         return
     cause = "it was changed after it was committed"
     if digest != file.digest and digest in paths_by_digest:
-        cause = f"it has the content of {paths_by_digest[digest]}: the two were swapped, or one was copied over the other"
+        cause = (
+            f"it has the content of {paths_by_digest[digest]}: the two were swapped, or one was"
+            " copied over the other"
+        )
     if size != file.size_bytes:
-        expected, found = f"{file.size_bytes} bytes", f"{size} bytes"
         yield Difference(
             description="a file has another size",
-            expected=expected,
-            found=found,
+            expected=expected_size,
+            found=f"{size} bytes",
             cause=cause,
-            **where,
+            **location,
         )
     if digest != file.digest:
         yield Difference(
@@ -208,112 +239,154 @@ def check_file(
             expected=file.digest,
             found=digest,
             cause=cause,
-            **where,
+            **location,
         )
+
+
+class _ContentProblem(Struct, frozen=True):
+    """One thing in a file that is not as its entry says."""
+
+    description: str
+    expected: object
+    actual: object
+    offset: int = -1
 
 
 def check_content(
     committed_file: CommittedFile, outline: FileOutline, *, in_slice: bool, compacted: bool = False
 ) -> Iterator[Difference]:
-    """What is in a file is what its entry says: its partition, its range, in order, each record
-    once.
-
-    Messages set aside may have waited in a window: those are older than their slice, and come after
-    who hurt them.
+    """The content of a file is what its entry says: its partition, its range, in order, and each
+    record once.
     """
-    file, partition = committed_file.file, committed_file.change.partition
-
-    def differs(
-        what: str, expected: object, found: object, offset: int = -1
-    ) -> Iterator[Difference]:
-        if expected != found:
-            yield Difference(
-                description=what,
-                file=file.path,
-                partition=str(partition),
-                offset=offset,
-                sequence=committed_file.sequence,
-                expected=str(expected),
-                found=str(found),
-                next="keep this file and report this as a bug: its digest is right, so it was written like this",
-            )
-
-    yield from differs("a file has another number of rows", file.rows, outline.rows)
-    yield from differs(
-        "a file has rows of another topic", set(), outline.topics - {partition.topic}
-    )
-    yield from differs(
-        "a file has rows of another partition", set(), outline.partitions - {partition.number}
-    )
-    kept = committed_file.file.path.startswith("kept/")
-    if outline.first_disorder and not kept:
-        offset, index = outline.first_disorder
-        what = "a record comes twice, or before one that it must follow"
-        yield from differs(what, "offset and index rise", f"offset {offset}, index {index}", offset)
-    if outline.early_offset >= 0:
-        what = "a record has a lower offset than the message it was made of"
-        yield from differs(
-            what, "offset at or after source_offset", "before it", outline.early_offset
+    problems = [
+        *_row_problems(committed_file, outline),
+        *_offset_problems(committed_file, outline, in_slice=in_slice),
+    ]
+    other_topic_ids = outline.topic_ids - {committed_file.change.topic_id}
+    if (in_slice or compacted) and other_topic_ids:
+        description = "a file has rows of another topic id"
+        problems.append(_ContentProblem(description, set(), other_topic_ids))
+    for problem in problems:
+        yield Difference(
+            description=problem.description,
+            file=committed_file.file.path,
+            partition=str(committed_file.change.partition),
+            offset=problem.offset,
+            sequence=committed_file.sequence,
+            expected=str(problem.expected),
+            found=str(problem.actual),
+            next="keep this file and report this as a bug: its digest is right, so it was written"
+            " like this",
         )
-    if file.first_offset >= 0:
-        span = (outline.first_offset, outline.last_offset)
-        yield from differs(
+
+
+def _row_problems(committed_file: CommittedFile, outline: FileOutline) -> Iterator[_ContentProblem]:
+    """Rows that are too many or too few, of another partition, or in the wrong order."""
+    partition = committed_file.change.partition
+    expected_rows = committed_file.file.rows
+    if outline.rows != expected_rows:
+        description = "a file has another number of rows"
+        yield _ContentProblem(description, expected_rows, outline.rows)
+    other_topics = outline.topics - {partition.topic}
+    if other_topics:
+        yield _ContentProblem("a file has rows of another topic", set(), other_topics)
+    other_partitions = outline.partitions - {partition.number}
+    if other_partitions:
+        yield _ContentProblem("a file has rows of another partition", set(), other_partitions)
+    # A quarantined message may have waited in a window: then it comes after the message that
+    # brought its session into quarantine, whatever their offsets are.
+    if outline.first_disorder is not None and not _is_quarantine_file(committed_file):
+        offset, index = outline.first_disorder
+        yield _ContentProblem(
+            "a record comes twice, or before one that it must follow",
+            "offset and index rise",
+            f"offset {offset}, index {index}",
+            offset,
+        )
+    if outline.early_offset >= 0:
+        yield _ContentProblem(
+            "a record has a lower offset than the message it was made of",
+            "offset at or after source_offset",
+            "before it",
+            outline.early_offset,
+        )
+
+
+def _offset_problems(
+    committed_file: CommittedFile, outline: FileOutline, *, in_slice: bool
+) -> Iterator[_ContentProblem]:
+    """Offsets that are not those that the entry says."""
+    file = committed_file.file
+    change = committed_file.change
+    expected_span = (file.first_offset, file.last_offset)
+    actual_span = (outline.first_offset, outline.last_offset)
+    if file.first_offset >= 0 and actual_span != expected_span:
+        yield _ContentProblem(
             "a file has other offsets (first, last)",
-            (file.first_offset, file.last_offset),
-            span,
+            expected_span,
+            actual_span,
             outline.first_offset,
         )
-    if in_slice:
-        begun = committed_file.change.initial_frontier if kept else committed_file.change.frontier
-        inside = begun <= outline.first_offset <= outline.last_offset < committed_file.change.until
-        whole = f"offsets in [{committed_file.change.frontier}, {committed_file.change.until})"
-        found = whole if inside else f"offsets from {outline.first_offset} to {outline.last_offset}"
-        yield from differs(
-            "a file has offsets outside its slice", whole, found, outline.first_offset
+    if not in_slice:
+        return
+    # A quarantined message that waited in a window is older than its slice.
+    start = change.initial_frontier if _is_quarantine_file(committed_file) else change.frontier
+    if not start <= outline.first_offset <= outline.last_offset < change.until:
+        yield _ContentProblem(
+            "a file has offsets outside its slice",
+            f"offsets in [{change.frontier}, {change.until})",
+            f"offsets from {outline.first_offset} to {outline.last_offset}",
+            outline.first_offset,
         )
-    if in_slice or compacted:
-        yield from differs(
-            "a file has rows of another topic id",
-            set(),
-            outline.topic_ids - {committed_file.change.topic_id},
-        )
+
+
+def _is_quarantine_file(committed_file: CommittedFile) -> bool:
+    return committed_file.file.path.startswith("kept/")
 
 
 def check_counts(committed_file: CommittedFile, outline: FileOutline) -> Iterator[Difference]:
-    """No certificate counts fewer messages or sessions than its records come from."""
+    """A certificate counts no fewer messages and sessions than its records come from."""
     certificate = committed_file.change.certificate
     if certificate is None:
         return
-    for what, least, said in (
+    counts = (
         ("messages", outline.distinct_offsets, certificate.counts.messages),
         ("sessions", len(outline.sessions), certificate.sessions),
-    ):
-        if said < least:
+    )
+    for name, least, certified in counts:
+        if certified < least:
             yield Difference(
-                description=f"a certificate counts fewer {what} than its records come from",
+                description=f"a certificate counts fewer {name} than its records come from",
                 file=committed_file.file.path,
                 partition=str(certificate.partition),
                 offset=certificate.start,
                 sequence=committed_file.sequence,
                 expected=f"at least {least}",
-                found=str(said),
-                next="report this as a bug, with this entry's manifest; `seriatim verify {stream} --kafka` tells more",
+                found=str(certified),
+                next="report this as a bug, with this entry's manifest;"
+                " `seriatim verify {stream} --kafka` tells more",
             )
 
 
 def check_state(
     committed_file: CommittedFile, rows: int, touched_sessions: int
 ) -> Iterator[Difference]:
-    """A state file has the rows its entry says; its certificate counts no fewer sessions than were
-    touched.
+    """A state file has as many rows as its entry says, and its certificate counts no fewer sessions
+    than were touched.
     """
     certificate = committed_file.change.certificate
-    where: dict[str, Any] = {"file": committed_file.file.path, "sequence": committed_file.sequence}
-    where["partition"] = str(committed_file.change.partition)
+    location: dict[str, Any] = {
+        "file": committed_file.file.path,
+        "sequence": committed_file.sequence,
+        "partition": str(committed_file.change.partition),
+    }
     if rows != committed_file.file.rows:
-        what, expected = "a file has another number of rows", str(committed_file.file.rows)
         yield Difference(
-            description=what, expected=expected, found=str(rows), next=REPAIR_ADVICE, **where
+            description="a file has another number of rows",
+            expected=str(committed_file.file.rows),
+            found=str(rows),
+            next=REPAIR_ADVICE,
+            **location,
         )
     if certificate is not None and not touched_sessions <= certificate.sessions <= rows:
         yield Difference(
@@ -322,102 +395,131 @@ def check_state(
             expected=f"from {touched_sessions} to {rows}",
             found=str(certificate.sessions),
             next="report this as a bug, with this entry's manifest",
-            **where,
+            **location,
         )
+
+
+class _FileSpan(Struct, frozen=True, order=True):
+    """The offsets of a record file. In sorted order, files that may overlap are neighbours."""
+
+    partition_name: str
+    topic_ids: list[str]
+    first_offset: int
+    last_offset: int
+    path: str
 
 
 def check_overlaps(outlines: Iterable[tuple[CommittedFile, FileOutline]]) -> Iterator[Difference]:
     """Active record files of one partition and topic id have no offset in common: each record is
     there once.
     """
-    ordered = sorted(
-        (
-            (
-                str(known.change.partition),
-                sorted(outline.topic_ids),
-                outline.first_offset,
-                outline.last_offset,
-                known.file.path,
-            )
+    spans: list[_FileSpan] = []
+    for committed_file, outline in outlines:
+        span = _FileSpan(
+            str(committed_file.change.partition),
+            sorted(outline.topic_ids),
+            outline.first_offset,
+            outline.last_offset,
+            committed_file.file.path,
         )
-        for known, outline in outlines
-    )
-    last: tuple[Any, ...] | None = None
-    for place, ids, first, until, path in ordered:
-        if last and last[:2] == (place, ids) and first <= last[2]:
+        spans.append(span)
+    previous: _FileSpan | None = None
+    for span in sorted(spans):
+        if previous is not None and _overlaps(previous, span):
             yield Difference(
                 description="two files of the table have the same offsets",
-                file=path,
-                partition=place,
-                offset=first,
-                expected=f"offsets after {last[2]}, the last of {last[3]}",
-                found=f"offset {first}",
+                file=span.path,
+                partition=span.partition_name,
+                offset=span.first_offset,
+                expected=f"offsets after {previous.last_offset}, the last of {previous.path}",
+                found=f"offset {span.first_offset}",
                 next=RESTORE_LOG_ADVICE,
             )
-        last = (place, ids, until, path)
+        previous = span
+
+
+def _overlaps(previous: _FileSpan, span: _FileSpan) -> bool:
+    if previous.partition_name != span.partition_name or previous.topic_ids != span.topic_ids:
+        return False
+    return span.first_offset <= previous.last_offset
 
 
 def other_table_paths(manifests: Iterable[Manifest], until_sequence: int) -> set[str]:
     """The files of a machine's further tables, by the entries up to one of them."""
-    files: set[str] = set()
+    paths: set[str] = set()
     for manifest in manifests:
-        if manifest.entry.sequence > until_sequence:
+        entry = manifest.entry
+        if entry.sequence > until_sequence:
             break
-        added = {
-            file.path
-            for change in manifest.entry.changes
-            for some in change.other_records.values()
-            for file in some
-        }
-        files = (files - set(manifest.entry.removed_paths)) | added
-    return files
+        paths.difference_update(entry.removed_paths)
+        for change in entry.changes:
+            for files in change.other_records.values():
+                paths.update(file.path for file in files)
+    return paths
 
 
 def check_other_tables(
     tables: Mapping[str, tuple[int, set[str]]], manifests: Sequence[Manifest]
 ) -> Iterator[Difference]:
-    """Each further table has the files of the entry that it says to have reached. One that is
-    behind is no damage.
+    """Each further table has the files of the entry that it says it has reached.
+
+    A table that is behind the ledger is no damage. `tables` has, by name, the entry that a table
+    has reached and its paths.
     """
-    last = manifests[-1].entry.sequence
-    for table, (reached, seen) in tables.items():
-        wanted = {
-            path for path in other_table_paths(manifests, reached) if table_of_path(path) == table
-        }
-        where: dict[str, Any] = {
-            "file": table_directory(table),
-            "sequence": reached,
-            "next": REBUILD_ADVICE,
-        }
-        if not 0 <= reached <= last:
-            found = f"entry {reached}" if reached >= 0 else "no entry, or it cannot be read"
+    last_sequence = manifests[-1].entry.sequence
+    for table, (reached_sequence, actual_paths) in tables.items():
+        yield from _check_other_table(table, reached_sequence, actual_paths, manifests)
+        if reached_sequence < last_sequence:
             yield Difference(
-                description="a table names no entry of the ledger", found=found, **where
+                description=f"a table is as of entry {reached_sequence}, the ledger is at"
+                f" {last_sequence}",
+                file=table_directory(table),
+                sequence=reached_sequence,
+                next="the next run brings it up",
+                level="warning",
             )
-        elif seen != wanted:
-            one = min(seen ^ wanted)
-            what = (
-                "a table lacks a file"
-                if one in wanted
-                else "a table has a file that no entry added to it"
-            )
-            yield Difference(description=what, **{**where, "file": one})
-        if reached < last:
-            told = {**where, "next": "the next run brings it up", "level": "warning"}
-            yield Difference(
-                description=f"a table is as of entry {reached}, the ledger is at {last}", **told
-            )
+
+
+def _check_other_table(
+    table: str, reached_sequence: int, actual_paths: set[str], manifests: Sequence[Manifest]
+) -> Iterator[Difference]:
+    last_sequence = manifests[-1].entry.sequence
+    if not 0 <= reached_sequence <= last_sequence:
+        reached = "no entry, or it cannot be read"
+        if reached_sequence >= 0:
+            reached = f"entry {reached_sequence}"
+        yield Difference(
+            description="a table names no entry of the ledger",
+            file=table_directory(table),
+            sequence=reached_sequence,
+            found=reached,
+            next=REBUILD_ADVICE,
+        )
+        return
+    all_paths = other_table_paths(manifests, reached_sequence)
+    expected_paths = {path for path in all_paths if table_of_path(path) == table}
+    if actual_paths == expected_paths:
+        return
+    path = min(actual_paths ^ expected_paths)
+    description = "a table has a file that no entry added to it"
+    if path in expected_paths:
+        description = "a table lacks a file"
+    yield Difference(
+        description=description, file=path, sequence=reached_sequence, next=REBUILD_ADVICE
+    )
 
 
 class RowsOfRecords:
-    """A partition's tables, made of its records alone."""
+    """The rows of a partition's sessions, made of its records alone."""
 
     def __init__(self, partition_name: str, column_names: Iterable[str]) -> None:
-        self.partition_name, self.column_names = partition_name, list(column_names)
+        self.partition_name = partition_name
+        self.column_names = list(column_names)
         self.tables: dict[str, dict[Any, tuple[Row, int]]] = {}
+        """By session and key: the row, and the offset of its last record."""
 
     def set_row(self, session: str, key: Any, row: Row | None, offset: int) -> None:
-        """The last record of a row: what it is now, or None where it was deleted."""
+        """Take the last record of a row: what the row is now, or None if it was deleted."""
         table = self.tables.setdefault(session, {})
         if row is None:
             table.pop(key, None)
@@ -425,56 +527,61 @@ class RowsOfRecords:
             table[key] = (row, offset)
 
     def find_differences(self, states: Mapping[str, Mapping[Any, Row]]) -> Iterator[Difference]:
-        """Sessions whose state is not what their records make."""
-        for name in sorted({*self.tables, *states}):
-            made, kept = self.tables.get(name, {}), states.get(name, {})
-            for key in sorted({*made, *kept}, key=repr):
-                row, offset = made.get(key, (None, -1))
-                if (
-                    key not in made
-                    or key not in kept
-                    or normalize_row(made[key][0]) != normalize_row(kept[key])
-                ):
-                    yield Difference(
-                        description="the state is not what its records make",
-                        partition=self.partition_name,
-                        offset=offset,
-                        session=name,
-                        expected=self._describe_row(row),
-                        found=self._describe_row(kept.get(key)),
-                        cause="expected: by folding the records; found: in the state files",
-                        next="keep both and report this as a bug; the session is right again after its next snapshot",
-                    )
+        """Rows of states that are not what the records make."""
+        for session in sorted({*self.tables, *states}):
+            table = self.tables.get(session, {})
+            state_rows = states.get(session, {})
+            for key in sorted({*table, *state_rows}, key=repr):
+                row, offset = table.get(key, (None, -1))
+                state_row = state_rows.get(key)
+                is_in_both = row is not None and state_row is not None
+                if is_in_both and normalize_row(row or ()) == normalize_row(state_row or ()):
+                    continue
+                yield Difference(
+                    description="the state is not what its records make",
+                    partition=self.partition_name,
+                    offset=offset,
+                    session=session,
+                    expected=self._describe_row(row),
+                    found=self._describe_row(state_row),
+                    cause="expected: by folding the records; found: in the state files",
+                    next="keep both and report this as a bug; the session is right again after its"
+                    " next snapshot",
+                )
 
     def lacking(self, states: Mapping[str, Mapping[Any, Row]]) -> Iterator[Difference]:
-        """Rows that records make and that a state does not have."""
-        for name in sorted(self.tables):
-            for key, (row, offset) in sorted(self.tables[name].items(), key=repr):
-                if key not in states.get(name, {}):
-                    yield Difference(
-                        description="the state lacks a row that its records make",
-                        partition=self.partition_name,
-                        offset=offset,
-                        session=name,
-                        expected=self._describe_row(row),
-                        found="`end` of the machine does not take it back",
-                        cause="the state lost the row, or the machine's `end` does not name every row",
-                        next="let `end` take back every row of the state; then `seriatim repair {stream} --partition"
-                        f" {self.partition_name}` folds the session again",
-                    )
+        """Rows that the records make and that a state does not have."""
+        for session in sorted(self.tables):
+            state_rows = states.get(session, {})
+            for key, (row, offset) in sorted(self.tables[session].items(), key=repr):
+                if key in state_rows:
+                    continue
+                yield Difference(
+                    description="the state lacks a row that its records make",
+                    partition=self.partition_name,
+                    offset=offset,
+                    session=session,
+                    expected=self._describe_row(row),
+                    found="`end` of the machine does not take it back",
+                    cause="the state lost the row, or the machine's `end` does not name every row",
+                    next="let `end` take back every row of the state; then"
+                    f" `seriatim repair {{stream}} --partition {self.partition_name}`"
+                    " folds the session again",
+                )
 
     def _describe_row(self, row: Row | None) -> str:
         if row is None:
             return "no such row"
-        return ", ".join(
-            f"{name}={value!r}" for name, value in zip(self.column_names, row, strict=True)
-        )[:400]
+        values = [f"{name}={value!r}" for name, value in zip(self.column_names, row, strict=True)]
+        return ", ".join(values)[:400]
 
 
 def normalize_row(row: Row) -> Row:
-    """A row as it compares: a time without a zone is in UTC, as the records have it."""
+    """A row as it is compared: a time without a zone is in UTC, as the records have it."""
     return tuple([_in_utc(value) if isinstance(value, datetime) else value for value in row])
 
 
 def _in_utc(value: datetime) -> datetime:
-    return value.replace(tzinfo=UTC) if value.tzinfo is None else value
+    if value.tzinfo is None:
+        return value.replace(tzinfo=UTC)
+    return value

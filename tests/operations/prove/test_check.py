@@ -335,7 +335,7 @@ def test_a_machine_of_ones_own_is_judged_by_what_can_be() -> None:
     """Its records do not say how they fold: dense, counted, unique and the records suite."""
     made = begun()
     made.run()
-    done = check_stream(means(made, table=None))
+    done = check_stream(means(made, table_spec=None))
     assert {one.promise for one in done.evidence} == {"dense", "counted", "unique"}
     assert done.verdict == {"in-a/0": "good"}
 

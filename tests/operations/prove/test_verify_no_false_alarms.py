@@ -145,7 +145,8 @@ def test_a_run_that_was_killed(tmp_path: Path, point: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "call", ["witness", "signed", "commits", "readers_see", "digest", "paths", "put_signed"]
+    "call",
+    ["witness", "sign_off", "commits", "paths_readers_see", "digest", "paths", "put_sign_off"],
 )
 def test_a_run_at_work_meanwhile(
     tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
