@@ -1,8 +1,7 @@
-"""Settings: the only reader of the environment and of seriatim.toml. Environment wins over the
-file.
+"""Settings of the machine that we run on: the only reader of the environment and of seriatim.toml. The
+environment wins over the file.
 
-Next room: streams.py reads what users write about their streams; this one is about the machine we
-run on.
+Next: stream_files.py reads what users write about their streams.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from seriatim.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "SERIATIM_"
 OUTCOME = f"{ENVIRONMENT_PREFIX}OUTCOME"
-"""Names the file in which a command leaves how it ended, for the process that started it. No
-setting of a person's.
+"""The variable with the path of the file in which a command leaves its outcome for the process that
+started it. It is not a setting for people.
 """
 
 
@@ -44,18 +43,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     smtp: str = ""
     """HOST:PORT of the mail server for alerts."""
     smtp_from: str = ""
-    """Whom alerts come from; empty: seriatim at this machine."""
+    """The sender of alerts; empty: seriatim at this machine."""
     smtp_user: str = ""
     smtp_password: str = ""
-    """From the environment alone; or in a file of its own, below."""
+    """From the environment only; or in a file of its own, see below."""
     smtp_password_file: Path | None = None
     smtp_tls: Literal["none", "starttls", "tls"] = "none"
     outbox: Path = Path()
-    """What runs failed and which mails wait; default: `outbox` in the home. Shared by all who run
-    or watch a stream.
+    """The folder of failed runs and waiting mails; default: `outbox` in the home. Everybody who runs
+    or watches a stream shares it.
     """
     spark_connection: str = ""
-    """Airflow's connection whose Spark folds; empty: seriatim_spark if there is one, else
+    """The Airflow connection of the Spark that folds; empty: seriatim_spark if it exists, else
     `spark_master`.
     """
     airflow_url: str = ""
@@ -64,54 +63,50 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """For tests: the named point at which this process kills itself, as NAME or NAME:HIT."""
 
     def __repr__(self) -> str:
-        shown = {
-            name: getattr(self, name) for name in self.__struct_fields__ if name != "smtp_password"
-        }
-        return f"Settings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        names = [name for name in self.__struct_fields__ if name != "smtp_password"]
+        fields = [f"{name}={getattr(self, name)!r}" for name in names]
+        return f"Settings({', '.join(fields)})"
 
 
 def load_settings(environ: dict[str, str] | None = None, folder: Path | None = None) -> Settings:
     """Settings from the environment over seriatim.toml (in the working folder) over defaults."""
-    environ = dict(os.environ) if environ is None else environ
-    given = _read_settings_file((folder or Path.cwd()) / "seriatim.toml")
-    fields = set(Settings.__struct_fields__)
-    given |= {
-        field: environ[f"{ENVIRONMENT_PREFIX}{field.upper()}"]
-        for field in fields
-        if environ.get(f"{ENVIRONMENT_PREFIX}{field.upper()}")
-    }
-    given.setdefault("home", _default_home(environ))
-    given.setdefault("streams", "streams")
-    given.setdefault("outbox", f"{given['home']}/outbox")
-    if "smtp_password" in given and not environ.get(f"{ENVIRONMENT_PREFIX}SMTP_PASSWORD"):
+    if environ is None:
+        environ = dict(os.environ)
+    root = (folder or Path.cwd()).absolute()
+    values = _read_settings_file(root / "seriatim.toml")
+    for field in Settings.__struct_fields__:
+        text = environ.get(_variable_name(field))
+        if text:
+            values[field] = text
+    values.setdefault("home", _default_home(environ))
+    values.setdefault("streams", "streams")
+    values.setdefault("outbox", f"{values['home']}/outbox")
+    if "smtp_password" in values and not environ.get(_variable_name("smtp_password")):
         raise ConfigError(
             "seriatim.toml: smtp_password: a secret in a file that others may read",
             next="put it into a file of its own (mode 600) and name that as smtp_password_file",
         )
     try:
-        settings = msgspec.convert(given, Settings, dec_hook=_decode_path)
+        settings = msgspec.convert(values, Settings, dec_hook=_decode_path)
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"settings: {error}", next="fix the SERIATIM_* variable or seriatim.toml"
         ) from None
-    root = (folder or Path.cwd()).absolute()
-    return msgspec.structs.replace(
-        settings,
-        **{
-            name: root
-            / expand_user(
-                getattr(settings, name),
-                f"settings: {name}",
-                f"fix {ENVIRONMENT_PREFIX}{name.upper()}",
-            )
-            for name in ("home", "streams", "outbox")
-        },
-    )
+    paths = {}
+    for name in ("home", "streams", "outbox"):
+        advice = f"fix {_variable_name(name)}"
+        paths[name] = root / expand_user(getattr(settings, name), f"settings: {name}", advice)
+    return msgspec.structs.replace(settings, **paths)
+
+
+def _variable_name(field: str) -> str:
+    """The environment variable of a setting."""
+    return f"{ENVIRONMENT_PREFIX}{field.upper()}"
 
 
 def expand_user(path: Path, source: str, next_step: str) -> Path:
-    """A path with `~` as the home that it is; where nobody has one, an error that names who said
-    it.
+    """A path with `~` replaced by the home folder. If there is no such home, the error names the
+    `source` of the path.
     """
     try:
         return path.expanduser()
@@ -120,7 +115,7 @@ def expand_user(path: Path, source: str, next_step: str) -> Path:
 
 
 def is_spark_submitted() -> bool:
-    """Whether spark-submit started this process: then Spark's settings are those it was submitted
+    """Whether spark-submit started this process. Then Spark has the settings that it was submitted
     with.
     """
     return "PYSPARK_GATEWAY_PORT" in os.environ
@@ -132,34 +127,36 @@ def child_environment() -> dict[str, str]:
 
 
 def take_outcome_path() -> Path | None:
-    """Where this command leaves how it ended, if somebody asked; once.
+    """The file for this command's outcome, if the process that started it wants one; at most once.
 
-    The variable is taken away, since children inherit the environment: only the command itself may
-    write there.
+    The variable is removed from the environment, because child processes would inherit it, and only
+    this command may write there.
     """
     path = os.environ.pop(OUTCOME, "")
     return Path(path) if path else None
 
 
 def use_this_python() -> None:
-    """Make Spark's workers run the very Python that runs us: any other lacks our packages."""
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    """Let Spark's workers run the same Python as this process: any other lacks our packages."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
 
 def _read_settings_file(path: Path) -> dict[str, Any]:
+    """The values of seriatim.toml; empty without the file. Unknown keys are refused."""
     if not path.exists():
         return {}
     try:
-        given = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path.name}: {error}", next=f"fix {path}") from None
-    unknown = sorted(set(given) - set(Settings.__struct_fields__))
+    unknown = sorted(set(values) - set(Settings.__struct_fields__))
     if unknown:
         allowed = ", ".join(sorted(Settings.__struct_fields__))
         raise ConfigError(
             f"{path.name}: unknown key {unknown[0]!r}", allowed=allowed, next=f"fix {path}"
         )
-    return given
+    return values
 
 
 def _decode_path(kind: type, value: Any) -> Any:
@@ -178,12 +175,15 @@ def arm_crash_point(crash_point: str, *victims: int) -> None:
     if not crash_point:
         return
     name, _, hit = crash_point.partition(":")
-    left = [int(hit or 1)]
+    passes_until_crash = int(hit or 1)
 
-    def pass_by(point: str) -> None:
-        left[0] -= point == name
-        if left[0] == 0:
+    def on_crash_point(point: str) -> None:
+        nonlocal passes_until_crash
+        if point != name:
+            return
+        passes_until_crash -= 1
+        if passes_until_crash == 0:
             for process in (*victims, os.getpid()):
                 os.kill(process, signal.SIGKILL)
 
-    crash_points.arm(pass_by)
+    crash_points.arm(on_crash_point)

@@ -1,8 +1,9 @@
-"""Wiring: joins the steps to the real adapters. An edge, used by the command line and spark_apps.
+"""Opens everything outside that the commands and Spark tasks of a stream work with: Kafka, Spark, files,
+tables, mail. The only place that joins the operations to real libraries.
 
-Heavy imports are inside the functions: `seriatim --help` and DAG files must not pay for them.
+Heavy imports are inside the functions: `seriatim --help` and DAG files must not wait for them.
 
-Next room: cli/run.py.
+Next: cli/run.py uses it.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from seriatim.ports import DEFAULT_READ_OPTIONS, ReadOptions
 from seriatim.stream_files import StreamFile
 
 PrintLine = Callable[[str], None]
-current_table, derived_tables = follower_tables.current_table, follower_tables.derived_tables
-"""The tables that follow the ledger; they have a room of their own."""
+current_table = follower_tables.current_table
+derived_tables = follower_tables.derived_tables
+"""The tables that follow the ledger have a module of their own."""
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
     from seriatim.ledger.model import Ledger
     from seriatim.operations.accept import DecisionContext
     from seriatim.operations.run import FoldContext
-    from seriatim.operations.slicing import Ranges
+    from seriatim.operations.slicing import Bounds, Ranges
     from seriatim.ports import Explain, OnSlice, Source
     from seriatim.storage.join import ParquetJoiner
     from seriatim.storage.record_files import ParquetRecords
@@ -60,17 +62,17 @@ if TYPE_CHECKING:
 
 
 class SparkFoldTask(Struct):
-    """Step 4 where the messages are: pickled to the worker, where it loads the machine."""
+    """Step 4 of a slice. It is pickled and sent to the worker, where it loads the machine and folds."""
 
     file: StreamFile
     works: dict[Partition, Any]
     kafka: dict[str, str] = {}
-    """Client settings, for what the fold itself asks Kafka: why offsets are missing."""
+    """Kafka client settings. The fold itself asks Kafka why offsets are missing."""
     crash_point: str = ""
     driver_pid: int = 0
-    """The driver's process, which a crash point takes along."""
+    """For tests: the process of the driver, which a crash point kills as well."""
     traced_sessions: tuple[str, ...] = ()
-    """Sessions that are traced beside the fold."""
+    """Sessions that are traced while they are folded."""
 
     def __call__(self, partition: Partition, batches: Iterable[pa.RecordBatch]) -> bytes:
         """Fold one partition's batches."""
@@ -83,26 +85,26 @@ class SparkFoldTask(Struct):
         from seriatim.storage.arrow import message_batches
 
         config.arm_crash_point(self.crash_point, self.driver_pid)
-        context = TaskContext.get()
-        number = context.taskAttemptId() if context else 0
+        spark_context = TaskContext.get()
+        attempt_number = spark_context.taskAttemptId() if spark_context else 0
         work: PartitionWork = self.works[partition]
-        work = replace(work, attempt=f"{work.attempt}-{number}")
+        # Spark may run the same task twice at once: each attempt writes files of its own.
+        work = replace(work, attempt=f"{work.attempt}-{attempt_number}")
+        # The fold makes millions of objects without cycles, which the collector would walk in vain.
         gc.disable()
         try:
-            made = task_context(self.file, self.kafka, work.end - work.start)
-            with with_helpers(self.file, work, made) as ready:
+            plain_context = task_context(self.file, self.kafka, work.end - work.start)
+            with with_helpers(self.file, work, plain_context) as context:
                 if self.traced_sessions:
-                    return self._fold_with_trace(work, message_batches(batches), ready)
-                return run_task(work, message_batches(batches), ready)
+                    return self._fold_with_trace(work, message_batches(batches), context)
+                return run_task(work, message_batches(batches), context)
         finally:
             gc.enable()
 
     def _fold_with_trace(
         self, work: PartitionWork, batches: Iterable[Any], context: TaskContext
     ) -> bytes:
-        """The same, with named sessions looked at on the way; what was seen is left under
-        `traces/`.
-        """
+        """Fold, and trace the named sessions meanwhile. Their traces are written below `traces/`."""
         from seriatim.engine.task import run_task
         from seriatim.operations.inspect.run_traces import ShadowTrace
         from seriatim.storage import traces
@@ -115,7 +117,8 @@ class SparkFoldTask(Struct):
             self.traced_sessions,
         )
         content = run_task(work, shadow.pass_through(batches), context)
-        root, stem = Path(self.file.stream.output.path), f"{work.epoch}-{work.start}"
+        root = Path(self.file.stream.output.path)
+        stem = f"{work.epoch}-{work.start}"
         shadow.write_counting_rows(
             content, lambda rows: traces.write_trace_rows(root, work.partition, stem, rows)
         )
@@ -125,17 +128,15 @@ class SparkFoldTask(Struct):
 
 
 def task_context(file: StreamFile, kafka: dict[str, str], messages: int = 0) -> TaskContext:
-    """What a task works with, for one stream and this many messages."""
+    """The dependencies of a task, for one stream and this many messages."""
     from seriatim.engine.task import TaskContext
     from seriatim.fast.choose import choose_machine
     from seriatim.storage.arrow import ArrowDigests
     from seriatim.storage.record_files import ParquetRecords
     from seriatim.storage.state_files import ParquetState
 
-    stream, (runner, fold) = (
-        file.stream,
-        choose_machine(file.stream, lambda: stream_files.load_runner(file), messages),
-    )
+    stream = file.stream
+    runner, fold = choose_machine(stream, lambda: stream_files.load_runner(file), messages)
     root = Path(stream.output.path)
     return TaskContext(
         runner=runner,
@@ -160,27 +161,29 @@ def task_context(file: StreamFile, kafka: dict[str, str], messages: int = 0) -> 
 
 
 def hole_explainer(file: StreamFile, kafka: dict[str, str]) -> Explain:
-    """Why offsets are missing. What it takes is loaded with the first hole: without one it costs
+    """Explains missing offsets. Its libraries are loaded with the first hole: without one it costs
     nothing.
     """
 
     @cache
-    def batches() -> Explain:
+    def load_explainer() -> Explain:
         from seriatim.kafka.raw_batches import KafkaHoleExplainer
 
         return KafkaHoleExplainer(kafka, file.stream.isolation)
 
-    def explained(partition: Partition, hole: OffsetRange) -> list[ExplainedRange]:
-        return batches()(partition, hole)
+    def explain(partition: Partition, hole: OffsetRange) -> list[ExplainedRange]:
+        return load_explainer()(partition, hole)
 
-    return explained
+    return explain
 
 
 class LazySpark:
-    """Kafka through Spark, started when there is something to read: an idle run costs no Spark."""
+    """Reads Kafka through Spark, which is started with the first read: an idle run needs no Spark."""
 
     def __init__(self, file: StreamFile, settings: Settings, print_line: PrintLine) -> None:
-        self.file, self.settings, self.print_line = file, settings, print_line
+        self.file = file
+        self.settings = settings
+        self.print_line = print_line
         self.spark: Any = None
         self.traced_sessions: tuple[str, ...] = ()
         self.compiler_process: subprocess.Popen[bytes] | None = None
@@ -189,17 +192,18 @@ class LazySpark:
         from seriatim.kafka.spark_reader import SparkReader, TaskReader
         from seriatim.kafka.task_reader import KafkaRangeReader
 
-        stream, kafka = self.file.stream, kafka_client(self.settings)
+        stream = self.file.stream
+        kafka = kafka_client(self.settings)
         if self.spark is None:
             self.spark = spark_session(stream.name, self.settings, self.print_line, stream=stream)
         if stream.slice.read == "task":
-            ranges = KafkaRangeReader(kafka, stream.isolation)
-            return TaskReader(
-                self.spark, ranges, lambda: log(self.file, self.settings).bounds(stream.topics)
-            )
-        return SparkReader(
-            self.spark, client.java_settings({**kafka, "isolation.level": stream.isolation})
-        )
+            read_range = KafkaRangeReader(kafka, stream.isolation)
+            return TaskReader(self.spark, read_range, self._read_bounds)
+        java_settings = client.java_settings({**kafka, "isolation.level": stream.isolation})
+        return SparkReader(self.spark, java_settings)
+
+    def _read_bounds(self) -> Mapping[Partition, Bounds]:
+        return log(self.file, self.settings).bounds(self.file.stream.topics)
 
     def read_slices(
         self,
@@ -208,17 +212,20 @@ class LazySpark:
         on_slice: OnSlice,
         options: ReadOptions = DEFAULT_READ_OPTIONS,
     ) -> None:
-        """From `starts` to the log ends of now."""
+        """Read from `starts` to the present log ends."""
         self._reader().read_slices(starts, messages_max, on_slice, options)
 
     def read_ranges(self, ranges: Ranges, options: ReadOptions = DEFAULT_READ_OPTIONS) -> Source:
-        """These ranges and no others."""
+        """Read exactly these ranges."""
         return self._reader().read_ranges(ranges, options)
 
     def kill(self) -> None:
-        """End Spark at once and without a word. A JVM still on its way up ends by itself, with us."""
-        if self.spark is not None and (jvm := self.spark.sparkContext._gateway.proc) is not None:
-            jvm.kill()
+        """End Spark at once, without output. A JVM that is still starting ends together with us."""
+        if self.spark is None:
+            return
+        jvm_process = self.spark.sparkContext._gateway.proc
+        if jvm_process is not None:
+            jvm_process.kill()
 
     def stop(self) -> None:
         """End Spark, if it was started."""
@@ -231,28 +238,29 @@ class LazySpark:
             stop_spark_session(self.spark)
 
     def make_task(self, works: dict[Partition, Any], kafka: dict[str, str]) -> SparkFoldTask:
-        """Step 4 of a slice. What would make it faster, and is not compiled yet, is compiled aside,
-        for the next.
+        """The task of a slice. If a compiled fold would be faster and is not compiled yet, it is
+        compiled in another process, for later tasks.
         """
         from seriatim.fast.choose import compile_for_later_tasks
 
         if self.compiler_process is None:
-            self.compiler_process = compile_for_later_tasks(
-                self.file.stream, [work.end - work.start for work in works.values()]
-            )
+            message_counts = [work.end - work.start for work in works.values()]
+            self.compiler_process = compile_for_later_tasks(self.file.stream, message_counts)
         return SparkFoldTask(
             self.file, works, kafka, self.settings.crash_point, os.getpid(), self.traced_sessions
         )
 
 
 def fold_context(file: StreamFile, settings: Settings, reader: LazySpark) -> FoldContext:
-    """Everything outside that a fold touches, for real."""
+    """The real dependencies of a fold."""
     from seriatim.clock import WallClock
     from seriatim.operations.run import FoldContext
     from seriatim.storage.record_files import ParquetRecords
 
-    stream, runner = file.stream, stream_files.load_runner(file)
-    root, kafka = Path(stream.output.path), kafka_client(settings)
+    stream = file.stream
+    runner = stream_files.load_runner(file)
+    root = Path(stream.output.path)
+    kafka = kafka_client(settings)
     follower_tables.refuse_other_columns(derived_tables(file))
     return FoldContext(
         log=log(file, settings),
@@ -273,30 +281,30 @@ def fold_context(file: StreamFile, settings: Settings, reader: LazySpark) -> Fol
 
 
 def snapshot_requester(file: StreamFile, settings: Settings) -> KafkaSnapshotRequester | None:
-    """Where the stream's producers are asked for snapshots, if it wants that."""
+    """Asks the stream's producers for snapshots; None if the stream file names no topic for it."""
     from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
 
     topic = file.stream.snapshot_requests
-    return (
-        KafkaSnapshotRequester(kafka_client(settings), topic, Path(file.stream.output.path))
-        if topic
-        else None
-    )
+    if not topic:
+        return None
+    return KafkaSnapshotRequester(kafka_client(settings), topic, Path(file.stream.output.path))
 
 
 def new_attempt() -> str:
-    """A name for one try, that nobody else has."""
+    """A unique name for one attempt."""
     return uuid.uuid4().hex[:12]
 
 
 def decision_context(file: StreamFile, settings: Settings) -> DecisionContext:
-    """What a person's decision is made with, for real."""
+    """The real dependencies of a person's decision (accept, retire, release)."""
     from seriatim.clock import WallClock
     from seriatim.operations.accept import DecisionContext
     from seriatim.storage.record_files import ParquetRecords
 
-    stream, runner = file.stream, stream_files.load_runner(file)
-    root, output = Path(stream.output.path), stream.output
+    stream = file.stream
+    output = stream.output
+    runner = stream_files.load_runner(file)
+    root = Path(output.path)
     return DecisionContext(
         stream=stream,
         runner=runner,
@@ -316,25 +324,27 @@ def decision_context(file: StreamFile, settings: Settings) -> DecisionContext:
 
 
 def log(file: StreamFile, settings: Settings, timeout_seconds: float = 20.0) -> KafkaLog:
-    """Kafka, as discovery sees it."""
+    """Kafka's log, for discovery."""
     from seriatim.kafka.log import KafkaLog
 
     return KafkaLog(kafka_client(settings), file.stream.isolation, timeout_seconds)
 
 
 def ledger(file: StreamFile, *, with_schema: bool = False) -> DeltaLedger:
-    """The stream's ledger; with the machine's schema where it may be written to."""
+    """The stream's ledger. `with_schema` is needed for writing, and loads the machine."""
     from seriatim.ledger.delta_store import DeltaLedger
     from seriatim.storage.record_files import record_schema
 
     stream = file.stream
-    schema = record_schema(stream_files.load_runner(file).columns) if with_schema else None
+    schema = None
+    if with_schema:
+        schema = record_schema(stream_files.load_runner(file).columns)
     return DeltaLedger(Path(stream.output.path), schema, stream.output.partition_by)
 
 
 def record_files(file: StreamFile) -> ParquetRecords:
-    """The stream's files, to be listed and swept. Without the machine's columns nothing can be
-    written.
+    """The stream's record files, for listing and sweeping. Nothing can be written, since the
+    machine's columns are not loaded.
     """
     from seriatim.storage.record_files import ParquetRecords
 
@@ -342,7 +352,7 @@ def record_files(file: StreamFile) -> ParquetRecords:
 
 
 def joiner(file: StreamFile) -> ParquetJoiner:
-    """The stream's committed files, to be looked at again."""
+    """The stream's committed files, for checks and joins."""
     from seriatim.storage.join import ParquetJoiner
 
     stream = file.stream
@@ -358,34 +368,34 @@ def state(file: StreamFile) -> ParquetState:
 
 
 def outbox(stream: str, settings: Settings) -> DiskOutbox:
-    """Where a stream's incidents and mails are, by its name in `streams/` or the path of its file."""
+    """The outbox of a stream, by its name in `streams/` or the path of its file."""
     from seriatim.alerts.outbox import DiskOutbox
 
+    if not stream.endswith(".toml"):
+        return DiskOutbox(settings.outbox, stream, settings.streams)
     path = config.expand_user(Path(stream), stream, "give a name or a path").absolute()
-    folder = path.parent if stream.endswith(".toml") else settings.streams
-    return DiskOutbox(settings.outbox, path.stem if stream.endswith(".toml") else stream, folder)
+    return DiskOutbox(settings.outbox, path.stem, path.parent)
 
 
 def notifier(settings: Settings) -> SmtpNotifier | None:
-    """Whoever carries mails, if a server is named."""
+    """Sends mails; None if no mail server is set."""
     from seriatim.alerts.smtp import SmtpNotifier, mail_server
 
     if not settings.smtp:
         return None
-    return SmtpNotifier(
-        mail_server(
-            settings.smtp,
-            user=settings.smtp_user,
-            password=settings.smtp_password,
-            password_file=settings.smtp_password_file,
-            tls=settings.smtp_tls,
-            sender=settings.smtp_from,
-        )
+    server = mail_server(
+        settings.smtp,
+        user=settings.smtp_user,
+        password=settings.smtp_password,
+        password_file=settings.smtp_password_file,
+        tls=settings.smtp_tls,
+        sender=settings.smtp_from,
     )
+    return SmtpNotifier(server)
 
 
 def refuse_machine_for_ledger(file: StreamFile, ledger: Ledger) -> None:
-    """Refuse a machine that would misread this ledger's state."""
+    """Refuse a machine that cannot read the state of this ledger."""
     from seriatim.ledger.machine_version import refuse_incompatible_machine
 
     runner = stream_files.load_runner(file)
@@ -402,8 +412,8 @@ def spark_session(
     *,
     stream: Stream | None = None,
 ) -> Any:
-    """A Spark session with our JARs, after a look at the traps; the one of spark-submit, if that
-    started us.
+    """A Spark session with our JARs. Under spark-submit it is the session that this has started.
+    Refuses an environment in which Spark is known to break.
     """
     from seriatim import spark_settings
     from seriatim.embedded import jars, traps
@@ -413,33 +423,36 @@ def spark_session(
     if config.is_spark_submitted():
         return create_submitted_session(name)
     config.use_this_python()
-    found, master = jars.ensure_jars("spark", settings, print_line), settings.spark_master
-    usual = spark_settings.local_spark_settings(stream) if master.startswith("local") else {}
+    jar_paths = jars.ensure_jars("spark", settings, print_line)
+    master = settings.spark_master
+    all_settings: dict[str, str] = {}
+    if master.startswith("local"):
+        all_settings |= spark_settings.local_spark_settings(stream)
+    all_settings |= extra_settings or {}
     with _restore_sigint(), quiet_java():
-        options = spark_settings.java_options(stream)
         return create_spark_session(
             name,
             master,
             settings.spark_driver_memory,
-            found,
-            options,
-            {**usual, **(extra_settings or {})},
+            jar_paths,
+            spark_settings.java_options(stream),
+            all_settings,
         )
 
 
 @contextmanager
 def _restore_sigint() -> Iterator[None]:
-    """Spark takes SIGINT for itself; it goes back to whom it belonged."""
-    before = signal.getsignal(signal.SIGINT)
+    """Give SIGINT back its handler afterwards: Spark installs one of its own."""
+    handler = signal.getsignal(signal.SIGINT)
     try:
         yield
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, handler)
 
 
 def kafka_client(settings: Settings) -> dict[str, str]:
-    """Client settings: the servers given, or the embedded broker of this home."""
+    """Kafka client settings, for the servers of the settings or the embedded broker of this home."""
     servers = settings.kafka_bootstrap_servers or _embedded_servers(settings)
     return {**client.read_client_settings(settings.kafka_config), "bootstrap.servers": servers}
 
@@ -447,14 +460,15 @@ def kafka_client(settings: Settings) -> dict[str, str]:
 def _embedded_servers(settings: Settings) -> str:
     from seriatim.embedded import broker
 
-    found = broker.broker_status(settings.home)
-    if found is None:
+    broker_info = broker.broker_status(settings.home)
+    if broker_info is None:
         raise ConfigError(
             "no Kafka broker is named, and the embedded one does not run",
             next="set SERIATIM_KAFKA_BOOTSTRAP_SERVERS, or `seriatim kafka start`",
         )
-    return found.bootstrap_servers
+    return broker_info.bootstrap_servers
 
 
 def _peak_memory_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_maxrss * 1024  # Linux counts it in KiB

@@ -1,7 +1,6 @@
-"""Schedules and addresses: what a stream file says of when and whom, checked before Airflow or a
-mail server sees it.
+"""Schedules and mail addresses of stream files, checked before Airflow or a mail server sees them.
 
-Next room: stream.py asks; dags/streams.py and alerts/smtp.py rely on it.
+Next: stream.py calls this; dags/streams.py and alerts/smtp.py rely on it.
 """
 
 from __future__ import annotations
@@ -20,72 +19,79 @@ CRON_NAMES = {
     "weekday": ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"),
 }
 DAYS_OF_MONTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-"""Of each month, in a leap year."""
+"""The number of days of each month, in a leap year."""
 CRON_PART = re.compile(
     r"(?P<first>\*|[0-9]{1,2}|[A-Z]{3})(-(?P<last>[0-9]{1,2}|[A-Z]{3}))?(/(?P<step>[0-9]{1,2}))?"
 )
+"""One item of a field's list: a number or name, a range, each with a step or without."""
 MAIL_ADDRESS = re.compile(
     r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?"
 )
 
 
 def describe_cron_error(cron: str) -> str:
-    """What is wrong with a cron text of five fields; empty: nothing. An empty text means: only by
-    hand.
+    """What is wrong with a cron text of five fields; empty: nothing. An empty text is right: it means
+    that runs are started by hand only.
     """
-    fields = cron.split(" ")
     if not cron:
         return ""
-    if len(fields) != len(CRON_FIELDS):
-        return f"{len(fields)} fields, not {len(CRON_FIELDS)}"
-    for text, (name, least, most) in zip(fields, CRON_FIELDS, strict=True):
-        if not all(_is_cron_part(part, name, least, most) for part in text.split(",")):
-            return f"{name} is {text!r}, not in {least} to {most}"
-    days, months = (_cron_values(fields[at], *CRON_FIELDS[at]) for at in (2, 3))
-    if min(days) > max(
-        DAYS_OF_MONTHS[month - 1] for month in months
-    ):  # also beside a weekday: Airflow finds no next run
-        return f"there is no day {fields[2]} in month {fields[3]}"
+    texts = cron.split(" ")
+    if len(texts) != len(CRON_FIELDS):
+        return f"{len(texts)} fields, not {len(CRON_FIELDS)}"
+    for text, (name, lowest, highest) in zip(texts, CRON_FIELDS, strict=True):
+        for item in text.split(","):
+            if not _is_cron_item(item, name, lowest, highest):
+                return f"{name} is {text!r}, not in {lowest} to {highest}"
+    day_text, month_text = texts[2:4]
+    days = _cron_values(day_text, *CRON_FIELDS[2])
+    months = _cron_values(month_text, *CRON_FIELDS[3])
+    longest_month_days = max(DAYS_OF_MONTHS[month - 1] for month in months)
+    # This is an error also where a weekday is given: Airflow finds no next run.
+    if min(days) > longest_month_days:
+        return f"there is no day {day_text} in month {month_text}"
     return ""
 
 
-def _is_cron_part(text: str, name: str, least: int, most: int) -> bool:
-    found = CRON_PART.fullmatch(text.upper())
-    if found is None or (found["first"] == "*" and found["last"]):
+def _is_cron_item(text: str, name: str, lowest: int, highest: int) -> bool:
+    """Whether one item of a field's list is right: known names, in bounds, a range that rises."""
+    match = CRON_PART.fullmatch(text.upper())
+    if match is None:
         return False
-    ends = [
-        _cron_number(one, name, least)
-        for one in (found["first"], found["last"])
-        if one and one != "*"
-    ]
-    rises = ends == sorted(ends)
-    return (
-        rises
-        and all(least <= end <= most for end in ends)
-        and (found["step"] is None or int(found["step"]) > 0)
-    )
+    if match["first"] == "*" and match["last"]:
+        return False
+    if match["step"] and int(match["step"]) == 0:
+        return False
+    number_texts = [text for text in (match["first"], match["last"]) if text and text != "*"]
+    numbers = [_cron_number(number_text, name, lowest) for number_text in number_texts]
+    is_rising = numbers == sorted(numbers)
+    return is_rising and all(lowest <= number <= highest for number in numbers)
 
 
-def _cron_values(text: str, name: str, least: int, most: int) -> set[int]:
-    """All that a field means."""
-    values = set[int]()
-    for part in text.upper().split(","):
-        begin, _, step = part.partition("/")
-        first, _, last = begin.partition("-")
-        start = least if first == "*" else _cron_number(first, name, least)
-        end = _cron_number(last, name, least) if last else most if step or first == "*" else start
-        values |= set(range(start, end + 1, int(step or 1)))
+def _cron_values(text: str, name: str, lowest: int, highest: int) -> set[int]:
+    """All values that a field stands for."""
+    values: set[int] = set()
+    for item in text.upper().split(","):
+        bounds, _, step = item.partition("/")
+        start_text, _, end_text = bounds.partition("-")
+        start = lowest if start_text == "*" else _cron_number(start_text, name, lowest)
+        if end_text:
+            end = _cron_number(end_text, name, lowest)
+        elif step or start_text == "*":
+            end = highest
+        else:
+            end = start
+        values.update(range(start, end + 1, int(step or 1)))
     return values
 
 
-def _cron_number(text: str, name: str, least: int) -> int:
-    """A number, or a month's or weekday's name; -1: neither."""
+def _cron_number(text: str, name: str, lowest: int) -> int:
+    """The value of a number or of the name of a month or weekday; -1: neither."""
     if text.isdecimal():
         return int(text)
-    named = CRON_NAMES.get(name, ())
-    return named.index(text) + least if text in named else -1
+    names = CRON_NAMES.get(name, ())
+    return names.index(text) + lowest if text in names else -1
 
 
 def is_mail_address(text: str) -> bool:
-    """Whether a mail can be sent there. One address and nothing else: no names, no lines, no lists."""
+    """Whether a text is one mail address and nothing else: no display name, no list, no line break."""
     return MAIL_ADDRESS.fullmatch(text) is not None

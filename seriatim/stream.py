@@ -1,23 +1,22 @@
 """Streams: what a user writes in streams/NAME.toml, as a checked value.
 
-Every error names the file and the key, what was found and what is allowed. A key whose feature this
-version does not have is refused by name, never ignored.
+Every error names the file and the key, the value that was found, and what is allowed. A key whose
+feature this version does not have is refused by name, never ignored.
 
-Next room: seriatim/stream_files.py reads the files and loads the machines.
+Next: stream_files.py reads the files and loads the machines.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from msgspec import Struct, field
 
-from seriatim.engine.findings import TIERS, Tier, tier_action
+from seriatim.engine.findings import TIERS, OnPoison, Tier, tier_action
 from seriatim.engine.fold import Limits
-from seriatim.engine.judge import OnPoison
 from seriatim.engine.offsets import TOPIC_NAME
 from seriatim.engine.table import TableMachine, column_type
 from seriatim.engine.window import WindowSize
@@ -38,7 +37,7 @@ RECORD_COLUMNS = (
     "session",
     "sequence",
 )
-"""In every record, before the machine's own."""
+"""Columns of every record, before those of the machine."""
 
 
 class TableSettings(Struct, frozen=True, kw_only=True):
@@ -52,11 +51,11 @@ class TableSettings(Struct, frozen=True, kw_only=True):
 
 
 class SliceSettings(Struct, frozen=True, kw_only=True):
-    """[slice]: bounds on one unit of work."""
+    """[slice]: bounds of one unit of work."""
 
     messages_max: int = 2_000_000
     read: str = "spark"
-    """Who reads Kafka: Spark's own source, or each task its own range."""
+    """What reads Kafka: Spark's own source, or each task for its own range."""
 
 
 class OutputSettings(Struct, frozen=True, kw_only=True):
@@ -70,13 +69,13 @@ class OutputSettings(Struct, frozen=True, kw_only=True):
 
 
 class ScheduleSettings(Struct, frozen=True, kw_only=True):
-    """[schedule]: when Airflow runs it."""
+    """[schedule]: when Airflow runs the stream."""
 
     cron: str = "*/15 * * * *"
 
 
 class AlertSettings(Struct, frozen=True, kw_only=True):
-    """[alerts]: whom to tell, and when."""
+    """[alerts]: who gets mails, and when."""
 
     to: tuple[str, ...] = ()
     time_left_warning_hours: int = 24
@@ -113,14 +112,16 @@ class Stream(Struct, frozen=True, kw_only=True):
     @property
     def session_field(self) -> str | None:
         """The message field that names the session, if it is not the Kafka key."""
-        return self.session.removeprefix("field:") if self.session.startswith("field:") else None
+        if self.session.startswith("field:"):
+            return self.session.removeprefix("field:")
+        return None
 
     @property
     def limits(self) -> Limits:
-        """What its sessions are allowed."""
-        window = (
-            WindowSize(self.window_messages, self.window_seconds) if self.tier == "window" else None
-        )
+        """The limits of the stream's sessions: window, timeout and snapshot distance."""
+        window = None
+        if self.tier == "window":
+            window = WindowSize(self.window_messages, self.window_seconds)
         return Limits(
             window=window,
             timeout_ms=self.session_timeout_hours * 3_600_000,
@@ -128,7 +129,7 @@ class Stream(Struct, frozen=True, kw_only=True):
         )
 
     def table_machine(self, machine_class: type[TableMachine] = TableMachine) -> TableMachine:
-        """The stock machine as this stream wants it."""
+        """The stock machine with the settings of this stream."""
         return machine_class(
             key=self.table.key,
             columns=self.table.columns,
@@ -162,8 +163,8 @@ SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "decoder": ("json",),
     "parallelism": ("partition", "session"),
 }
-"""Values this version can honour, where it cannot honour all. Later features take their key off
-this list.
+"""Values that this version supports, where it does not support all allowed ones. A new feature
+removes its key from this list.
 """
 
 
@@ -182,15 +183,21 @@ NUMBER_BOUNDS = (
 """Bounds of whole numbers."""
 
 
+VALUE_TYPES: dict[str, tuple[type, str]] = {
+    "int": (int, "a whole number"),
+    "bool": (bool, "true or false"),
+}
+"""The type of a field's annotation, and its name for people. All other fields are texts."""
 RESERVED_NAMES = ("seriatim_compact", "seriatim_repair", "seriatim_watch")
-"""Names that Airflow knows already."""
+"""Names of DAGs that exist already."""
 
 
 class _CheckedFile:
-    """A stream file while it is being checked: errors name it and the key."""
+    """A stream file while it is being checked. Errors name the file and the key."""
 
     def __init__(self, name: str, file_name: str) -> None:
-        self.name, self.file_name = name, file_name
+        self.name = name
+        self.file_name = file_name
 
     def refuse(self, key: str, found: str, allowed: str) -> NoReturn:
         raise ConfigError(
@@ -201,7 +208,7 @@ class _CheckedFile:
 
 
 def parse_stream(name: str, toml_values: Mapping[str, Any], file_name: str) -> Stream:
-    """A stream from what its TOML says. `where` is the file as the user knows it."""
+    """The stream of a TOML file, checked. `file_name` is the name that errors show."""
     file = _CheckedFile(name, file_name)
     if not STREAM_NAME.fullmatch(name) or name in RESERVED_NAMES:
         allowed = f"letters, digits, - and _, at most 64; not {', '.join(RESERVED_NAMES)}"
@@ -218,40 +225,48 @@ def parse_stream(name: str, toml_values: Mapping[str, Any], file_name: str) -> S
 def _parse_section(
     file: _CheckedFile, section_type: type[Struct], toml_values: Mapping[str, Any], prefix: str
 ) -> dict[str, Any]:
-    """The fields of one section, each of the right type; unknown keys refused with a suggestion."""
-    known = [name for name in section_type.__struct_fields__ if name != "name"]
+    """The fields of one section, each of the right type. Unknown keys are refused with a suggestion."""
+    allowed_keys = [name for name in section_type.__struct_fields__ if name != "name"]
     fields: dict[str, Any] = {}
     for key, value in toml_values.items():
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"unknown key; did you mean {prefix}{close[0]}?" if close else "unknown key"
-            file.refuse(f"{prefix}{key}", hint, ", ".join(known))
+        if key not in allowed_keys:
+            problem = "unknown key"
+            close_matches = difflib.get_close_matches(key, allowed_keys, n=1)
+            if close_matches:
+                problem += f"; did you mean {prefix}{close_matches[0]}?"
+            file.refuse(f"{prefix}{key}", problem, ", ".join(allowed_keys))
         if key in SECTIONS and not prefix:
-            if not isinstance(value, dict):
-                file.refuse(key, f"found {_describe_value(value)}", f"a section [{key}]")
-            fields[key] = SECTIONS[key](**_parse_section(file, SECTIONS[key], value, f"{key}."))
+            fields[key] = _parse_subsection(file, key, value)
         else:
             fields[key] = _parse_value(file, section_type, key, value, prefix)
     return fields
 
 
+def _parse_subsection(file: _CheckedFile, key: str, value: Any) -> Struct:
+    if not isinstance(value, dict):
+        file.refuse(key, f"found {_describe_value(value)}", f"a section [{key}]")
+    section_type = SECTIONS[key]
+    return section_type(**_parse_section(file, section_type, value, f"{key}."))
+
+
 def _parse_value(
     file: _CheckedFile, section_type: type[Struct], key: str, value: Any, prefix: str
 ) -> Any:
+    """A value of the type that its field is annotated with."""
     annotation = str(section_type.__annotations__[key])
-    full = f"{prefix}{key}"
+    full_key = f"{prefix}{key}"
     if annotation.startswith("tuple"):
-        if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
-            file.refuse(full, f"found {_describe_value(value)}", "a list of texts")
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            file.refuse(full_key, f"found {_describe_value(value)}", "a list of texts")
         return tuple(value)
     if annotation.startswith("dict"):
-        if not isinstance(value, dict) or not all(isinstance(part, str) for part in value.values()):
-            file.refuse(full, f"found {_describe_value(value)}", "a table of column = type")
+        if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+            file.refuse(full_key, f"found {_describe_value(value)}", "a table of column = type")
         return value
-    wanted = {"int": int, "bool": bool}.get(annotation, str)
-    if type(value) is not wanted:
-        names = {int: "a whole number", bool: "true or false", str: "a text"}
-        file.refuse(full, f"found {_describe_value(value)}", names[wanted])
+    value_type, type_name = VALUE_TYPES.get(annotation, (str, "a text"))
+    # Not isinstance: true and false are numbers to Python.
+    if type(value) is not value_type:
+        file.refuse(full_key, f"found {_describe_value(value)}", type_name)
     return value
 
 
@@ -268,78 +283,82 @@ def _describe_value(value: Any) -> str:
 
 
 def _check_values(file: _CheckedFile, stream: Stream) -> None:
-    """What types alone do not say."""
-    for key, allowed in ALLOWED_VALUES.items():
-        if (found := _get_value(stream, key)) not in allowed:
-            close = difflib.get_close_matches(str(found), allowed, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            file.refuse(key, f"found {found!r}{hint}", " | ".join(allowed))
-    for key, built in SUPPORTED_VALUES.items():
-        if (found := _get_value(stream, key)) not in built:
-            shown = " | ".join(map(repr, built))
-            file.refuse(key, f"{found!r} is not built yet in this version", shown)
+    """Refuse values of the right type that are not allowed or not supported."""
+    for key, allowed_values in ALLOWED_VALUES.items():
+        value = _get_value(stream, key)
+        if value not in allowed_values:
+            hint = _suggestion(str(value), allowed_values)
+            file.refuse(key, f"found {value!r}{hint}", " | ".join(allowed_values))
+    for key, supported_values in SUPPORTED_VALUES.items():
+        value = _get_value(stream, key)
+        if value not in supported_values:
+            allowed = " | ".join(map(repr, supported_values))
+            file.refuse(key, f"{value!r} is not built yet in this version", allowed)
     _check_names(file, stream)
+    _check_session_and_sequence(file, stream)
     _check_numbers(file, stream)
     _check_schedule_and_alerts(file, stream)
+    _check_machine(file, stream)
+
+
+def _suggestion(text: str, allowed: Iterable[str]) -> str:
+    """The end of an error text, with the allowed value that is most similar; empty if none is."""
+    close_matches = difflib.get_close_matches(text, list(allowed), n=1)
+    return f"; did you mean {close_matches[0]!r}?" if close_matches else ""
+
+
+def _check_machine(file: _CheckedFile, stream: Stream) -> None:
     if stream.machine == "table":
         _check_table(file, stream)
     elif not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", stream.machine):
-        file.refuse(
-            "machine",
-            f"found {stream.machine!r}",
-            '"table" or "module:Class", a Python file beside this one',
-        )
+        allowed = '"table" or "module:Class", a Python file beside this one'
+        file.refuse("machine", f"found {stream.machine!r}", allowed)
     elif stream.table != TableSettings():
-        file.refuse(
-            "table",
-            f"machine is {stream.machine!r}, which takes no [table]",
-            'machine = "table", or no [table]',
-        )
+        problem = f"machine is {stream.machine!r}, which takes no [table]"
+        file.refuse("table", problem, 'machine = "table", or no [table]')
 
 
 def _check_names(file: _CheckedFile, stream: Stream) -> None:
+    topics_allowed = "a regex that matches whole topic names"
     try:
         re.compile(stream.topics)
     except re.error as error:
-        file.refuse(
-            "topics", f"not a regular expression: {error}", "a regex that matches whole topic names"
-        )
+        file.refuse("topics", f"not a regular expression: {error}", topics_allowed)
     if not stream.topics:
-        file.refuse("topics", "empty", "a regex that matches whole topic names")
-    if not stream.output.path or not stream.output.path.isprintable():
-        found = f"found {stream.output.path!r}" if stream.output.path else "missing or empty"
-        file.refuse("output.path", found, "a folder")
-    if "://" in stream.output.path and not stream.output.path.startswith("file://"):
+        file.refuse("topics", "empty", topics_allowed)
+    output_path = stream.output.path
+    if not output_path:
+        file.refuse("output.path", "missing or empty", "a folder")
+    if not output_path.isprintable():
+        file.refuse("output.path", f"found {output_path!r}", "a folder")
+    if "://" in output_path and not output_path.startswith("file://"):
         file.refuse("output.path", "object stores are not built yet in this version", "a folder")
     _check_requests(file, stream.snapshot_requests)
+    partition_by = stream.output.partition_by
+    is_known = set(partition_by) <= {"topic", "partition"}
+    is_unique = len(set(partition_by)) == len(partition_by)
+    if not is_known or not is_unique:
+        allowed = "[], topic and partition, each once"
+        file.refuse("output.partition_by", f"found {list(partition_by)}", allowed)
+
+
+def _check_session_and_sequence(file: _CheckedFile, stream: Stream) -> None:
+    """Refuse a session, sequence or tier whose settings do not fit together."""
     if stream.session != "key" and not re.fullmatch(r"field:[A-Za-z_]\w*", stream.session):
         file.refuse("session", f"found {stream.session!r}", '"key" or "field:NAME"')
     if stream.sequence == "":
         file.refuse("sequence", "empty", "a field of the message; leave the key out for none")
     if stream.tier in ("once", "order", "window") and stream.sequence is None:
-        file.refuse(
-            "sequence",
-            f"missing; tier {stream.tier} needs it",
-            "the field with the producer's counter",
-        )
+        problem = f"missing; tier {stream.tier} needs it"
+        file.refuse("sequence", problem, "the field with the producer's counter")
     if stream.tier == "strict" and stream.on_poison == "skip":
-        file.refuse(
-            "on_poison",
-            "'skip' under tier strict would lose messages",
-            "quarantine | halt, or another tier",
-        )
-    extra = [name for name in stream.output.partition_by if name not in ("topic", "partition")]
-    if extra or len(set(stream.output.partition_by)) != len(stream.output.partition_by):
-        file.refuse(
-            "output.partition_by",
-            f"found {list(stream.output.partition_by)}",
-            "[], topic and partition, each once",
-        )
+        problem = "'skip' under tier strict would lose messages"
+        file.refuse("on_poison", problem, "quarantine | halt, or another tier")
 
 
 def _check_requests(file: _CheckedFile, topic: str) -> None:
-    """Requests go to a topic. That the stream does not read it itself is for plan to say: a regex
-    may take for ever.
+    """Refuse a wrong topic for snapshot requests. Whether the stream reads that topic itself is
+    checked by plan, because matching a regex may take very long.
     """
     if topic and not TOPIC_NAME.fullmatch(topic):
         allowed = "the name of a topic that `topics` does not match, or empty"
@@ -347,24 +366,22 @@ def _check_requests(file: _CheckedFile, topic: str) -> None:
 
 
 def _check_numbers(file: _CheckedFile, stream: Stream) -> None:
-    if not 1 <= stream.slice.messages_max <= MESSAGES_MAX:
-        file.refuse(
-            "slice.messages_max", f"found {stream.slice.messages_max}", f"1 to {MESSAGES_MAX}"
-        )
-
-    for key, least, most in NUMBER_BOUNDS:
-        if not least <= (found := _get_value(stream, key)) <= most:
-            file.refuse(key, f"found {found}", f"{least} to {most}")
+    messages_max = stream.slice.messages_max
+    if not 1 <= messages_max <= MESSAGES_MAX:
+        file.refuse("slice.messages_max", f"found {messages_max}", f"1 to {MESSAGES_MAX}")
+    for key, lowest, highest in NUMBER_BOUNDS:
+        value = _get_value(stream, key)
+        if not lowest <= value <= highest:
+            file.refuse(key, f"found {value}", f"{lowest} to {highest}")
 
 
 def _check_schedule_and_alerts(file: _CheckedFile, stream: Stream) -> None:
-    """When a run is due, and who is told."""
-    if refusal := describe_cron_error(stream.schedule.cron):
-        file.refuse(
-            "schedule.cron",
-            f"found {stream.schedule.cron!r}: {refusal}",
-            'five fields, like "*/15 * * * *"',
-        )
+    """Refuse a wrong cron text or mail address."""
+    cron = stream.schedule.cron
+    cron_error = describe_cron_error(cron)
+    if cron_error:
+        problem = f"found {cron!r}: {cron_error}"
+        file.refuse("schedule.cron", problem, 'five fields, like "*/15 * * * *"')
     for address in stream.alerts.to:
         if not is_mail_address(address):
             file.refuse("alerts.to", f"found {address!r}", "mail addresses, like ops@example.org")
@@ -378,54 +395,53 @@ def _check_table(file: _CheckedFile, stream: Stream) -> None:
         file.refuse("table.key", "missing or empty", "one or more of the columns")
     for name in table.key:
         if name not in table.columns:
-            close = difflib.get_close_matches(name, table.columns, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = _suggestion(name, table.columns)
             file.refuse("table.key", f"{name!r} is not a column{hint}", ", ".join(table.columns))
     if len(set(table.key)) != len(table.key):
         file.refuse("table.key", f"found {list(table.key)}", "each column once")
-    taken = {*RECORD_COLUMNS, "op"} | {f"before_{name}".casefold() for name in table.columns}
-    folded = [name.casefold() for name in table.columns]
-    for name, type_name in table.columns.items():
-        if not COLUMN_NAME.fullmatch(name) or folded.count(name.casefold()) > 1:
-            file.refuse(
-                f"table.columns.{name}",
-                "not a name of its own",
-                "no spaces or ,;{}()=, each once whatever its case",
-            )
-        if name.casefold() in taken:
-            file.refuse(
-                f"table.columns.{name}",
-                "the name is taken by the record's own column",
-                "another name",
-            )
-        if column_type(type_name) is None:
-            types = "string int64 float64 bool timestamp date binary decimal(p,s)"
-            file.refuse(f"table.columns.{name}", f"found type {type_name!r}", types)
+    _check_columns(file, table.columns)
     _check_message_fields(file, stream)
 
 
+def _check_columns(file: _CheckedFile, columns: Mapping[str, str]) -> None:
+    """Refuse column names that are wrong, doubled or taken, and unknown types."""
+    # Names are compared without case, as Spark and Delta do.
+    names = [name.casefold() for name in columns]
+    taken_names = {*RECORD_COLUMNS, "op"} | {f"before_{name}" for name in names}
+    for column, type_name in columns.items():
+        key = f"table.columns.{column}"
+        name = column.casefold()
+        if not COLUMN_NAME.fullmatch(column) or names.count(name) > 1:
+            allowed = "no spaces or ,;{}()=, each once whatever its case"
+            file.refuse(key, "not a name of its own", allowed)
+        if name in taken_names:
+            file.refuse(key, "the name is taken by the record's own column", "another name")
+        if column_type(type_name) is None:
+            types = "string int64 float64 bool timestamp date binary decimal(p,s)"
+            file.refuse(key, f"found type {type_name!r}", types)
+
+
 def _check_message_fields(file: _CheckedFile, stream: Stream) -> None:
-    named = {
+    """Refuse two settings that mean the same field of a message."""
+    fields = {
         "table.type_field": stream.table.type_field,
         "table.rows_field": stream.table.rows_field,
         "sequence": stream.sequence,
         "session": stream.session_field,
     }
-    used: dict[str, str] = {column: f"column {column}" for column in stream.table.columns}
-    for key, name in named.items():
+    uses = {column: f"column {column}" for column in stream.table.columns}
+    for key, name in fields.items():
         if name is None:
             continue
-        if not name or name in used:
-            file.refuse(
-                key,
-                f"the message field {name!r} is also {used.get(name, 'empty')}",
-                "a field of its own",
-            )
-        used[name] = key
+        if not name or name in uses:
+            problem = f"the message field {name!r} is also {uses.get(name, 'empty')}"
+            file.refuse(key, problem, "a field of its own")
+        uses[name] = key
 
 
 def _get_value(stream: Stream, key: str) -> Any:
+    """The value of a key like `output.path`."""
     value: Any = stream
-    for part in key.split("."):
-        value = getattr(value, part)
+    for name in key.split("."):
+        value = getattr(value, name)
     return value

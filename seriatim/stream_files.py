@@ -1,10 +1,9 @@
-"""Stream files: find them, read them, load the machines beside them.
+"""Stream files: finds them, reads them, and loads the machines beside them.
 
-STREAM on a command line is a name in the streams folder or a path to a TOML file. An output path
-that is not absolute is taken from the folder that holds `streams/`; for a stream file elsewhere,
-from its own.
+STREAM on a command line is a name in the streams folder or a path to a TOML file. A relative output
+path starts at the folder that holds `streams/`; for a stream file elsewhere, at its own folder.
 
-Next room: stream.py checks what was read.
+Next: stream.py checks what was read.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from seriatim.errors import ConfigError
 from seriatim.stream import RECORD_COLUMNS, Stream, parse_stream
 
 READ_AS_URL = re.compile(r"[#?\\]|%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f]")
-"""What Delta's library takes for the parts of a URL, however it is quoted: it would look for the
-table elsewhere. And control characters, which it refuses.
+"""Characters that Delta's library takes for parts of a URL, however they are quoted: it would look
+for the table elsewhere. And control characters, which it refuses.
 """
 
 NOT_WRITABLE = frozenset(
@@ -48,36 +47,37 @@ NOT_WRITABLE = frozenset(
         errno.EROFS,
     }
 )
-"""What a retry does not mend: somebody must change rights or a setting. A full disk, say, is not
-among it.
+"""Errors that a retry does not help: somebody must change rights or a setting. A full disk is not
+one of them.
 """
 
 
 class StreamFile(Struct, frozen=True):
-    """A stream and where it was read from."""
+    """A stream, and the folder of its file."""
 
     stream: Stream
     folder: str
 
 
 def list_streams(folder: Path) -> list[str]:
-    """The streams of a folder."""
+    """The names of the streams of a folder."""
     return sorted(path.stem for path in folder.glob("*.toml"))
 
 
 def load_all_streams(folder: Path) -> tuple[list[StreamFile], list[ConfigError]]:
-    """The streams of a folder whose files can be read, and what is wrong with the others."""
-    good, bad = list[StreamFile](), list[ConfigError]()
+    """The streams of a folder whose files can be read, and the errors of the others."""
+    files: list[StreamFile] = []
+    errors: list[ConfigError] = []
     for name in list_streams(folder):
         try:
-            good.append(load_stream(name, folder))
+            files.append(load_stream(name, folder))
         except ConfigError as error:
-            bad.append(error)
-    return good, bad
+            errors.append(error)
+    return files, errors
 
 
 def load_stream(stream: str, folder: Path) -> StreamFile:
-    """A stream by name in `folder`, or by path to its TOML file."""
+    """A stream by its name in `folder`, or by the path of its TOML file."""
     path = Path(stream) if stream.endswith(".toml") else folder / f"{stream}.toml"
     path = expand_user(path, f"no stream {stream!r}", "give a name or a path").absolute()
     if not path.is_file():
@@ -86,89 +86,74 @@ def load_stream(stream: str, folder: Path) -> StreamFile:
         return _read_stream_file(path, folder)
     except ConfigError:
         raise
-    except (
-        OSError,
-        ValueError,
-        ArithmeticError,
-        RuntimeError,
-        MemoryError,
-    ) as error:  # whatever it is, it is this file's
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"{path.name}: cannot be read: {why}", next=f"fix {path}") from None
+    # Any of these is a fault of this file: it must not stop the DAGs of the other streams.
+    except (OSError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"{path.name}: cannot be read: {reason}", next=f"fix {path}") from None
 
 
 def _read_stream_file(path: Path, folder: Path) -> StreamFile:
     try:
-        given = tomllib.loads(path.read_text())
+        toml_values = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path.name}: not TOML: {error}", next=f"fix {path}") from None
-    checked = parse_stream(path.stem, given, path.name)
-    fix = f"fix output.path in {path.name}"
-    output = expand_user(
-        Path(checked.output.path.removeprefix("file://")), f"{path.name}: output.path", fix
-    )
-    base = (
-        path.parent.parent
-        if path.parent in (folder, path.parent.with_name("streams"))
-        else path.parent
-    )
-    root = str(base / output)
-    if trouble := _describe_file_in_path(base / output) or describe_url_problem(base / output):
-        raise ConfigError(f"{path.name}: output.path: {trouble}", allowed="a folder", next=fix)
-    return StreamFile(replace(checked, output=replace(checked.output, path=root)), str(path.parent))
+    stream = parse_stream(path.stem, toml_values, path.name)
+    advice = f"fix output.path in {path.name}"
+    output_path = Path(stream.output.path.removeprefix("file://"))
+    output_path = expand_user(output_path, f"{path.name}: output.path", advice)
+    base_folder = path.parent
+    if path.parent == folder or path.parent.name == "streams":
+        base_folder = path.parent.parent
+    root = base_folder / output_path
+    problem = _describe_file_in_path(root) or describe_url_problem(root)
+    if problem:
+        message = f"{path.name}: output.path: {problem}"
+        raise ConfigError(message, allowed="a folder", next=advice)
+    stream = replace(stream, output=replace(stream.output, path=str(root)))
+    return StreamFile(stream, str(path.parent))
 
 
 def describe_stream(file: StreamFile) -> str:
-    """What a stream is, for people: its file's first comment, its machine's docstring, its file.
-    Imports no machine.
+    """A stream for people: the first comment of its file, its machine's docstring, and its file. The
+    machine is not imported.
     """
     stream = file.stream
     path = Path(file.folder) / f"{stream.name}.toml"
     content = path.read_text()
-    comment = [
-        line.lstrip("# ")
-        for line in takewhile(lambda line: line.startswith("#"), content.splitlines())
-    ]
-    parts = [
-        "\n".join(comment),
-        _machine_doc(stream, file.folder),
-        f"```toml\n{content.strip()}\n```",
-    ]
-    return "\n\n".join(part for part in parts if part)
+    comment_lines = takewhile(lambda line: line.startswith("#"), content.splitlines())
+    comment = "\n".join(line.lstrip("# ") for line in comment_lines)
+    listing = f"```toml\n{content.strip()}\n```"
+    paragraphs = [comment, _machine_doc(stream, file.folder), listing]
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
 def _machine_doc(stream: Stream, folder: str) -> str:
-    module, _, name = stream.machine.partition(":")
+    """The docstrings of the machine's module and class, from its source."""
+    module, _, class_name = stream.machine.partition(":")
     source = Path(folder) / f"{module.replace('.', '/')}.py"
     try:
         tree = ast.parse(source.read_text())
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # no file beside it, or a run will refuse it
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        # There is no file beside the stream's, or it is broken, which the next run reports.
         return ""
-    kinds = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
-    docs = [ast.get_docstring(tree), *(ast.get_docstring(kind) for kind in kinds)]
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    docs = [ast.get_docstring(tree)]
+    docs += [ast.get_docstring(node) for node in classes if node.name == class_name]
     return "\n\n".join(doc for doc in docs if doc)
 
 
 def _describe_file_in_path(root: Path) -> str:
-    """What is a file where the output path needs a folder; nothing where it is one, or can become
-    one.
-    """
-    there = next(path for path in (root, *root.parents) if path.exists())
-    return "" if there.is_dir() else f"{there} is a file"
+    """What is wrong with an output path if a part of it is a file; empty: nothing."""
+    existing = next(path for path in (root, *root.parents) if path.exists())
+    return "" if existing.is_dir() else f"{existing} is a file"
 
 
 def refuse_unwritable_output(file: StreamFile, *, create: bool = False) -> None:
-    """Refuse an output path where this user cannot write, before anything is read or folded for it.
+    """Refuse an output path where this user cannot write, before anything is read or folded.
 
-    Every folder that a commit writes to is tried: somebody else may have run the stream once, and
-    own some of them. `create`: a path that is not there yet is made, as a first run needs it; else
-    there is nothing to refuse.
+    Every folder that a commit writes to is tried: another user may have run the stream before, and
+    own some of them. `create`: a missing path is created, as the first run needs it; without it a
+    missing path is accepted.
     """
     root = Path(file.stream.output.path)
     if not create and not root.exists():
@@ -176,9 +161,10 @@ def refuse_unwritable_output(file: StreamFile, *, create: bool = False) -> None:
     folder = root
     try:
         root.mkdir(parents=True, exist_ok=True)
-        rooms = sorted(path for path in root.iterdir() if path.is_dir())
-        logs = [room / "_delta_log" for room in rooms if (room / "_delta_log").is_dir()]
-        for folder in (root, *rooms, *logs):
+        subfolders = sorted(path for path in root.iterdir() if path.is_dir())
+        log_folders = [path / "_delta_log" for path in subfolders]
+        log_folders = [path for path in log_folders if path.is_dir()]
+        for folder in (root, *subfolders, *log_folders):
             with tempfile.TemporaryFile(dir=folder):
                 pass
     except OSError as error:
@@ -193,40 +179,39 @@ def refuse_unwritable_output(file: StreamFile, *, create: bool = False) -> None:
 def _user_name() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container may run us as a number that nobody named
+    except (KeyError, OSError):  # in a container the user may be a number without a name
         return str(os.getuid())
 
 
 def describe_url_problem(folder: Path) -> str:
-    """What no Delta table can have in its path, links followed."""
-    whole = str(folder.resolve())
-    found = READ_AS_URL.search(whole)
-    if not found:
+    """What is wrong with a path for Delta's library, links followed; empty: nothing."""
+    resolved = str(folder.resolve())
+    match = READ_AS_URL.search(resolved)
+    if not match:
         return ""
-    why = "reads as part of a URL" if found[0].isprintable() else "does not take"
-    return f"{whole} has {found[0]!r} in it, which Delta's library {why}"
+    reaction = "reads as part of a URL" if match[0].isprintable() else "does not take"
+    return f"{resolved} has {match[0]!r} in it, which Delta's library {reaction}"
 
 
 def load_runner(file: StreamFile) -> Runner:
-    """The stream's machine, ready to be folded."""
+    """The stream's machine, ready to fold. Refuses a class that cannot be used."""
     stream = file.stream
     if stream.machine == "table":
         return stream.table_machine()
-    kind = _machine_class(stream, file.folder)
+    machine_class = _machine_class(stream, file.folder)
     try:
-        machine = UserMachine(stream.machine, kind, stream.sequence, stream.session_field)
+        machine = UserMachine(stream.machine, machine_class, stream.sequence, stream.session_field)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # the user's own class may raise anything
         raise ConfigError(
             f"{stream.name}: machine {stream.machine!r} cannot be made: {type(error).__name__}: {error}",
-            next=f"fix {kind.__name__}: its __init__ takes nothing, its types are what msgspec can hold",
+            next=f"fix {machine_class.__name__}: its __init__ takes nothing, its types are what msgspec can hold",
         ) from error
-    named = {
-        *machine.columns,
-        *(column for columns in machine.other_columns.values() for column in columns),
-    }
-    taken = sorted(column for column in named if column.casefold() in RECORD_COLUMNS)
+    columns = set(machine.columns)
+    for other_columns in machine.other_columns.values():
+        columns.update(other_columns)
+    taken = sorted(column for column in columns if column.casefold() in RECORD_COLUMNS)
     if taken:
         raise ConfigError(
             f"machine {stream.machine}: the record's field {taken[0]!r} is taken by the record's own column",
@@ -236,8 +221,10 @@ def load_runner(file: StreamFile) -> Runner:
 
 
 def _machine_class(stream: Stream, folder: str) -> type[Machine[Any, Any, Any]]:
+    """The class of a user's machine, imported from the stream's folder or from a package."""
     module_name, _, class_name = stream.machine.partition(":")
     if folder not in sys.path:
+        # At the end: a file beside the stream's must not replace an installed package.
         sys.path.append(folder)
     if module_name.partition(".")[0] in sys.stdlib_module_names:
         raise ConfigError(
@@ -256,19 +243,21 @@ def _machine_class(stream: Stream, folder: str) -> type[Machine[Any, Any, Any]]:
             f"{stream.name}: machine {stream.machine!r} fails when imported: {type(error).__name__}: {error}",
             next=f"fix {module_name}.py",
         ) from error
-    kind = getattr(module, class_name, None)
-    if not (isinstance(kind, type) and issubclass(kind, Machine)):
+    machine_class = getattr(module, class_name, None)
+    if not (isinstance(machine_class, type) and issubclass(machine_class, Machine)):
         raise ConfigError(
             f"{stream.name}: {module_name} has no machine {class_name!r}",
             next=f"define class {class_name}(Machine[State, Message, Record]) there",
         )
-    return kind
+    return machine_class
 
 
 def _unknown_stream_error(stream: str, path: Path, folder: Path) -> ConfigError:
-    known = list_streams(folder)
-    close = difflib.get_close_matches(stream, known, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    listed = ", ".join(known) if known else "none"
-    missing = f"no stream {stream!r}: {path} does not exist"
-    return ConfigError(missing, streams=listed, next=f"{hint}give a name or a path")
+    names = list_streams(folder)
+    close_matches = difflib.get_close_matches(stream, names, n=1)
+    hint = f"did you mean {close_matches[0]}? " if close_matches else ""
+    return ConfigError(
+        f"no stream {stream!r}: {path} does not exist",
+        streams=", ".join(names) or "none",
+        next=f"{hint}give a name or a path",
+    )

@@ -1,20 +1,20 @@
-"""The kit for tests of your own machines: no broker, no Spark, milliseconds.
+"""Test your own machines without a broker and without Spark, in milliseconds.
 
     from seriatim.testing import CRASH, fold
 
     def test_a_trade_takes_from_the_best_level() -> None:
-        done = fold(OrderBook, [Quote(price=10, size=5), CRASH, Trade(size=2)])
-        assert done.records == [Level(price=10, size=5), Level(price=10, size=3)]
-        assert done.state == Book(levels={10: 3})
-        assert not done.findings
+        folded = fold(OrderBook, [Quote(price=10, size=5), CRASH, Trade(size=2)])
+        assert folded.records == [Level(price=10, size=5), Level(price=10, size=3)]
+        assert folded.state == Book(levels={10: 3})
+        assert not folded.findings
 
-`CRASH` in the list ends the process there: the work so far is committed, the state goes through
-bytes, and a new machine takes over. Put it anywhere; a right machine gives the same records.
-`fold_table` does the same for the stock machine. Messages are dicts, Structs or bytes; (session,
-message) pairs where a test has several sessions. What runs is the real fold, over the fakes in
-seriatim/adapters/memory.
+`CRASH` in the list of messages ends the process there: the work so far is committed, the state is
+written to bytes and read again, and a new machine takes over. Put it anywhere: a correct machine
+gives the same records. `fold_table` does the same for the stock machine. Messages are dicts, Structs
+or bytes, or pairs (session, message) where a test has several sessions. The real fold runs, over the
+fakes in seriatim/memory.
 
-Next room: adapters/memory has the fakes; `MemoryStream` joins them for tests of whole streams.
+Next: seriatim/memory has the fakes; `MemoryStream` joins them for tests of whole streams.
 """
 
 from __future__ import annotations
@@ -85,25 +85,25 @@ class Crash:
 
 
 CRASH: Final = Crash()
-"""In a list of messages: the process ends here, and another one goes on."""
+"""In a list of messages: the process ends here, and another one continues."""
 
 
 class Folded(Struct, kw_only=True):
-    """What a machine made of its messages."""
+    """The result of folding a list of messages."""
 
     records: list[Any]
-    """What the machine gave, in order: its own Structs; dicts for the stock machine."""
+    """The machine's records in order: its own Structs; dicts for the stock machine."""
     rows: list[dict[str, Any]]
-    """The same as rows of the records table, with topic, offset, index, session and so on."""
+    """The records as rows of the records table, with topic, offset, index, session and so on."""
     states: dict[str, Any]
-    """By session: the machine's own state; `{"rows": [...]}` for the stock machine."""
+    """The machine's state by session; `{"rows": [...]}` for the stock machine."""
     findings: list[Finding]
     headless: int
-    """Messages before their session's first snapshot: they have no effect."""
+    """How many messages came before the first snapshot of their session. They have no effect."""
 
     @property
     def state(self) -> Any:
-        """The state of the only session; None if nothing began it."""
+        """The state of the only session; None if no session has begun."""
         if len(self.states) > 1:
             raise ValueError(f"there are several sessions, ask `states`: {', '.join(self.states)}")
         return next(iter(self.states.values()), None)
@@ -117,7 +117,7 @@ def fold(
     sequence: str | None = None,
     on_poison: OnPoison = "quarantine",
 ) -> Folded:
-    """Run a machine of yours over messages, in order."""
+    """Fold messages with a machine of yours."""
     stream = Stream(
         name="test",
         topics=TOPIC,
@@ -131,25 +131,24 @@ def fold(
     world = MemoryStream(stream, lambda: UserMachine(stream.machine, machine, sequence))
     findings, headless = _produce_and_run(world, messages)
     rows = world.rows()
-    every = [(row, runner.record_type) for row in rows]
-    every += [
-        (row, kind)
-        for kind, made in runner.other_record_types.items()
-        for row in world.other_rows(made.table)
-    ]
-    every.sort(key=lambda one: (one[0]["offset"], one[0]["index"]))
+    typed_rows = [(row, runner.record_type) for row in rows]
+    for record_type, other_kind in runner.other_record_types.items():
+        typed_rows += [(row, record_type) for row in world.other_rows(other_kind.table)]
+    typed_rows.sort(key=lambda typed_row: (typed_row[0]["offset"], typed_row[0]["index"]))
+    saved_states = _saved_states(world)
     return Folded(
-        records=[_record_from_row(kind, row) for row, kind in every],
+        records=[_record_from_row(record_type, row) for row, record_type in typed_rows],
         rows=rows,
-        states={name: runner.load(*saved) for name, saved in _saved_states(world).items()},
+        states={session: runner.load(*saved) for session, saved in saved_states.items()},
         findings=findings,
         headless=headless,
     )
 
 
-def _record_from_row(kind: type[Any], row: Mapping[str, Any]) -> Any:
-    """A row of a table as the Struct that it was."""
-    return kind(**{one.name: row[one.encode_name] for one in msgspec.structs.fields(kind)})
+def _record_from_row(record_type: type[Any], row: Mapping[str, Any]) -> Any:
+    """A row of a table as the Struct that it was written from."""
+    fields = msgspec.structs.fields(record_type)
+    return record_type(**{field.name: row[field.encode_name] for field in fields})
 
 
 def fold_table(
@@ -162,57 +161,57 @@ def fold_table(
     sequence: str | None = None,
     on_poison: OnPoison = "quarantine",
 ) -> Folded:
-    """Run the stock machine over messages, in order."""
-    stream = parse_stream(
-        "test",
-        {
-            "topics": TOPIC,
-            "machine": "table",
-            "tier": tier,
-            "on_poison": on_poison,
-            "table": {"key": list(key), "columns": dict(columns), "before": before},
-            "output": {"path": "memory"},
-            **({"sequence": sequence} if sequence else {}),
-        },
-        "fold_table",
-    )
-    world, runner = MemoryStream(stream, stream.table_machine), stream.table_machine()
+    """Fold messages with the stock machine."""
+    toml_values: dict[str, Any] = {
+        "topics": TOPIC,
+        "machine": "table",
+        "tier": tier,
+        "on_poison": on_poison,
+        "table": {"key": list(key), "columns": dict(columns), "before": before},
+        "output": {"path": "memory"},
+    }
+    if sequence:
+        toml_values["sequence"] = sequence
+    stream = parse_stream("test", toml_values, "fold_table")
+    runner = stream.table_machine()
+    world = MemoryStream(stream, stream.table_machine)
     findings, headless = _produce_and_run(world, messages)
     rows = world.rows()
+    states = {}
+    for session, saved in _saved_states(world).items():
+        states[session] = runner.to_plain(runner.load(*saved))
     return Folded(
         records=[{name: row[name] for name in runner.columns} for row in rows],
         rows=rows,
-        states={
-            name: runner.to_plain(runner.load(*saved))
-            for name, saved in _saved_states(world).items()
-        },
+        states=states,
         findings=findings,
         headless=headless,
     )
 
 
 class MemoryStream:
-    """A stream whose whole outside world is in memory: produce, run, look. `machine` makes its
-    machine.
+    """A stream with everything outside it in memory: produce messages, run, and look at the result.
+    `machine` makes its machine.
     """
 
     def __init__(self, stream: Stream, machine: Callable[[], Runner]) -> None:
-        self.stream, self.machine = stream, machine
+        self.stream = stream
+        self.machine = machine
         self.kafka = MemoryKafka()
         self.reader = MemoryReader(self.kafka, stream.isolation)
         self.explain = MemoryBatches(self.kafka, stream.isolation)
-        others = machine().other_columns
-        self.files = MemoryFiles(machine().columns, others)
+        other_columns = machine().other_columns
+        self.files = MemoryFiles(machine().columns, other_columns)
         self.ledger = MemoryLedger(self.files.read)
-        self.derived = MemoryDerived(lambda file: self.files.read(file).rows, list(others))
+        self.derived = MemoryDerived(lambda file: self.files.read(file).rows, list(other_columns))
         self.clock = MemoryClock()
         self.requests = MemoryRequests()
         self._attempts = count()
 
     def folding(self, runner: Runner | None = None) -> FoldRun:
-        """One run, as a process of its own would make it: with a machine of its own."""
+        """A run as in a process of its own, with its own machine."""
         runner = runner or self.machine()
-        world = FoldContext(
+        context = FoldContext(
             log=self.kafka,
             reader=self.reader,
             explain=self.explain,
@@ -226,14 +225,14 @@ class MemoryStream:
             snapshot_requester=self.requests if self.stream.snapshot_requests else None,
             new_attempt=lambda: f"a{next(self._attempts)}",
         )
-        return FoldRun(self.stream, runner, world)
+        return FoldRun(self.stream, runner, context)
 
     def run(self, messages_max: int = 1_000_000, until: StopOffsets | None = None) -> RunOutcome:
-        """Fold until caught up."""
+        """Fold everything that waits."""
         return self.folding().run(messages_max, until)
 
     def _make_task(self, works: dict[Partition, PartitionWork], runner: Runner) -> Task:
-        kit = TaskContext(
+        context = TaskContext(
             runner=runner,
             tier=self.stream.tier,
             on_poison=self.stream.on_poison,
@@ -245,28 +244,31 @@ class MemoryStream:
             digests=MemoryDigests,
             peak_memory_bytes=lambda: 0,
         )
-        return lambda partition, stretches: run_task(works[partition], stretches, kit)
+        return lambda partition, batches: run_task(works[partition], batches, context)
 
     def rows(self, partition: Partition | None = None) -> list[dict[str, Any]]:
         """The committed records, in the order in which they were committed."""
-        rows = [row for file in self.ledger.files_now() for row in self.files.read(file).rows]
-        place = partition and (partition.topic, partition.number)
-        return [row for row in rows if place in (None, (row["topic"], row["partition"]))]
+        rows: list[dict[str, Any]] = []
+        for file in self.ledger.files_now():
+            rows += self.files.read(file).rows
+        if partition is None:
+            return rows
+        return [row for row in rows if partition == Partition(row["topic"], row["partition"])]
 
     def other_rows(self, table: str) -> list[dict[str, Any]]:
         """The committed records of one of the machine's other tables, by entry."""
-        return [
-            row for file in self.derived.outputs.files(table) for row in self.files.read(file).rows
-        ]
+        rows = []
+        for file in self.derived.outputs.files(table):
+            rows += self.files.read(file).rows
+        return rows
 
     def accounts(self) -> dict[Partition, Account]:
-        """What the ledger knows of each partition."""
+        """The ledger's account of each partition."""
         head = self.ledger.head(self.stream.name)
-        return (
-            {}
-            if head is None
-            else {Partition.parse(p): a for p, a in head.ledger.partitions.items()}
-        )
+        if head is None:
+            return {}
+        accounts = head.ledger.partitions.items()
+        return {Partition.parse(name): account for name, account in accounts}
 
     def sessions(self, partition: Partition) -> dict[str, Session]:
         """The committed sessions of a partition, their state still as bytes."""
@@ -274,13 +276,18 @@ class MemoryStream:
 
 
 def _produce_and_run(world: MemoryStream, messages: Iterable[Any]) -> tuple[list[Finding], int]:
-    """Produce what comes before each crash and run; the findings, and how many were headless."""
+    """Produce the messages before each crash, and run; the findings, and how many messages were
+    headless.
+    """
     world.kafka.create(TOPIC)
     findings: list[Finding] = []
     headless = 0
-    for part in _split_at_crashes(messages):
-        for message in part:
-            session, value = message if isinstance(message, tuple) else (SESSION, message)
+    for batch in _split_at_crashes(messages):
+        for message in batch:
+            session = SESSION
+            value = message
+            if isinstance(message, tuple):
+                session, value = message
             world.kafka.produce(TOPIC, session, _encode_message(value))
         outcome = world.run()
         findings += outcome.findings
@@ -289,24 +296,26 @@ def _produce_and_run(world: MemoryStream, messages: Iterable[Any]) -> tuple[list
 
 
 def _split_at_crashes(messages: Iterable[Any]) -> list[list[Any]]:
-    parts: list[list[Any]] = [[]]
+    """The messages of each process, one after the other."""
+    batches: list[list[Any]] = [[]]
     for message in messages:
         if message is CRASH:
-            parts.append([])
+            batches.append([])
         else:
-            parts[-1].append(message)
-    return parts
+            batches[-1].append(message)
+    return batches
 
 
 def _encode_message(message: Any) -> bytes | None:
-    return (
-        message if message is None or isinstance(message, bytes) else msgspec.json.encode(message)
-    )
+    if message is None or isinstance(message, bytes):
+        return message
+    return msgspec.json.encode(message)
 
 
 def _saved_states(world: MemoryStream) -> dict[str, tuple[bytes, int]]:
-    return {
-        name: (session.state_bytes, session.state_version)
-        for name, session in world.sessions(Partition(TOPIC, 0)).items()
-        if session.state_bytes is not None
-    }
+    """The state of each session as bytes, with the version of its format."""
+    saved_states = {}
+    for name, session in world.sessions(Partition(TOPIC, 0)).items():
+        if session.state_bytes is not None:
+            saved_states[name] = (session.state_bytes, session.state_version)
+    return saved_states

@@ -60,10 +60,10 @@ class OrderBook(Machine[Book, Quote | Trade, Level]):
 
 def test_a_trade_takes_from_the_best_level() -> None:
     """The example in the kit's docstring, word for word."""
-    done = fold(OrderBook, [Quote(price=10, size=5), CRASH, Trade(size=2)])
-    assert done.records == [Level(price=10, size=5), Level(price=10, size=3)]
-    assert done.state == Book(levels={10: 3})
-    assert not done.findings
+    folded = fold(OrderBook, [Quote(price=10, size=5), CRASH, Trade(size=2)])
+    assert folded.records == [Level(price=10, size=5), Level(price=10, size=3)]
+    assert folded.state == Book(levels={10: 3})
+    assert not folded.findings
 
 
 def test_the_example_is_the_docstrings() -> None:
