@@ -1,19 +1,19 @@
 """The fakes: every port in memory, held to the same contract tests as the real adapters.
 
 They are part of the product: `seriatim.testing` ships them, so that users' tests need no broker, no
-Spark and no disk. They can be told to misbehave as the real ones do: lost answers, lost messages,
+Spark and no disk. They can be set to misbehave as the real ones do: lost answers, lost messages,
 topics deleted under a reader, foreign commits, files half written.
 
-Next room: ports.py says what each must do; tests/sim drives the real steps over these.
+Next: ports.py says what each must do; tests/sim drives the real steps over these.
 """
 
-from seriatim.memory.check import MemoryChecker, MemorySight  # its own rooms
-from seriatim.memory.current_table import MemoryCurrent  # its own rooms
-from seriatim.memory.derived_tables import MemoryDerived  # its own rooms
-from seriatim.memory.files import MemoryDigests, MemoryFiles  # its own rooms
+from seriatim.memory.check import MemoryChecker, MemorySight
+from seriatim.memory.current_table import MemoryCurrent
+from seriatim.memory.derived_tables import MemoryDerived
+from seriatim.memory.files import MemoryDigests, MemoryFiles
 from seriatim.memory.kafka import MemoryBatches, MemoryKafka, MemoryMessage, MemoryReader
 from seriatim.memory.ledger import MemoryClock, MemoryLedger
-from seriatim.memory.snapshot_requests import MemoryRequests  # its own rooms
+from seriatim.memory.snapshot_requests import MemoryRequests
 
 __all__ = [
     "MemoryBatches",

@@ -1,8 +1,8 @@
-"""Record files seen again, and suites judged, in memory: the few expectations that tests need, in
-plain Python.
+"""Scans of record files and judgement of suites, in memory and plain Python, for the few expectations
+that tests need.
 
-Next room: storage/record_scan.py and operations/prove/great_expectations_suites.py are the real
-ones, held to the same contract tests.
+Next: storage/record_scan.py and operations/prove/great_expectations_suites.py are the real ones,
+held to the same contract tests.
 """
 
 from __future__ import annotations
@@ -30,47 +30,55 @@ ReadRows = Callable[[File], Sequence[Row]]
 
 
 class MemorySight:
-    """Record files, a row in each part: nothing is seen together that the real one may see apart."""
+    """Scans record files row by row: nothing is seen together that the real scan may see apart."""
 
     def __init__(self, read: ReadRows) -> None:
         self.read = read
 
     def scan(self, file: File, request: EvidenceRequest) -> Iterator[PartitionEvidence]:
-        """A file's rows, one by one."""
-        last: dict[str, tuple[int, int]] = {}
+        """The evidence of a file, one row at a time."""
+        owner = (request.partition.topic, request.partition.number)
+        previous: tuple[str, int, int] | None = None
         for row in _read_rows(self.read, file):
-            life, place = row["topic_id"], (row["offset"], row["index"])
-            part, mine = (
-                PartitionEvidence(total_rows=1),
-                (request.partition.topic, request.partition.number),
-            )
-            part.disorder_offset = row["offset"] if life in last and place <= last[life] else -1
-            part.foreign_offset = row["offset"] if (row["topic"], row["partition"]) != mine else -1
-            last = {life: place}
-            if (
-                life in request.first_new_offsets
-                and row["offset"] >= request.first_new_offsets[life]
-            ):
-                part.new_rows, part.offset_spans = 1, {life: (row["offset"], row["offset"])}
+            topic_id = row["topic_id"]
+            offset = row["offset"]
+            position = (topic_id, offset, row["index"])
+            evidence = PartitionEvidence(total_rows=1)
+            if previous is not None and previous[0] == topic_id and position <= previous:
+                evidence.disorder_offset = offset
+            if (row["topic"], row["partition"]) != owner:
+                evidence.foreign_offset = offset
+            previous = position
+            if _is_new(row, request.first_new_offsets):
+                evidence.new_rows = 1
+                evidence.offset_spans = {topic_id: (offset, offset)}
                 if request.key_columns and in_bucket(row["session"], request.bucket):
-                    self._add_row(part, row, request)
-            yield part
+                    self._add_row(evidence, row, request)
+            yield evidence
 
-    def _add_row(self, part: PartitionEvidence, row: Row, wanted: EvidenceRequest) -> None:
-        key = (
-            row[wanted.key_columns[0]]
-            if len(wanted.key_columns) == 1
-            else tuple(row[name] for name in wanted.key_columns)
-        )
-        there = wanted.has_before_images and row[f"before_{wanted.key_columns[0]}"] is not None
-        before = tuple(row[f"before_{name}"] for name in wanted.columns) if there else None
-        now = None if row["op"] == "delete" else tuple(row[name] for name in wanted.columns)
-        part.first_rows = [(row["topic_id"], row["session"], key, before, row["offset"])]
-        part.last_rows = [(row["topic_id"], row["session"], key, now, row["offset"])]
+    def _add_row(self, evidence: PartitionEvidence, row: Row, request: EvidenceRequest) -> None:
+        key_values = tuple(row[name] for name in request.key_columns)
+        key = key_values[0] if len(key_values) == 1 else key_values
+        before = None
+        if request.has_before_images and row[f"before_{request.key_columns[0]}"] is not None:
+            before = tuple(row[f"before_{name}"] for name in request.columns)
+        after = None
+        if row["op"] != "delete":
+            after = tuple(row[name] for name in request.columns)
+        topic_id = row["topic_id"]
+        session = row["session"]
+        offset = row["offset"]
+        evidence.first_rows = [(topic_id, session, key, before, offset)]
+        evidence.last_rows = [(topic_id, session, key, after, offset)]
+
+
+def _is_new(row: Row, first_new_offsets: Mapping[str, int]) -> bool:
+    first_new_offset = first_new_offsets.get(row["topic_id"])
+    return first_new_offset is not None and row["offset"] >= first_new_offset
 
 
 class MemoryChecker:
-    """Suites, by rules of our own for a few types of expectations; others are broken."""
+    """Judges suites by rules of our own for a few types of expectations. Other types are refused."""
 
     def __init__(self, read: ReadRows) -> None:
         self.read = read
@@ -82,40 +90,41 @@ class MemoryChecker:
         files: Sequence[File],
         first_new_offsets: Mapping[str, int],
     ) -> list[Judgement]:
-        """Judge new records."""
-        rows = [
-            (file.path, row)
-            for file in files
-            for row in _read_rows(self.read, file)
-            if row["topic_id"] in first_new_offsets
-            and row["offset"] >= first_new_offsets[row["topic_id"]]
-        ]
-        return [
-            one
-            for one in (_judge_expectation(each, partition, rows) for each in suite.expectations)
-            if one is not None
-        ]
+        """The judgements on new records."""
+        new_rows: list[tuple[str, Row]] = []
+        for file in files:
+            rows = _read_rows(self.read, file)
+            new_rows += [(file.path, row) for row in rows if _is_new(row, first_new_offsets)]
+        judgements = []
+        for expectation in suite.expectations:
+            judgement = _judge_expectation(expectation, partition, new_rows)
+            if judgement is not None:
+                judgements.append(judgement)
+        return judgements
 
     def check_evidence(self, suite: Suite, evidence: Sequence[Evidence]) -> list[Judgement]:
-        """Judge evidence, a partition at a time."""
-        found = []
-        for partition in dict.fromkeys(row.partition for row in evidence):
-            mine = {row.promise: row for row in evidence if row.partition == partition}
+        """The judgements on evidence, one partition at a time."""
+        by_partition: dict[Partition, dict[str, Evidence]] = {}
+        for promise in evidence:
+            by_partition.setdefault(promise.partition, {})[promise.promise] = promise
+        judgements = []
+        for partition, promises in by_partition.items():
+            rows = [("", promise.to_row()) for promise in promises.values()]
             for expectation in suite.expectations:
-                frame = [("", row.to_row()) for row in mine.values()]
-                if (judged := _judge_expectation(expectation, partition, frame)) is None:
+                judgement = _judge_expectation(expectation, partition, rows)
+                if judgement is None:
                     continue
-                promise = mine.get(str(expectation.meta.get("promise", "")))
-                if promise is not None:
-                    judged = Judgement(
+                broken = promises.get(str(expectation.meta.get("promise", "")))
+                if broken is not None:
+                    judgement = Judgement(
                         expectation=expectation,
                         partition=partition,
-                        broken_count=promise.broken_count,
-                        example_offset=promise.offset,
-                        files=promise.files,
+                        broken_count=broken.broken_count,
+                        example_offset=broken.offset,
+                        files=broken.files,
                     )
-                found.append(judged)
-        return found
+                judgements.append(judgement)
+        return judgements
 
 
 def _read_rows(read: ReadRows, file: File) -> Sequence[Row]:
@@ -128,61 +137,60 @@ def _read_rows(read: ReadRows, file: File) -> Sequence[Row]:
 def _judge_expectation(
     expectation: Expectation, partition: Partition, rows: list[tuple[str, Row]]
 ) -> Judgement | None:
+    """The judgement on rows with the paths of their files; None if all are as expected."""
     if not rows:
         return None
+    columns = rows[0][1]
     for name in expectation.columns() or ():
-        if name not in rows[0][1]:
+        if name not in columns:
             raise BrokenCheckError(
-                expectation, f"there is no column {name!r}; there are {', '.join(rows[0][1])}"
+                expectation, f"there is no column {name!r}; there are {', '.join(columns)}"
             )
-    chosen = [
-        (path, row)
-        for path, row in rows
-        if _matches_condition(expectation.kwargs.get("row_condition"), row)
-    ]
-    unexpected = {id(row) for row in _unexpected_rows(expectation, [row for _, row in chosen])}
-    wrong = [(path, row) for path, row in chosen if id(row) in unexpected]
-    if not wrong:
+    condition = expectation.kwargs.get("row_condition")
+    judged = [(path, row) for path, row in rows if _matches_condition(condition, row)]
+    # By identity: two rows may be equal, and only one of them unexpected.
+    unexpected_ids = set(map(id, _unexpected_rows(expectation, [row for _, row in judged])))
+    unexpected = [(path, row) for path, row in judged if id(row) in unexpected_ids]
+    if not unexpected:
         return None
+    column = expectation.kwargs.get("column", "")
+    examples = [repr(row.get(column)) for _, row in unexpected[:3]]
     return Judgement(
         expectation=expectation,
         partition=partition,
-        broken_count=len(wrong),
+        broken_count=len(unexpected),
         row_count=len(rows),
-        example_offset=min(row["offset"] for _, row in wrong),
-        found=", ".join(
-            dict.fromkeys(
-                repr(row.get(expectation.kwargs.get("column", ""))) for _, row in wrong[:3]
-            )
-        ),
-        files=tuple(dict.fromkeys(path for path, _ in wrong if path)),
+        example_offset=min(row["offset"] for _, row in unexpected),
+        found=", ".join(dict.fromkeys(examples)),
+        files=tuple(dict.fromkeys(path for path, _ in unexpected if path)),
     )
 
 
 def _matches_condition(condition: Any, row: Row) -> bool:
-    return condition is None or bool(
-        same_rows((row[condition["column"]["name"]],), (condition["parameter"],))
-    )
+    if condition is None:
+        return True
+    value = row[condition["column"]["name"]]
+    return bool(same_rows((value,), (condition["parameter"],)))
 
 
 def _unexpected_rows(expectation: Expectation, rows: list[Row]) -> list[Row]:
     """The rows that are not as expected."""
-    given, kind = expectation.kwargs, expectation.type
-    if kind == "expect_column_values_to_not_be_null":
-        return [row for row in rows if row[given["column"]] is None]
-    if kind == "expect_column_values_to_be_in_set":
-        return [row for row in rows if row[given["column"]] not in (None, *given["value_set"])]
-    if kind == "expect_column_values_to_be_between":
-        least, most = given.get("min_value", float("-inf")), given.get("max_value", float("inf"))
-        return [
-            row
-            for row in rows
-            if (value := row[given["column"]]) is not None and not least <= value <= most
-        ]
+    options = expectation.kwargs
+    kind = expectation.type
     if kind == "expect_column_pair_values_a_to_be_greater_than_b":
-        return [row for row in rows if row[given["column_A"]] < row[given["column_B"]]]
+        return [row for row in rows if row[options["column_A"]] < row[options["column_B"]]]
     if kind == "expect_compound_columns_to_be_unique":
-        places = [tuple(row[name] for name in given["column_list"]) for row in rows]
-        counts = Counter(places)
-        return [row for row, place in zip(rows, places, strict=True) if counts[place] > 1]
+        keys = [tuple(row[name] for name in options["column_list"]) for row in rows]
+        counts = Counter(keys)
+        return [row for row, key in zip(rows, keys, strict=True) if counts[key] > 1]
+    column = str(options.get("column", ""))
+    if kind == "expect_column_values_to_not_be_null":
+        return [row for row in rows if row[column] is None]
+    rows_with_value = [row for row in rows if column in row and row[column] is not None]
+    if kind == "expect_column_values_to_be_in_set":
+        return [row for row in rows_with_value if row[column] not in options["value_set"]]
+    if kind == "expect_column_values_to_be_between":
+        lowest = options.get("min_value", float("-inf"))
+        highest = options.get("max_value", float("inf"))
+        return [row for row in rows_with_value if not lowest <= row[column] <= highest]
     raise BrokenCheckError(expectation, f"{kind} is not known")

@@ -1,11 +1,11 @@
 """The table `current` in memory.
 
-Next room: operations/publish.py brings it to an entry.
+Next: operations/publish.py brings it to an entry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -25,11 +25,11 @@ from seriatim.storage.current_rows import (
 
 OWN_COLUMNS = ("topic", "topic_id", "partition", "session", "offset", "sequence", "timestamp")
 CurrentRowsByKey = dict[tuple[Any, ...], dict[str, Any]]
-"""By session and key."""
+"""The rows by session and key."""
 
 
 class MemoryCurrentVersion(Struct, frozen=True):
-    """The table as of one commit."""
+    """The table after one commit."""
 
     version: int
     sequence: int
@@ -39,32 +39,32 @@ class MemoryCurrentVersion(Struct, frozen=True):
 
 
 class MemoryCurrent:
-    """Implements `CurrentStore`."""
+    """Implements `CurrentStore`. `read` gives the rows of a record file."""
 
     def __init__(
         self, row_key_spec: RowKeySpec, read: Callable[[File], list[dict[str, Any]]]
     ) -> None:
-        self.row_key_spec, self.read = row_key_spec, read
-        """The rows of a record file."""
+        self.row_key_spec = row_key_spec
+        self.read = read
         self.table: MemoryCurrentVersion | None = None
         self.refusals = 0
-        """So many puts fail, with nobody else there."""
+        """How many of the next puts fail, although nobody else committed."""
 
     def rows(self) -> list[dict[str, Any]]:
         """What a reader sees, in order."""
-        parts = self.table.rows if self.table else {}
-        return [
-            parts[place][key] for place in sorted(parts) for key in sorted(parts[place], key=repr)
-        ]
+        if self.table is None:
+            return []
+        rows = []
+        for _, rows_by_key in sorted(self.table.rows.items()):
+            rows += [rows_by_key[key] for key in sorted(rows_by_key, key=repr)]
+        return rows
 
     def published_version(self) -> PublishedVersion:
-        """How far the table is."""
-        found = self.table
-        return (
-            PublishedVersion(found.sequence, found.sha256, found.topic_ids, found.version)
-            if found
-            else PublishedVersion()
-        )
+        """The entry that the table shows."""
+        table = self.table
+        if table is None:
+            return PublishedVersion()
+        return PublishedVersion(table.sequence, table.sha256, table.topic_ids, table.version)
 
     def put_rows(
         self,
@@ -74,54 +74,69 @@ class MemoryCurrent:
         catch_ups: Sequence[PartitionCatchUp],
         progress: Callable[[int], None],
     ) -> CurrentWriteResult:
-        """Bring these partitions up, all at once."""
-        found = self.table
-        parts = dict(found.rows) if found and expected.sequence >= 0 else {}
-        for catch in catch_ups:
-            parts[catch.partition] = self._apply_records(parts.get(catch.partition, {}), catch)
+        """Bring these partitions to the entry of `ledger`, all at once."""
+        table = self.table
+        version = None if table is None else table.version
+        rows: dict[Partition, CurrentRowsByKey] = {}
+        if table is not None and expected.sequence >= 0:
+            rows.update(table.rows)
+        result = CurrentWriteResult()
+        for catch_up in catch_ups:
+            partition_rows = self._apply_records(rows.get(catch_up.partition, {}), catch_up)
+            rows[catch_up.partition] = partition_rows
+            result = CurrentWriteResult(
+                written_rows=result.written_rows + len(partition_rows),
+                written_files=result.written_files + bool(partition_rows),
+            )
             crash_point("current-half")
         crash_point("current-written")
         if self.refusals:
             self.refusals -= 1
             raise CommitConflictError("the store did not answer")
-        if expected.token != (found.version if found else None):
+        if expected.token != version:
             raise CommitConflictError("somebody else committed meanwhile")
         self.table = MemoryCurrentVersion(
-            found.version + 1 if found else 0, ledger.sequence, ledger.sha256, topic_ids, parts
+            version=0 if version is None else version + 1,
+            sequence=ledger.sequence,
+            sha256=ledger.sha256,
+            topic_ids=topic_ids,
+            rows=rows,
         )
-        progress(sum(catch.record_count() for catch in catch_ups))
-        touched = [parts[catch.partition] for catch in catch_ups]
-        return CurrentWriteResult(
-            written_rows=sum(map(len, touched)), written_files=sum(map(bool, touched))
-        )
+        progress(sum(catch_up.record_count() for catch_up in catch_ups))
+        return result
 
     def _apply_records(
-        self, before: CurrentRowsByKey, catch_up_derived: PartitionCatchUp
+        self, rows_before: CurrentRowsByKey, catch_up: PartitionCatchUp
     ) -> CurrentRowsByKey:
-        rows: CurrentRowsByKey = {} if catch_up_derived.is_full_rebuild else dict(before)
-        for record in sorted(
-            self._records(catch_up_derived),
-            key=lambda row: _record_order(row, catch_up_derived.topic_ids),
-        ):
-            name = (record["session"], *(record[column] for column in self.row_key_spec.key))
-            rows.pop(name, None)
+        rows: CurrentRowsByKey = {}
+        if not catch_up.is_full_rebuild:
+            rows.update(rows_before)
+        columns = (*OWN_COLUMNS, *self.row_key_spec.columns)
+        for record in self._ordered_records(catch_up):
+            key_values = [record[column] for column in self.row_key_spec.key]
+            row_key = (record["session"], *key_values)
+            rows.pop(row_key, None)
             if not is_row_deleted(self.row_key_spec, record):
-                rows[name] = {
-                    column: record[column] for column in (*OWN_COLUMNS, *self.row_key_spec.columns)
-                }
+                rows[row_key] = {column: record[column] for column in columns}
         return rows
 
-    def _records(self, catch_up_derived: PartitionCatchUp) -> Iterator[dict[str, Any]]:
-        for file in catch_up_derived.files:
-            for row in self.read(file):
-                mine = Partition(row["topic"], row["partition"]) == catch_up_derived.partition
-                if (
-                    mine
-                    and row["topic_id"] in catch_up_derived.topic_ids
-                    and row["offset"] >= catch_up_derived.first_new_offset
-                ):
-                    yield row
+    def _ordered_records(self, catch_up: PartitionCatchUp) -> list[dict[str, Any]]:
+        """The new records of a partition by topic id, offset and index."""
+        records = []
+        for file in catch_up.files:
+            records += [record for record in self.read(file) if _is_new(record, catch_up)]
+
+        def order(record: dict[str, Any]) -> tuple[int, int, int]:
+            id_number = catch_up.topic_ids.index(record["topic_id"])
+            return id_number, record["offset"], record["index"]
+
+        return sorted(records, key=order)
 
 
-def _record_order(row: dict[str, Any], lives: tuple[str, ...]) -> tuple[int, int, int]:
-    return lives.index(row["topic_id"]), row["offset"], row["index"]
+def _is_new(record: dict[str, Any], catch_up: PartitionCatchUp) -> bool:
+    """Whether a record belongs to this partition and is not in the rows yet."""
+    if Partition(record["topic"], record["partition"]) != catch_up.partition:
+        return False
+    if record["topic_id"] not in catch_up.topic_ids:
+        return False
+    return bool(record["offset"] >= catch_up.first_new_offset)

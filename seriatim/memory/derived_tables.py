@@ -1,6 +1,6 @@
 """The derived tables in memory.
 
-Next room: operations/derived_tables.py brings them up to the ledger.
+Next: operations/derived_tables.py brings them up to the ledger.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from seriatim.ports import (
 
 
 class MemoryTableVersion(Struct, frozen=True):
-    """A table as of one commit."""
+    """A table after one commit."""
 
     version: int
     sequence: int
@@ -37,33 +37,39 @@ class MemoryDerived:
         self, read: Callable[[File], list[dict[str, Any]]], outputs: Sequence[str] = ()
     ) -> None:
         self.read = read
-        """The rows of a file of messages set aside."""
+        """Gives the rows of a file of quarantined messages."""
         self.outputs = MemoryOutputs(outputs)
         self.output_store: OutputStore | None = self.outputs if outputs else None
         self.tables: dict[DerivedTableName, MemoryTableVersion] = {}
         self.up_to_date_note: tuple[int, str, dict[DerivedTableName, int]] = (-1, "", {})
         self.refusals = 0
-        """So many puts fail, with nobody else there."""
+        """How many of the next puts fail, although nobody else committed."""
 
     @property
     def commits(self) -> int:
-        """How many were made so far."""
+        """How many commits were made so far."""
         return sum(table.version + 1 for table in self.tables.values())
 
     def rows(self, table: DerivedTableName) -> list[dict[str, Any]]:
         """What a reader of a table sees."""
-        found = self.tables[table].rows if table in self.tables else []
-        return [gap.to_row() if table == "gaps" else dict(gap) for gap in found]
+        if table not in self.tables:
+            return []
+        rows = self.tables[table].rows
+        if table == "gaps":
+            return [gap.to_row() for gap in rows]
+        return [dict(row) for row in rows]
 
     def applied_version(self, table: DerivedTableName) -> AppliedVersion:
-        """How far a table is: as its last commit says, or further, if nothing had to be put since."""
-        found = self.tables.get(table)
-        if found is None:
+        """The entry that a table has reached: the one of its last commit, or a later one if nothing
+        had to be put since.
+        """
+        stored = self.tables.get(table)
+        if stored is None:
             return AppliedVersion()
         sequence, sha256, versions = self.up_to_date_note
-        if versions.get(table) == found.version and sequence > found.sequence:
-            return AppliedVersion(sequence, sha256, found.version)
-        return AppliedVersion(found.sequence, found.sha256, found.version)
+        if versions.get(table) == stored.version and sequence > stored.sequence:
+            return AppliedVersion(sequence, sha256, stored.version)
+        return AppliedVersion(stored.sequence, stored.sha256, stored.version)
 
     def gaps(self, _: AppliedVersion) -> list[Gap]:
         """The gaps as they are."""
@@ -80,41 +86,39 @@ class MemoryDerived:
         quarantine_files: Sequence[QuarantineFile],
         released_gaps: Sequence[Gap],
     ) -> None:
-        """Add messages, and how some were released."""
-        ended = quarantine_release_finder(released_gaps)
-        before = self.rows("quarantine") if expected.sequence >= 0 else []
-        nobody = {"released_by": None, "released_how": None, "released_offset": None}
-        added = [
-            {**row, "kept_by": aside.sequence, **nobody}
-            for aside in quarantine_files
-            for row in self.read(aside.file)
-        ]
-        self._put(
-            "quarantine",
-            expected,
-            ledger,
-            [{**row, **_release_columns(row, ended)} for row in (*before, *added)],
-        )
+        """Add messages, and how messages were released."""
+        find_release = quarantine_release_finder(released_gaps)
+        rows = self.rows("quarantine") if expected.sequence >= 0 else []
+        not_released = {"released_by": None, "released_how": None, "released_offset": None}
+        for quarantine_file in quarantine_files:
+            for message in self.read(quarantine_file.file):
+                rows.append({**message, "kept_by": quarantine_file.sequence, **not_released})
+        for row in rows:
+            gap = find_release(row) if row["released_by"] is None else None
+            if gap is not None:
+                row.update(gap.release_columns())
+        self._put("quarantine", expected, ledger, rows)
 
     def note_up_to_date(self, ledger: Ledger) -> None:
-        """Remember how far both are."""
-        self.up_to_date_note = (
-            ledger.sequence,
-            ledger.sha256,
-            {name: table.version for name, table in self.tables.items()},
-        )
+        """Note that both tables show this entry, and at which versions that is true."""
+        versions = {name: table.version for name, table in self.tables.items()}
+        self.up_to_date_note = (ledger.sequence, ledger.sha256, versions)
 
     def _put(
         self, table: DerivedTableName, expected: AppliedVersion, ledger: Ledger, rows: list[Any]
     ) -> None:
-        found = self.tables.get(table)
+        stored = self.tables.get(table)
+        version = None if stored is None else stored.version
         if self.refusals:
             self.refusals -= 1
             raise CommitConflictError("the store did not answer")
-        if expected.token != (found.version if found else None):
+        if expected.token != version:
             raise CommitConflictError("somebody else committed meanwhile")
         self.tables[table] = MemoryTableVersion(
-            found.version + 1 if found else 0, ledger.sequence, ledger.sha256, rows
+            version=0 if version is None else version + 1,
+            sequence=ledger.sequence,
+            sha256=ledger.sha256,
+            rows=rows,
         )
 
 
@@ -124,21 +128,21 @@ class MemoryOutputs:
     def __init__(self, tables: Sequence[str]) -> None:
         self.tables = tables
         self.versions: dict[str, list[MemoryTableVersion]] = {}
-        """Of each table, oldest first; their rows are files."""
+        """The versions of each table, oldest first. Their rows are files."""
         self.refusals = 0
 
     def files(self, table: str) -> list[File]:
-        """What a reader of a table sees."""
-        return list(self.versions[table][-1].rows) if table in self.versions else []
+        """The files that a reader of a table sees."""
+        if table not in self.versions:
+            return []
+        return list(self.versions[table][-1].rows)
 
     def applied_version(self, table: str) -> AppliedVersion:
-        """How far a table is."""
-        known = self.versions.get(table)
-        return (
-            AppliedVersion(known[-1].sequence, known[-1].sha256, known[-1].version)
-            if known
-            else AppliedVersion()
-        )
+        """The entry that a table has reached."""
+        if table not in self.versions:
+            return AppliedVersion()
+        newest = self.versions[table][-1]
+        return AppliedVersion(newest.sequence, newest.sha256, newest.version)
 
     def put_files(
         self,
@@ -148,22 +152,23 @@ class MemoryOutputs:
         added: PartitionFiles,
         removed: Sequence[str],
     ) -> None:
-        """Add and remove files."""
+        """Add and remove files. A table that has reached no entry gets the added files alone."""
         if self.refusals:
             self.refusals -= 1
             raise CommitConflictError("the store did not answer")
         if expected.token != self.applied_version(table).token:
             raise CommitConflictError("somebody else committed meanwhile")
         files = self.files(table) if expected.sequence >= 0 else []
-        if gone := set(removed) - {file.path for file in files}:
-            raise CommitConflictError(f"{min(gone)} is not in the table")
-        rows = [*(file for file in files if file.path not in removed), *(file for _, file in added)]
-        known = self.versions.setdefault(table, [])
-        known.append(MemoryTableVersion(len(known), ledger.sequence, ledger.sha256, rows))
-
-
-def _release_columns(
-    row: dict[str, Any], find_release: Callable[[dict[str, Any]], Gap | None]
-) -> dict[str, Any]:
-    gap = find_release(row) if row["released_by"] is None else None
-    return {} if gap is None else gap.release_columns()
+        not_active = set(removed) - {file.path for file in files}
+        if not_active:
+            raise CommitConflictError(f"{min(not_active)} is not in the table")
+        files_after = [file for file in files if file.path not in removed]
+        files_after += [file for _, file in added]
+        versions = self.versions.setdefault(table, [])
+        new_version = MemoryTableVersion(
+            version=len(versions),
+            sequence=ledger.sequence,
+            sha256=ledger.sha256,
+            rows=files_after,
+        )
+        versions.append(new_version)

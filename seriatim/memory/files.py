@@ -1,6 +1,6 @@
 """Record, quarantine and state files in memory, and the digests of messages.
 
-Next room: ledger.py names files; what no entry names means nothing.
+Next: memory/ledger.py names files; a file that no entry names means nothing.
 """
 
 from __future__ import annotations
@@ -34,32 +34,33 @@ class MemoryDigests:
 
     def __init__(self) -> None:
         self._offsets = xxh3_128()
-        self._columns_to_read = {
+        self._column_digests = {
             "keys": (xxh3_128(), xxh3_128()),
             "values": (xxh3_128(), xxh3_128()),
         }
 
     def update(self, batch: MessageBatch) -> None:
-        """Take in messages, in order."""
+        """Add messages, in order."""
         for offset in range(batch.start, batch.start + len(batch)):
             self._offsets.update(struct.pack("<q", offset))
         for name, column in (("keys", batch.keys), ("values", batch.values)):
-            content, lengths = self._columns_to_read[name]
+            content_digest, length_digest = self._column_digests[name]
             for value in column:
-                content.update(value or b"")
-                lengths.update(struct.pack("<i", -1 if value is None else len(value)))
+                length = -1 if value is None else len(value)
+                content_digest.update(value or b"")
+                length_digest.update(struct.pack("<i", length))
 
     def finish(self) -> dict[str, str]:
         """Hexadecimal digests by name."""
-        both = {
-            name: xxh3_128(content.digest() + lengths.digest()).hexdigest()
-            for name, (content, lengths) in self._columns_to_read.items()
-        }
-        return {"offsets": self._offsets.hexdigest(), **both}
+        digests = {"offsets": self._offsets.hexdigest()}
+        for name, (content_digest, length_digest) in self._column_digests.items():
+            both = content_digest.digest() + length_digest.digest()
+            digests[name] = xxh3_128(both).hexdigest()
+        return digests
 
 
 class MemoryFile(Struct):
-    """A file: its bytes, and the rows they stand for. Empty until it is closed, as half a file is."""
+    """A file: its bytes, and the rows that they stand for. It is empty until it is closed."""
 
     content: bytes = b""
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -73,11 +74,10 @@ class MemoryFiles:
         columns: Mapping[str, str],
         other_columns: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
-        self.columns = {
-            MAIN_TABLE: dict(columns),
-            **{table: dict(theirs) for table, theirs in (other_columns or {}).items()},
-        }
-        """The machine's own columns, by type name, of each table."""
+        self.columns = {MAIN_TABLE: dict(columns)}
+        """The machine's own columns of each table, with the names of their types."""
+        for table, table_columns in (other_columns or {}).items():
+            self.columns[table] = dict(table_columns)
         self.files: dict[str, MemoryFile] = {}
         self.stored_intents: dict[tuple[Partition, str], Intent] = {}
         self.oldest_complete = (-1, "")
@@ -85,38 +85,40 @@ class MemoryFiles:
     def record_writer(
         self, partition: Partition, topic_id: str, stem: str, table: str = MAIN_TABLE
     ) -> MemoryRecordWriter:
-        """A record file to be written."""
-        made = MemoryRecordWriter(
-            self, f"{table_directory(table)}/{partition}/{stem}", partition, topic_id
-        )
-        made.columns = self.columns[table]
-        return made
+        """A writer for a record file."""
+        path = f"{table_directory(table)}/{partition}/{stem}"
+        writer = MemoryRecordWriter(self, path, partition, topic_id)
+        writer.columns = self.columns[table]
+        return writer
 
     def quarantine_writer(
         self, partition: Partition, topic_id: str, stem: str
     ) -> MemoryQuarantineWriter:
-        """A file of messages set aside, to be written."""
+        """A writer for a file of quarantined messages."""
         return MemoryQuarantineWriter(self, f"kept/{partition}/{stem}", partition, topic_id)
 
     def sweep(self, partition: Partition, stem_prefix: str, keep: set[str]) -> list[str]:
-        """Delete a partition's files whose stem begins so and whose paths are not in `keep`."""
-        paths = [
-            path
-            for path in self.paths(partition)
-            if path.rpartition("/")[2].startswith(stem_prefix)
-        ]
-        return self.delete(set(paths) - keep)
+        """Delete the files of a partition whose stem begins so and that are not in `keep`. Returns
+        their paths.
+        """
+        attempts = set()
+        for path in self.paths(partition):
+            file_name = path.rpartition("/")[2]
+            if file_name.startswith(stem_prefix):
+                attempts.add(path)
+        return self.delete(attempts - keep)
 
     def paths(self, partition: Partition) -> list[str]:
-        """All files of a partition: records, state and messages set aside."""
-        others = {
-            path.partition("/")[0] for path in self.files if path.startswith(OTHER_TABLE_PREFIX)
-        }
-        begins = tuple(f"{kind}/{partition}/" for kind in ("records", "state", "kept", *others))
-        return [path for path in self.files if path.startswith(begins)]
+        """The paths of all files of a partition: records, state and quarantined messages."""
+        folders = {"records", "state", "kept"}
+        for path in self.files:
+            if path.startswith(OTHER_TABLE_PREFIX):
+                folders.add(path.partition("/")[0])
+        prefixes = tuple(f"{folder}/{partition}/" for folder in folders)
+        return [path for path in self.files if path.startswith(prefixes)]
 
     def delete(self, paths: Iterable[str]) -> list[str]:
-        """Delete files; those that are gone already are no error."""
+        """Delete files. One that is gone already is no error."""
         deleted = sorted(paths)
         for path in deleted:
             self.files.pop(path, None)
@@ -124,14 +126,15 @@ class MemoryFiles:
 
     def intents(self, partition: Partition) -> list[Intent]:
         """The intents of a partition."""
-        return [intent for (place, _), intent in self.stored_intents.items() if place == partition]
+        intents = self.stored_intents.values()
+        return [intent for intent in intents if intent.partition == partition]
 
     def put_intent(self, intent: Intent) -> None:
         """Note what a compaction is about to replace."""
         self.stored_intents[intent.partition, intent.attempt] = intent
 
     def drop_intent(self, intent: Intent) -> None:
-        """Forget it."""
+        """Delete an intent."""
         self.stored_intents.pop((intent.partition, intent.attempt), None)
 
     def oldest_complete_entry(self) -> tuple[int, str]:
@@ -145,21 +148,23 @@ class MemoryFiles:
     def concatenate(
         self, partition: Partition, topic_id: str, stem: str, files: Sequence[File]
     ) -> File:
-        """One record file of several, each proved before it is copied."""
-        path, rows = f"records/{partition}/{stem}", list[dict[str, Any]]()
+        """Write one record file of several, each proved before it is copied."""
+        path = f"records/{partition}/{stem}"
+        rows: list[dict[str, Any]] = []
         self.open(path)
         for file in files:
             rows += self.read(file).rows
             crash_point("record-file-half")
-        ensure({row["topic_id"] for row in rows} == {topic_id}, "a file is of one life", path=path)
-        places = [(row["offset"], row["index"]) for row in rows]
-        ensure(sorted(set(places)) == places, "files follow each other", path=path)
+        topic_ids = {row["topic_id"] for row in rows}
+        ensure(topic_ids == {topic_id}, "a record file has one topic id", path=path)
+        positions = [_record_order(row) for row in rows]
+        ensure(sorted(set(positions)) == positions, "files follow each other", path=path)
         return self.close(path, msgspec.msgpack.encode(rows), rows)
 
     def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]:
         """The named sessions, each from the newest file that has it."""
-        wanted = set(names)
-        return {name: session for name, session in self.load_all(files).items() if name in wanted}
+        sessions = self.load_all(files)
+        return {name: sessions[name] for name in names if name in sessions}
 
     def find_names(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
         """Which of these names are in the files."""
@@ -172,34 +177,35 @@ class MemoryFiles:
         sessions: Mapping[str, Session],
         files_to_merge: Iterable[File],
     ) -> File:
-        """Write sessions, over those of the files to be merged."""
-        bare = {
-            name: replace(session, state=None, is_active=False, is_touched=False, is_undoable=False)
-            for name, session in sessions.items()
-        }
+        """Write sessions on top of those of the files to be merged."""
+        saved = self.load_all(files_to_merge)
+        for name, session in sessions.items():
+            # As on disk: what a session is only in memory is not saved.
+            saved[name] = replace(
+                session, state=None, is_active=False, is_touched=False, is_undoable=False
+            )
         path = f"state/{partition}/{stem}"
         self.open(path)
-        everyone = {**self.load_all(files_to_merge), **bare}
-        ensure(bool(everyone), "state is saved only where there is some", path=path)
-        return self.close(
-            path, msgspec.msgpack.encode(everyone), [{"session": name} for name in everyone]
-        )
+        ensure(bool(saved), "state is saved only where there is some", path=path)
+        rows = [{"session": name} for name in saved]
+        return self.close(path, msgspec.msgpack.encode(saved), rows)
 
     def quarantined_sessions(self, files: Iterable[File]) -> dict[str, Session]:
-        """Sessions in quarantine."""
-        everyone = self.load_all(files)
-        return {name: session for name, session in everyone.items() if session.finding is not None}
+        """The sessions in quarantine."""
+        sessions = self.load_all(files)
+        return {name: session for name, session in sessions.items() if session.finding is not None}
 
     def all_sessions(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
         """Every session, one by one."""
         return self.load_all(files).items()
 
     def load_all(self, files: Iterable[File]) -> dict[str, Session]:
-        """All sessions of state files, each from the newest that has it."""
-        found: dict[str, Session] = {}
+        """All sessions of state files, each from the newest file that has it."""
+        sessions: dict[str, Session] = {}
         for file in files:
-            found |= msgspec.msgpack.decode(self.read(file).content, type=dict[str, Session])
-        return found
+            content = self.read(file).content
+            sessions.update(msgspec.msgpack.decode(content, type=dict[str, Session]))
+        return sessions
 
     def read(self, file: File) -> MemoryFile:
         """A file, checked against its digest."""
@@ -217,17 +223,17 @@ class MemoryFiles:
     def find_damaged_files(
         self, files: Iterable[File], *, check_digests: bool = True
     ) -> dict[str, str]:
-        """Files that are not as committed, and why."""
-        found = {}
+        """The files that are not as committed, by path, and what is wrong with each."""
+        damaged = {}
         for file in files:
             stored = self.files.get(file.path)
             if stored is None:
-                found[file.path] = "it is missing"
+                damaged[file.path] = "it is missing"
             elif len(stored.content) != file.size_bytes:
-                found[file.path] = f"it has {len(stored.content)} bytes, not {file.size_bytes}"
+                damaged[file.path] = f"it has {len(stored.content)} bytes, not {file.size_bytes}"
             elif check_digests and xxh3_128(stored.content).hexdigest() != file.digest:
-                found[file.path] = "its digest differs"
-        return found
+                damaged[file.path] = "its digest differs"
+        return damaged
 
     def has_replaced_records(self, file: File, replaced: ReplacedRecords) -> bool:
         """Whether a file has a record that is replaced."""
@@ -239,47 +245,46 @@ class MemoryFiles:
         offset_range: OffsetRange,
         partition_and_topic_id: tuple[Partition, str] | None = None,
     ) -> bool:
-        """Whether any of these files has a record at these offsets; of one partition and topic id,
-        if that is asked.
+        """Whether any of these files has a record at these offsets, of one partition and topic id
+        if that is given.
         """
-        rows = (
-            row
-            for file in files
-            for row in (self.files[file.path] if partition_and_topic_id else self.read(file)).rows
-        )
-        at = (row for row in rows if row["offset"] in offset_range)
-        return any(
-            not partition_and_topic_id
-            or (_partition_of(row), row["topic_id"]) == partition_and_topic_id
-            for row in at
-        )
+        for file in files:
+            # The ledger has no digest of a file that somebody else wrote.
+            is_own_file = partition_and_topic_id is None
+            stored = self.read(file) if is_own_file else self.files[file.path]
+            for row in stored.rows:
+                owner = (Partition(row["topic"], row["partition"]), row["topic_id"])
+                is_asked_for = partition_and_topic_id in (None, owner)
+                if is_asked_for and row["offset"] in offset_range:
+                    return True
+        return False
 
     def session_tables(
         self, partition: Partition, topic_id: str, files: Sequence[File], row_key_spec: RowKeySpec
     ) -> Iterable[SessionTable]:
-        """What a partition's records make of each session."""
-        words = [
-            row
-            for file in sorted(files, key=lambda file: file.first_offset)
-            for row in self.read(file).rows
-        ]
-        ensure(
-            all(row["topic_id"] == topic_id for row in words),
-            "files are of one life",
-            partition=str(partition),
-        )
-        sessions: dict[str, list[dict[str, Any]]] = {}
-        for row in words:
-            sessions.setdefault(row["session"], []).append(row)
-        for session, mine in sessions.items():
-            last = {tuple(row[name] for name in row_key_spec.key): row for row in mine}
-            kept = [
-                tuple(row[name] for name in row_key_spec.columns)
-                for row in last.values()
-                if not is_row_deleted(row_key_spec, row)
+        """The table of each session, as the records of a partition leave it."""
+        records_by_session: dict[str, list[dict[str, Any]]] = {}
+        for file in sorted(files, key=lambda file: file.first_offset):
+            for record in self.read(file).rows:
+                ensure(
+                    record["topic_id"] == topic_id,
+                    "the files have one topic id",
+                    partition=str(partition),
+                )
+                records_by_session.setdefault(record["session"], []).append(record)
+        for session, records in records_by_session.items():
+            newest = {
+                tuple(record[name] for name in row_key_spec.key): record for record in records
+            }
+            remaining = [
+                record for record in newest.values() if not is_row_deleted(row_key_spec, record)
             ]
             yield SessionTable(
-                session, kept, mine[-1]["offset"], mine[-1]["timestamp"], mine[-1]["sequence"]
+                session=session,
+                rows=[tuple(record[name] for name in row_key_spec.columns) for record in remaining],
+                offset=records[-1]["offset"],
+                timestamp=records[-1]["timestamp"],
+                sequence=records[-1]["sequence"],
             )
 
     def first_difference_offset(
@@ -289,23 +294,18 @@ class MemoryFiles:
         new_files: Sequence[File],
         offset_range: OffsetRange,
     ) -> int | None:
-        """The first offset at which what is replaced in `olds` is not what `news` have at these
-        offsets.
+        """The first offset at which the replaced records of the old files differ from the records
+        of the new files in this range; None if they are the same.
         """
-        was = [
-            row
-            for old in old_files
-            for row in self.read(old).rows
-            if replaced.includes(row["session"], row["offset"])
-        ]
-        now = [
-            row for new in new_files for row in self.read(new).rows if row["offset"] in offset_range
-        ]
-        one, other = (
-            sorted(rows, key=lambda row: (row["offset"], row["index"])) for rows in (was, now)
-        )
-        parted = (pair for pair in zip_longest(one, other) if repr(pair[0]) != repr(pair[1]))
-        return min((row["offset"] for row in next(parted, ()) if row is not None), default=None)
+        old_records, _ = self._split_by_replaced(old_files, replaced)
+        new_records = self._records_in_range(new_files, offset_range)
+        old_records.sort(key=_record_order)
+        new_records.sort(key=_record_order)
+        for old, new in zip_longest(old_records, new_records):
+            # By their text: NaN equals nothing, but reads the same.
+            if repr(old) != repr(new):
+                return min(record["offset"] for record in (old, new) if record is not None)
+        return None
 
     def join_files(
         self,
@@ -316,44 +316,74 @@ class MemoryFiles:
         new_files: Sequence[File],
         offset_range: OffsetRange,
     ) -> File | None:
-        """One file of what is not replaced in `olds` and what `news` have at these offsets."""
-        stay = [
-            row
-            for old in old_files
-            for row in self.read(old).rows
-            if not replaced.includes(row["session"], row["offset"])
-        ]
-        come = [
-            row for new in new_files for row in self.read(new).rows if row["offset"] in offset_range
-        ]
-        rows = sorted(stay + come, key=lambda row: (row["offset"], row["index"]))
+        """Write one file: the records of the old files that are not replaced, and those of the new
+        files in this range. None if there are none.
+        """
+        _, rows = self._split_by_replaced(old_files, replaced)
+        rows += self._records_in_range(new_files, offset_range)
         if not rows:
             return None
-        path = f"{(*old_files, *new_files)[0].path.partition('/')[0]}/{partition}/{stem}"
+        rows.sort(key=_record_order)
+        # All files are of one table, and its folder is the first part of their paths.
+        table_folder = (*old_files, *new_files)[0].path.partition("/")[0]
+        path = f"{table_folder}/{partition}/{stem}"
         self.open(path)
         crash_point("record-file-half")
         return self.close(path, msgspec.msgpack.encode(rows), rows)
 
+    def _split_by_replaced(
+        self, files: Sequence[File], replaced: ReplacedRecords
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The records of files that are replaced, and those that are not."""
+        replaced_records = []
+        other_records = []
+        for file in files:
+            for record in self.read(file).rows:
+                if replaced.includes(record["session"], record["offset"]):
+                    replaced_records.append(record)
+                else:
+                    other_records.append(record)
+        return replaced_records, other_records
+
+    def _records_in_range(
+        self, files: Sequence[File], offset_range: OffsetRange
+    ) -> list[dict[str, Any]]:
+        records = []
+        for file in files:
+            rows = self.read(file).rows
+            records += [record for record in rows if record["offset"] in offset_range]
+        return records
+
     def open(self, path: str) -> None:
-        """Begin a file. Names are unique: nothing is ever overwritten."""
+        """Create a file. Names are unique: nothing is ever overwritten."""
         ensure(path not in self.files, "the file is there already", path=path)
         self.files[path] = MemoryFile()
 
     def close(self, path: str, content: bytes, rows: list[dict[str, Any]]) -> File:
-        """Finish a file; its description for the ledger. Whoever swept it meanwhile was first."""
+        """Finish a file and return its description for the ledger. `FileNotFoundError` if another
+        run swept it meanwhile.
+        """
         if path not in self.files:
             raise FileNotFoundError(path)
         self.files[path] = MemoryFile(content, rows)
-        offsets = [row["offset"] for row in rows if "index" in row] or [-1]  # of records alone
-        digest = xxh3_128(content).hexdigest()
-        return File(path, len(content), len(rows), digest, offsets[0], offsets[-1])
+        # Only records have an index: other files have no offsets in the ledger.
+        offsets = [row["offset"] for row in rows if "index" in row] or [-1]
+        return File(
+            path=path,
+            size_bytes=len(content),
+            rows=len(rows),
+            digest=xxh3_128(content).hexdigest(),
+            first_offset=offsets[0],
+            last_offset=offsets[-1],
+        )
 
 
 class _MemoryWriter:
-    """Rows of one file until it is closed."""
+    """The rows of one file until it is closed."""
 
     def __init__(self, files: MemoryFiles, path: str, partition: Partition, topic_id: str) -> None:
-        self.files, self.path = files, path
+        self.files = files
+        self.path = path
         self.common = {
             "topic": partition.topic,
             "topic_id": topic_id,
@@ -362,7 +392,7 @@ class _MemoryWriter:
         self.rows: list[dict[str, Any]] = []
 
     def add(self, rows: list[dict[str, Any]]) -> None:
-        """Take rows; the first ones open the file."""
+        """Add rows. The first ones open the file."""
         if rows and not self.rows:
             self.files.open(self.path)
             crash_point("record-file-open")
@@ -371,7 +401,7 @@ class _MemoryWriter:
             crash_point("record-file-half")
 
     def close(self) -> File | None:
-        """Finish the file; None if nothing was written."""
+        """Finish the file and return its description; None if nothing was written."""
         if not self.rows:
             return None
         return self.files.close(self.path, msgspec.msgpack.encode(self.rows), self.rows)
@@ -383,51 +413,48 @@ class MemoryRecordWriter(_MemoryWriter):
     columns: Mapping[str, str]
 
     def write(self, batch: MessageBatch, output: FoldOutput) -> None:
-        """Records with their own columns first; those whose values do not fit are refused."""
-        kinds = list(self.columns.values())
-        unfit = [i for i, row in enumerate(output.rows) if not all(map(_fits, row, kinds))]
-        if unfit:
-            raise UnfitRecordsError(unfit)
+        """Add the records of a message batch. `UnfitRecordsError` names those that do not fit."""
+        self._refuse_unfit_rows(output.rows)
         self.add([self._row(batch, output, i) for i in range(len(output.rows))])
 
     def write_end_records(self, offset: int, end_records: SessionEndRecords) -> None:
-        """Records that end sessions, all at one offset."""
+        """Add the records that end sessions, all at one offset."""
+        self._refuse_unfit_rows(end_records.rows)
+        rows = []
+        for i, values in enumerate(end_records.rows):
+            row = {
+                "offset": offset,
+                "index": end_records.indexes[i],
+                "source_offset": offset,
+                "timestamp": end_records.timestamps[i],
+                "session": end_records.sessions[i],
+                "sequence": end_records.sequences[i],
+                **dict(zip(self.columns, values, strict=True)),
+            }
+            rows.append(row)
+        self.add(rows)
+
+    def _refuse_unfit_rows(self, rows: Sequence[tuple[Any, ...]]) -> None:
         kinds = list(self.columns.values())
-        if unfit := [
-            i for i, row in enumerate(end_records.rows) if not all(map(_fits, row, kinds))
-        ]:
+        unfit = [i for i, row in enumerate(rows) if not all(map(_fits, row, kinds))]
+        if unfit:
             raise UnfitRecordsError(unfit)
-        own = zip(
-            end_records.indexes,
-            end_records.timestamps,
-            end_records.sessions,
-            end_records.sequences,
-            end_records.rows,
-            strict=True,
-        )
-        self.add(
-            [
-                {
-                    "offset": offset,
-                    "index": index,
-                    "source_offset": offset,
-                    "timestamp": timestamp,
-                    "session": session,
-                    "sequence": sequence,
-                    **dict(zip(self.columns, row, strict=True)),
-                }
-                for index, timestamp, session, sequence, row in own
-            ]
-        )
 
     def _row(self, batch: MessageBatch, output: FoldOutput, i: int) -> dict[str, Any]:
         position = output.positions[i]
-        offset, source = batch.start + position, output.source_messages.get(i)
+        offset = batch.start + position
+        source_offset = offset
+        timestamp = batch.timestamps[position]
+        # A message that waited for its turn was read earlier than the message that released it.
+        source = output.source_messages.get(i)
+        if source is not None:
+            source_offset = source.offset
+            timestamp = source.timestamp
         return {
             "offset": offset,
             "index": output.indexes[i],
-            "source_offset": source.offset if source else offset,
-            "timestamp": source.timestamp if source else batch.timestamps[position],
+            "source_offset": source_offset,
+            "timestamp": timestamp,
             "session": output.sessions[i],
             "sequence": output.sequences[i],
             **dict(zip(self.columns, output.rows[i], strict=True)),
@@ -435,15 +462,15 @@ class MemoryRecordWriter(_MemoryWriter):
 
 
 class MemoryQuarantineWriter(_MemoryWriter):
-    """A file of messages set aside."""
+    """A file of quarantined messages."""
 
     def write(self, batch: MessageBatch, messages: list[QuarantinedMessage]) -> None:
-        """Messages whole, with why they had no effect."""
-        self.add([one.to_row(batch) for one in messages])
+        """Add whole messages, with the reason why they had no effect."""
+        self.add([message.to_row(batch) for message in messages])
 
 
-def _partition_of(row: Mapping[str, Any]) -> Partition:
-    return Partition(row["topic"], row["partition"])
+def _record_order(record: Mapping[str, Any]) -> tuple[int, int]:
+    return record["offset"], record["index"]
 
 
 def _fits(value: Any, kind: str) -> bool:

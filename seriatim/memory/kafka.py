@@ -1,6 +1,6 @@
-"""A broker and its reader in memory: topics that come, grow, expire and vanish.
+"""A broker and its reader in memory: topics that are created, grow, expire and vanish.
 
-Next room: files.py is where the fold's files go; ledger.py is where its commits go.
+Next: memory/files.py has the files that the fold writes; memory/ledger.py has its commits.
 """
 
 from __future__ import annotations
@@ -41,20 +41,26 @@ class MemoryMessage(Struct, frozen=True):
     """Why a reader may not see it."""
 
     def is_visible(self, isolation: str) -> bool:
-        """Whether a reader gets it."""
-        return not self.fate or (self.fate == "aborted" and isolation == "read_uncommitted")
+        """Whether a reader with this isolation level gets the message."""
+        if not self.fate:
+            return True
+        return self.fate == "aborted" and isolation == "read_uncommitted"
+
+    def size_bytes(self) -> int:
+        """The size of key and value."""
+        return len(self.key or b"") + len(self.value or b"")
 
 
 class MemoryTopic(Struct):
-    """A topic's life. Made again under the same name it has another id."""
+    """A topic. One that is created again under the same name has another id."""
 
     id: str
     messages: list[list[MemoryMessage]]
-    """Per partition, from offset 0 on, also those that are gone."""
+    """The messages of each partition from offset 0 on, including those that are gone."""
     log_starts: list[int]
     compacted: bool = False
     rules: RetentionRules = RetentionRules()
-    """How long it keeps; `expire` does it."""
+    """How long messages are retained; `expire` applies it."""
 
 
 class MemoryKafka:
@@ -72,24 +78,30 @@ class MemoryKafka:
         *,
         compacted: bool = False,
     ) -> str:
-        """Make a topic, under an id nobody had before."""
+        """Create a topic under an id that no topic had before. Returns the id."""
         ensure(topic not in self.topics, "the topic is there already", topic=topic)
         self._ids += 1
+        topic_id = f"id-{self._ids}"
         self.topics[topic] = MemoryTopic(
-            f"id-{self._ids}", [], [], compacted, rules or RetentionRules()
+            id=topic_id,
+            messages=[],
+            log_starts=[],
+            compacted=compacted,
+            rules=rules or RetentionRules(),
         )
         self.add_partitions(topic, partitions)
-        return self.topics[topic].id
+        return topic_id
 
     def delete(self, topic: str) -> None:
-        """Delete a topic and all it holds."""
+        """Delete a topic and all its messages."""
         del self.topics[topic]
 
     def add_partitions(self, topic: str, count: int) -> None:
-        """Give a topic more partitions. Keys may now live elsewhere, as in Kafka."""
-        made = self.topics[topic]
-        made.messages += [[] for _ in range(count)]
-        made.log_starts += [0] * count
+        """Give a topic more partitions. Keys may now go to other partitions, as in Kafka."""
+        stored = self.topics[topic]
+        for _ in range(count):
+            stored.messages.append([])
+            stored.log_starts.append(0)
 
     def produce(
         self,
@@ -101,128 +113,148 @@ class MemoryKafka:
         timestamp: int | None = None,
         headers: tuple[Header, ...] = (),
     ) -> tuple[Partition, int]:
-        """Append a message; its partition and offset."""
-        made = self.topics[topic]
-        name = key.encode() if isinstance(key, str) else key
-        number = (
-            xxh3_64_intdigest(name or b"") % len(made.messages) if partition is None else partition
-        )
-        log = made.messages[number]
-        log.append(
-            MemoryMessage(len(log) if timestamp is None else timestamp, name, value, headers)
-        )
-        return Partition(topic, number), len(log) - 1
+        """Append a message. Returns its partition and offset."""
+        stored = self.topics[topic]
+        key_bytes = key.encode() if isinstance(key, str) else key
+        if partition is None:
+            partition = xxh3_64_intdigest(key_bytes or b"") % len(stored.messages)
+        log = stored.messages[partition]
+        offset = len(log)
+        if timestamp is None:
+            timestamp = offset
+        log.append(MemoryMessage(timestamp, key_bytes, value, headers))
+        return Partition(topic, partition), offset
 
     def end_transaction(
         self, partition: Partition, offsets: Iterable[int], *, abort: bool = False
     ) -> int:
-        """Append the marker that ends the transaction of these messages; an abort voids them. Its
-        offset.
+        """Append the marker that ends the transaction of these messages; an abort voids them.
+        Returns the offset of the marker.
         """
         log = self.topics[partition.topic].messages[partition.number]
-        for offset in offsets if abort else ():
-            log[offset] = replace(log[offset], fate="aborted")
+        if abort:
+            for offset in offsets:
+                log[offset] = replace(log[offset], fate="aborted")
         log.append(MemoryMessage(len(log), None, None, fate="marker"))
         return len(log) - 1
 
     def compact(self, partition: Partition, before: int) -> None:
-        """Keep the newest message of every key; what is aborted goes; nothing from `before` on is
-        touched.
+        """Keep only the newest message of every key, and delete aborted messages. Messages from the
+        offset `before` on stay as they are.
         """
         topic = self.topics[partition.topic]
         ensure(topic.compacted, "only a compacted topic is compacted", topic=partition.topic)
         log = topic.messages[partition.number]
         newest = {message.key: offset for offset, message in enumerate(log) if not message.fate}
         for offset, message in enumerate(log[:before]):
-            if message.fate == "aborted" or (not message.fate and newest[message.key] != offset):
+            is_superseded = not message.fate and newest[message.key] != offset
+            if message.fate == "aborted" or is_superseded:
                 log[offset] = replace(message, fate="compacted")
 
     def delete_records(self, partition: Partition, before: int) -> None:
-        """Let everything before an offset expire."""
-        made = self.topics[partition.topic]
-        ensure(before <= len(made.messages[partition.number]), "beyond the log end", before=before)
-        made.log_starts[partition.number] = max(made.log_starts[partition.number], before)
+        """Delete everything before an offset."""
+        topic = self.topics[partition.topic]
+        log_end = len(topic.messages[partition.number])
+        ensure(before <= log_end, "beyond the log end", before=before)
+        log_start = topic.log_starts[partition.number]
+        topic.log_starts[partition.number] = max(log_start, before)
 
     def expire(self, now_seconds: float, segment_messages: int = 1) -> None:
-        """Do what Kafka's retention does: drop the oldest segments that are too old, or too much."""
+        """Do what Kafka's retention does: delete the oldest segments that are too old or beyond the
+        size limit.
+        """
+        now_ms = now_seconds * 1000
         for name, topic in self.topics.items():
             for number, log in enumerate(topic.messages):
-                place, rules = Partition(name, number), topic.rules
-                while segment := log[topic.log_starts[number] :][:segment_messages]:
-                    size, kept = _size_bytes(log[topic.log_starts[number] :]), _size_bytes(segment)
-                    old = (
-                        now_seconds * 1000 - max(message.timestamp for message in segment)
-                        > rules.retention_ms
-                    )
-                    much = size - kept >= rules.retention_bytes
-                    if not (rules.has_time_limit and old) and not (rules.has_size_limit and much):
-                        break
-                    self.delete_records(place, topic.log_starts[number] + len(segment))
+                self._expire_partition(
+                    Partition(name, number), topic, log, now_ms, segment_messages
+                )
+
+    def _expire_partition(
+        self,
+        partition: Partition,
+        topic: MemoryTopic,
+        log: list[MemoryMessage],
+        now_ms: float,
+        segment_messages: int,
+    ) -> None:
+        rules = topic.rules
+        while True:
+            log_start = topic.log_starts[partition.number]
+            segment = log[log_start : log_start + segment_messages]
+            if not segment:
+                return
+            newest_ms = max(message.timestamp for message in segment)
+            is_too_old = rules.has_time_limit and now_ms - newest_ms > rules.retention_ms
+            # Kafka deletes a segment only if what remains is still at least the limit.
+            bytes_without_segment = _total_bytes(log[log_start + len(segment) :])
+            is_too_much = rules.has_size_limit and bytes_without_segment >= rules.retention_bytes
+            if not is_too_old and not is_too_much:
+                return
+            self.delete_records(partition, log_start + len(segment))
 
     def truncate(self, partition: Partition, end: int) -> None:
         """Lose the end of a log, as an unclean election does."""
-        made = self.topics[partition.topic]
-        del made.messages[partition.number][end:]
-        made.log_starts[partition.number] = min(made.log_starts[partition.number], end)
+        topic = self.topics[partition.topic]
+        del topic.messages[partition.number][end:]
+        log_start = topic.log_starts[partition.number]
+        topic.log_starts[partition.number] = min(log_start, end)
 
     def bounds(self, pattern: str) -> dict[Partition, Bounds]:
-        """Every partition of every topic whose whole name matches."""
-        return {
-            Partition(name, number): Bounds(topic.id, topic.log_starts[number], len(log))
-            for name, topic in self.topics.items()
-            if re.fullmatch(pattern, name)
-            for number, log in enumerate(topic.messages)
-        }
+        """The bounds of every partition of every topic whose whole name matches."""
+        bounds = {}
+        for name, topic in self.topics.items():
+            if not re.fullmatch(pattern, name):
+                continue
+            for number, log in enumerate(topic.messages):
+                log_start = topic.log_starts[number]
+                bounds[Partition(name, number)] = Bounds(topic.id, log_start, len(log))
+        return bounds
 
     def offsets_for_time(self, partitions: list[Partition], timestamp: int) -> dict[Partition, int]:
-        """The first offset at or after a time; -1 where there is none."""
-        found = {}
+        """The first offset at or after a time; -1 if there is none."""
+        offsets = {}
         for partition in partitions:
-            seen = self.bounds(partition.topic)[partition]
-            there = self.read(partition, OffsetRange(seen.log_start, seen.log_end))
-            late = (
-                offset
-                for offset, one in enumerate(there, seen.log_start)
-                if one.timestamp >= timestamp
-            )
-            found[partition] = next(late, -1)
-        return found
+            bounds = self.bounds(partition.topic)[partition]
+            log_range = OffsetRange(bounds.log_start, bounds.log_end)
+            offsets[partition] = -1
+            for offset, message in enumerate(self.read(partition, log_range), bounds.log_start):
+                if message.timestamp >= timestamp:
+                    offsets[partition] = offset
+                    break
+        return offsets
 
     def first_unreadable_messages(self, ranges: Ranges) -> dict[Partition, tuple[int, str]]:
-        """The first message of each range whose timestamp Spark could not read, by offset, and why."""
-        found: dict[Partition, tuple[int, str]] = {}
-        for partition, whole in ranges.items():
-            stamps = [message.timestamp for message in self.read(partition, whole)]
-            bad = [
-                i
-                for i, stamp in enumerate(stamps)
-                if not SPARK_TIMESTAMP_RANGE_MS[0] <= stamp <= SPARK_TIMESTAMP_RANGE_MS[1]
-            ]
-            if bad:
-                found[partition] = (
-                    whole.start + bad[0],
-                    f"its timestamp is {stamps[bad[0]]} ms since 1970",
-                )
-        return found
+        """The offset of the first message of each range whose timestamp Spark cannot read, and the
+        reason.
+        """
+        lowest, highest = SPARK_TIMESTAMP_RANGE_MS
+        unreadable: dict[Partition, tuple[int, str]] = {}
+        for partition, offset_range in ranges.items():
+            messages = self.read(partition, offset_range)
+            for offset, message in enumerate(messages, offset_range.start):
+                if not lowest <= message.timestamp <= highest:
+                    reason = f"its timestamp is {message.timestamp} ms since 1970"
+                    unreadable[partition] = (offset, reason)
+                    break
+        return unreadable
 
     def sample_message_bytes(self, ranges: Ranges) -> dict[Partition, int]:
-        """How large the first messages of each range are, on average."""
-        found: dict[Partition, int] = {}
-        for partition, whole in ranges.items():
-            sizes = [
-                len(m.key or b"") + len(m.value or b"") for m in self.read(partition, whole)[:20]
-            ]
-            if sizes:
-                found[partition] = sum(sizes) // len(sizes) + 1
-        return found
+        """The average size of the first messages of each range."""
+        averages: dict[Partition, int] = {}
+        for partition, offset_range in ranges.items():
+            sample = self.read(partition, offset_range)[:20]
+            if sample:
+                averages[partition] = _total_bytes(sample) // len(sample) + 1
+        return averages
 
     def read_retention(
         self, bounds: Mapping[Partition, Bounds], frontiers: Mapping[Partition, int]
     ) -> dict[Partition, RetainedLog]:
-        """What the topics hold, seen from these frontiers, and for how long."""
+        """What each log holds beyond these frontiers, and how long it is retained."""
         return {
-            partition: self._partition_retention(partition, seen, frontiers[partition])
-            for partition, seen in bounds.items()
+            partition: self._partition_retention(partition, partition_bounds, frontiers[partition])
+            for partition, partition_bounds in bounds.items()
             if partition.topic in self.topics
         }
 
@@ -231,71 +263,73 @@ class MemoryKafka:
     ) -> RetainedLog:
         topic = self.topics[partition.topic]
         log = topic.messages[partition.number]
-        held, waiting = (
-            log[bounds.log_start : bounds.log_end],
-            log[max(frontier, bounds.log_start) : bounds.log_end],
-        )
+        held = log[bounds.log_start : bounds.log_end]
+        unread = log[max(frontier, bounds.log_start) : bounds.log_end]
         return RetainedLog(
             rules=topic.rules,
             frontier=frontier,
             log_start=bounds.log_start,
             log_end=bounds.log_end,
             oldest_ms=held[0].timestamp if held else None,
-            frontier_ms=waiting[0].timestamp if waiting else None,
+            frontier_ms=unread[0].timestamp if unread else None,
             newest_ms=max((message.timestamp for message in held), default=None),
-            log_bytes=_size_bytes(held) if topic.rules.has_size_limit else None,
+            log_bytes=_total_bytes(held) if topic.rules.has_size_limit else None,
         )
 
     def read(self, partition: Partition, offset_range: OffsetRange) -> list[MemoryMessage]:
-        """The messages of a range; a range that is no longer all there cannot be read."""
+        """The messages of a range. `SourceFailedError` if a part of the range is gone."""
         topic = self.topics.get(partition.topic)
         if topic is None:
             raise SourceFailedError(f"{partition}: the topic is gone")
-        start, end = topic.log_starts[partition.number], len(topic.messages[partition.number])
-        if not start <= offset_range.start <= offset_range.end <= end:
+        log = topic.messages[partition.number]
+        log_start = topic.log_starts[partition.number]
+        if not log_start <= offset_range.start <= offset_range.end <= len(log):
             raise SourceFailedError(
-                f"{partition}: {offset_range} is asked for, there is [{start}, {end})"
+                f"{partition}: {offset_range} is asked for, there is [{log_start}, {len(log)})"
             )
-        return topic.messages[partition.number][offset_range.start : offset_range.end]
+        return log[offset_range.start : offset_range.end]
 
 
 class MemoryBatches:
-    """What the log in memory says about missing offsets: each message is a batch of its own."""
+    """Explains missing offsets by the log in memory, in which each message is a batch of its own."""
 
     def __init__(self, kafka: MemoryKafka, isolation: str = "read_committed") -> None:
-        self.kafka, self.isolation = kafka, isolation
+        self.kafka = kafka
+        self.isolation = isolation
 
     def __call__(self, partition: Partition, hole: OffsetRange) -> list[ExplainedRange]:
         """Every offset of the hole with its cause."""
         topic = self.kafka.topics.get(partition.topic)
         if topic is None:
             raise PlatformError(f"{partition}: the topic is gone", next="run again")
-        log_start, log = topic.log_starts[partition.number], topic.messages[partition.number]
-        there = [
-            KafkaRecordBatch(
+        log = topic.messages[partition.number]
+        log_start = topic.log_starts[partition.number]
+        batches = []
+        for offset, message in enumerate(log[hole.start : hole.end], hole.start):
+            if offset < log_start or message.fate == "compacted":
+                continue
+            batch = KafkaRecordBatch(
                 offset,
                 offset,
                 is_control=message.fate == "marker",
                 is_aborted=message.fate == "aborted",
             )
-            for offset, message in enumerate(log[hole.start : hole.end], hole.start)
-            if offset >= log_start and message.fate != "compacted"
-        ]
-        view = LogView(hole.start, hole.end, log_start, len(log), topic.compacted, tuple(there))
+            batches.append(batch)
+        view = LogView(hole.start, hole.end, log_start, len(log), topic.compacted, tuple(batches))
         return explain_hole(hole, view, self.isolation)
 
 
-def _size_bytes(messages: Iterable[MemoryMessage]) -> int:
-    return sum(len(message.key or b"") + len(message.value or b"") for message in messages)
+def _total_bytes(messages: Iterable[MemoryMessage]) -> int:
+    return sum(message.size_bytes() for message in messages)
 
 
 def one_batch(_: int) -> list[int]:
-    """No cuts: all messages of a task come in one stretch."""
+    """No cuts: all messages of a task come in one message batch."""
     return []
 
 
 def in_order(ranges: Ranges) -> list[Partition]:
-    """Tasks one after the other, as sorted."""
+    """The tasks of a slice, sorted by partition."""
     return sorted(ranges)
 
 
@@ -311,12 +345,15 @@ class MemoryReader:
         cuts: Callable[[int], list[int]] = one_batch,
         tasks: Callable[[Ranges], Iterable[Partition]] = in_order,
     ) -> None:
-        self.kafka, self.isolation = kafka, isolation
-        self.slicing, self.cuts, self.tasks = slicing, cuts, tasks
+        self.kafka = kafka
+        self.isolation = isolation
+        self.slicing = slicing
+        self.cuts = cuts
+        self.tasks = tasks
         self.lost_offsets: set[tuple[Partition, int]] = set()
         """Offsets that get lost between log and reader: holes."""
         self.failures: list[str] = []
-        """Each makes one reading of a slice fail."""
+        """Each of these errors makes one reading of a slice fail."""
 
     def read_slices(
         self,
@@ -325,70 +362,83 @@ class MemoryReader:
         on_slice: OnSlice,
         options: ReadOptions = DEFAULT_READ_OPTIONS,
     ) -> None:
-        """From `starts` to the log ends of now, in slices."""
+        """Read from `starts` to the present log ends, in slices."""
         bounds = self.kafka.bounds(".*")
-        if missing := [partition for partition in starts if partition not in bounds]:
-            raise SourceFailedError(f"{missing[0]}: the topic is gone")
-        if back := [p for p, start in starts.items() if bounds[p].log_end < start]:
-            raise SourceFailedError(f"{back[0]}: the log ends before the start")
-        ranges = {p: OffsetRange(start, bounds[p].log_end) for p, start in starts.items()}
-        for piece in self.slicing(ranges, messages_max):
-            if not on_slice(piece, self.read_ranges(piece, options)):
+        ranges = {}
+        for partition, start in starts.items():
+            if partition not in bounds:
+                raise SourceFailedError(f"{partition}: the topic is gone")
+            log_end = bounds[partition].log_end
+            if log_end < start:
+                raise SourceFailedError(f"{partition}: the log ends before the start")
+            ranges[partition] = OffsetRange(start, log_end)
+        for slice_ranges in self.slicing(ranges, messages_max):
+            go_on = on_slice(slice_ranges, self.read_ranges(slice_ranges, options))
+            if not go_on:
                 return
 
     def read_ranges(
         self, ranges: Ranges, options: ReadOptions = DEFAULT_READ_OPTIONS
     ) -> MemorySource:
-        """These ranges and no others."""
+        """The messages of exactly these ranges."""
         return MemorySource(self, ranges, options)
 
     def batches(
         self, partition: Partition, offset_range: OffsetRange, *, with_headers: bool
     ) -> list[MessageBatch]:
         """The messages of a range, cut at holes and wherever `cuts` says."""
-        there = [
-            (offset, message)
-            for offset, message in enumerate(
-                self.kafka.read(partition, offset_range), offset_range.start
-            )
-            if message.is_visible(self.isolation) and (partition, offset) not in self.lost_offsets
+        visible: list[tuple[int, MemoryMessage]] = []
+        messages = self.kafka.read(partition, offset_range)
+        for offset, message in enumerate(messages, offset_range.start):
+            is_lost = (partition, offset) in self.lost_offsets
+            if message.is_visible(self.isolation) and not is_lost:
+                visible.append((offset, message))
+        edges = {0, len(visible), *self.cuts(len(visible))}
+        for i in range(1, len(visible)):
+            if visible[i][0] != visible[i - 1][0] + 1:
+                edges.add(i)
+        return [
+            _batch_of(visible[begin:end], with_headers=with_headers)
+            for begin, end in pairwise(sorted(edges))
         ]
-        holes = [i for i in range(1, len(there)) if there[i][0] != there[i - 1][0] + 1]
-        edges = sorted({0, len(there), *holes, *self.cuts(len(there))})
-        return [_batch_of(there[a:b], with_headers=with_headers) for a, b in pairwise(edges)]
 
 
 class MemorySource:
     """The messages of one slice."""
 
     def __init__(self, reader: MemoryReader, ranges: Ranges, options: ReadOptions) -> None:
-        self.reader, self.ranges, self.options = reader, ranges, options
+        self.reader = reader
+        self.ranges = ranges
+        self.options = options
 
     def map(self, task: Task, *, has_small_messages: bool = False) -> list[bytes]:
-        """Run the task for each partition of which a message comes."""
+        """Run the task for each partition that has any message. Returns what the tasks return."""
         if self.reader.failures:
             raise SourceFailedError(self.reader.failures.pop(0))
         if self.reader.kafka.first_unreadable_messages(self.ranges):
             raise UnreadableMessageError("long overflow")
-        return [
-            task(partition, iter(stretches))
-            for partition in self.reader.tasks(self.ranges)
-            if (
-                stretches := self.reader.batches(
-                    partition, self.ranges[partition], with_headers=self.options.with_headers
-                )
+        results = []
+        for partition in self.reader.tasks(self.ranges):
+            batches = self.reader.batches(
+                partition, self.ranges[partition], with_headers=self.options.with_headers
             )
-        ]
+            if batches:
+                results.append(task(partition, iter(batches)))
+        return results
 
 
 def _batch_of(
     messages_by_offset: list[tuple[int, MemoryMessage]], *, with_headers: bool
 ) -> MessageBatch:
+    first_offset = messages_by_offset[0][0]
     messages = [message for _, message in messages_by_offset]
+    headers = None
+    if with_headers:
+        headers = [message.headers for message in messages]
     return MessageBatch(
-        messages_by_offset[0][0],
+        first_offset,
         [message.timestamp for message in messages],
         [message.key for message in messages],
         [message.value for message in messages],
-        [message.headers for message in messages] if with_headers else None,
+        headers,
     )

@@ -1,6 +1,6 @@
-"""The ledger's commits in memory, and a clock.
+"""The commits of the ledger in memory, and a clock.
 
-Next room: ledger/commit.py is the rule by which entries get here.
+Next: ledger/commit.py has the rule by which entries get here.
 """
 
 from __future__ import annotations
@@ -14,70 +14,74 @@ from msgspec.structs import replace
 from seriatim.engine.findings import Finding
 from seriatim.engine.record_kinds import MAIN_TABLE, table_of_path
 from seriatim.errors import ConfigError, IntegrityError, ensure
-from seriatim.ledger import model as ledgers
-from seriatim.ledger.model import Change, Entry, File, Ledger, Manifest
+from seriatim.ledger.model import Change, Entry, File, Ledger, Manifest, decode_manifest
 from seriatim.ports import CommitConflictError, LedgerHead
 
 
 class MemoryCommit(Struct, frozen=True):
-    """One version of the records table: an entry of ours, or a foreign commit."""
+    """One version of the records table: an entry of ours, or a commit of somebody else."""
 
     entry: Entry | None = None
     manifest: str = ""
     sha256: str = ""
     foreign: str = ""
-    """What somebody else did to the data; empty for a foreign commit that changed none."""
+    """What somebody else did to the data; empty if the commit changed none."""
 
 
 class MemoryLedger:
-    """The records table's commits, manifests and witness. Implements `LedgerStore`."""
+    """The commits of the records table, manifests and witness. Implements `LedgerStore`."""
 
     def __init__(self, read: Callable[[File], object] | None = None) -> None:
         self.read = read
-        """Raises IntegrityError for a file that is not there: no commit may name one."""
+        """Raises IntegrityError for a file that is missing: no commit may name one."""
         self.commits: list[MemoryCommit] = []
         self.manifests: dict[str, bytes] = {}
         self.stored_witness: tuple[int, str] | None = None
         self.stored_reported_sequence = -1
         self.stored_differing_files: list[str] = []
         self.archived_witnesses: dict[str, str] = {}
-        """Witnesses moved away, and why."""
+        """The witnesses that were moved away, and the reason of each."""
         self.lost_answers = 0
-        """So many commits happen, but are answered with an error."""
+        """How many of the next commits succeed, but are answered with an error."""
         self.refusals = 0
-        """So many commits fail, with nobody else there."""
+        """How many of the next commits fail, although nobody else committed."""
         self.on_call: Callable[[str], None] = _ignore_call
-        """Told before each call, by name: a place for tests to let others in between."""
+        """Called with a name before each call. Tests let other runs in between here."""
 
     def head(self, stream: str) -> LedgerHead | None:
-        """The last entry; None if there is no ledger."""
+        """The last entry, and findings for what others committed after it. None: no ledger yet."""
         self.on_call("head")
-        ours = [i for i, commit in enumerate(self.commits) if commit.entry is not None]
-        if not ours:
-            return None
-        later = [commit.foreign for commit in self.commits[ours[-1] + 1 :] if commit.foreign]
-        foreign = [Finding(finding="foreign", cause=what) for what in later]
-        return LedgerHead(
-            self._manifest(self.commits[ours[-1]], stream).ledger,
-            token=len(self.commits),
-            foreign_findings=foreign,
-        )
+        foreign_findings: list[Finding] = []
+        for commit in reversed(self.commits):
+            if commit.entry is not None:
+                ledger = self._manifest(commit, stream).ledger
+                return LedgerHead(
+                    ledger,
+                    token=len(self.commits),
+                    foreign_findings=foreign_findings,
+                )
+            if commit.foreign:
+                foreign_findings.insert(0, Finding(finding="foreign", cause=commit.foreign))
+        return None
 
     def ledger_at(self, stream: str, sequence: int) -> Ledger:
         """The ledger as of an earlier entry."""
         return self.manifest_at(stream, sequence).ledger
 
     def manifest_at(self, stream: str, sequence: int) -> Manifest:
-        """An earlier entry, and the ledger as of it."""
-        ours = [commit for commit in self.commits if commit.entry is not None]
-        if not 0 <= sequence < len(ours):
+        """An earlier entry, and the ledger after it."""
+        entry_commits = self._entry_commits()
+        if not 0 <= sequence < len(entry_commits):
             raise ConfigError(f"{stream}: there is no ledger entry {sequence}")
-        return self._manifest(ours[sequence], stream)
+        return self._manifest(entry_commits[sequence], stream)
 
     def entries(self, stream: str, after: int) -> Iterator[Manifest]:
         """The entries later than `after`, oldest first."""
-        ours = [commit for commit in self.commits if commit.entry is not None]
-        return (self._manifest(commit, stream) for commit in ours[after + 1 :])
+        later = self._entry_commits()[after + 1 :]
+        return (self._manifest(commit, stream) for commit in later)
+
+    def _entry_commits(self) -> list[MemoryCommit]:
+        return [commit for commit in self.commits if commit.entry is not None]
 
     def _manifest(self, commit: MemoryCommit, stream: str) -> Manifest:
         content = self.manifests.get(commit.manifest, b"")
@@ -85,35 +89,37 @@ class MemoryLedger:
             raise IntegrityError(
                 f"{commit.manifest} is corrupt or missing", next="restore it from a backup"
             )
-        manifest = ledgers.decode_manifest(content)
+        manifest = decode_manifest(content)
         ledger = manifest.ledger
         if ledger.stream != stream:
             raise ConfigError(f"{stream}: its output path holds stream {ledger.stream!r}")
-        return replace(manifest, ledger=replace(ledger, sha256=commit.sha256))
+        # A manifest cannot contain its own hash, so the ledger gets it here.
+        ledger = replace(ledger, sha256=commit.sha256)
+        return replace(manifest, ledger=ledger)
 
     def active_paths(self, head: LedgerHead) -> set[str]:
-        """The record files of the table as of `head`."""
+        """The paths of the record files in the table as of `head`."""
         return {file.path for file in self._files_as_of(head.ledger.sequence)}
 
     def active_files(self, head: LedgerHead) -> list[File]:
-        """The same, whole."""
-        return [replace(file, digest="") for file in self._files_as_of(head.ledger.sequence)]
+        """The record files in the table as of `head`, without digests, as Delta has them."""
+        files = self._files_as_of(head.ledger.sequence)
+        return [replace(file, digest="") for file in files]
 
     def sweep(self, head: LedgerHead) -> list[str]:
-        """Delete manifests of entries up to `head` that never came to be."""
-        named = {commit.manifest for commit in self.commits}
-        numbers = {
-            path: int(path.removeprefix("manifests/").partition("-")[0]) for path in self.manifests
-        }
-        dead = [
-            path for path in numbers if numbers[path] <= head.ledger.sequence and path not in named
-        ]
-        for path in dead:
+        """Delete manifests of entries up to `head` that were never committed. Returns their paths."""
+        committed = {commit.manifest for commit in self.commits}
+        swept = []
+        for path in sorted(self.manifests):
+            sequence = int(path.removeprefix("manifests/").partition("-")[0])
+            if sequence <= head.ledger.sequence and path not in committed:
+                swept.append(path)
+        for path in swept:
             del self.manifests[path]
-        return sorted(dead)
+        return swept
 
     def put_manifest(self, sequence: int, content: bytes) -> tuple[str, str]:
-        """Store a manifest under a name that says its content."""
+        """Store a manifest under its own hash. Returns its path and the hash."""
         self.on_call("put_manifest")
         sha256 = sha256_of(content).hexdigest()
         path = f"manifests/{sequence}-{sha256}.json"
@@ -128,7 +134,8 @@ class MemoryLedger:
         if self.refusals:
             self.refusals -= 1
             raise CommitConflictError("the store did not answer")
-        if (0 if head is None else head.token) != len(self.commits):
+        expected_commits = 0 if head is None else head.token
+        if expected_commits != len(self.commits):
             raise CommitConflictError("somebody else committed meanwhile")
         self._check_files(entry)
         self.commits.append(MemoryCommit(entry, manifest, sha256))
@@ -139,44 +146,54 @@ class MemoryLedger:
 
     def _check_files(self, entry: Entry) -> None:
         active = {file.path for file in self.files_now()}
-        if gone := sorted(
-            {path for path in entry.removed_paths if table_of_path(path) == MAIN_TABLE} - active
-        ):
-            raise CommitConflictError(f"{gone[0]} is not in the table")
-        for file in [
-            file
-            for change in entry.changes
-            for file in (*change.records, *_other_record_files(change))
-        ]:
-            ensure(file.path not in active, "a file is named once", path=file.path)
-            try:
-                if self.read is not None:
-                    self.read(file)
-            except IntegrityError as missing:
-                raise CommitConflictError(missing.message) from missing
+        removed = {path for path in entry.removed_paths if table_of_path(path) == MAIN_TABLE}
+        not_active = sorted(removed - active)
+        if not_active:
+            raise CommitConflictError(f"{not_active[0]} is not in the table")
+        for change in entry.changes:
+            for file in (*change.records, *_other_record_files(change)):
+                ensure(file.path not in active, "a file is named once", path=file.path)
+                self._refuse_missing_file(file)
+
+    def _refuse_missing_file(self, file: File) -> None:
+        if self.read is None:
+            return
+        try:
+            self.read(file)
+        except IntegrityError as missing:
+            raise CommitConflictError(missing.message) from missing
 
     def files_now(self) -> list[File]:
-        """The record files of the table now, oldest first."""
+        """The record files that are in the table now, oldest first."""
         return self._files_as_of(len(self.commits))
 
     def files_at(self, _: str, sequence: int) -> list[File]:
-        """Those of an earlier entry."""
+        """The record files in the table after an earlier entry."""
         return self._files_as_of(sequence)
 
-    def _files_as_of(self, last: int) -> list[File]:
-        found: dict[str, File] = {}
-        for entry in filter(None, (commit.entry for commit in self.commits)):
-            if entry.sequence > last:
+    def _files_as_of(self, sequence: int) -> list[File]:
+        files: dict[str, File] = {}
+        for commit in self.commits:
+            entry = commit.entry
+            if entry is None:
+                continue
+            if entry.sequence > sequence:
                 break
-            found = {path: file for path, file in found.items() if path not in entry.removed_paths}
-            found |= {file.path: file for change in entry.changes for file in change.records}
-        return list(found.values())
+            for path in entry.removed_paths:
+                files.pop(path, None)
+            for change in entry.changes:
+                for file in change.records:
+                    files[file.path] = file
+        return list(files.values())
 
     def has_manifest(self, sha256: str, after: int) -> bool:
         """Whether an entry later than `after` names this manifest."""
         self.on_call("has")
-        later = [c for c in self.commits if c.entry is not None and c.entry.sequence > after]
-        return any(commit.sha256 == sha256 for commit in later)
+        return any(
+            commit.sha256 == sha256
+            for commit in self.commits
+            if commit.entry is not None and commit.entry.sequence > after
+        )
 
     def differing_files(self) -> list[str]:
         """What differs.json says."""
@@ -201,16 +218,19 @@ class MemoryLedger:
         self.stored_witness = (sequence, sha256)
 
     def archive_witness(self, reason: str) -> str:
-        """Move head.json away, with the reason."""
-        self.on_call("set_witness_aside")
+        """Move head.json away with the reason, and return the new path."""
+        self.on_call("archive_witness")
         sequence, sha256 = self.stored_witness or (-1, "")
         path = f"head-{sequence}-{sha256[:12]}.json"
-        self.archived_witnesses[path], self.stored_witness = reason, None
+        self.archived_witnesses[path] = reason
+        self.stored_witness = None
         return path
 
-    def foreign_commit(self, what: str = "") -> None:
-        """Somebody else writes to the table; `what` says how the data changed, if it did."""
-        self.commits.append(MemoryCommit(foreign=what))
+    def foreign_commit(self, data_change: str = "") -> None:
+        """Let somebody else commit to the table. `data_change` says how the data changed, if it
+        did.
+        """
+        self.commits.append(MemoryCommit(foreign=data_change))
 
 
 def _other_record_files(change: Change) -> list[File]:
@@ -233,4 +253,4 @@ class MemoryClock:
 
 
 def _ignore_call(_: str) -> None:
-    """Nobody listens."""
+    """The default: nothing is done."""

@@ -1,4 +1,7 @@
-"""The outbox and the mail server in memory, held to the same contract as the real ones."""
+"""The outbox and the mail server in memory, held to the same contract tests as the real ones.
+
+Next: alerts/ has the real ones.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from seriatim.errors import PlatformError, ensure
 
 
 class MemoryOutbox(Struct):
-    """A desk and its notes."""
+    """The alert state of one stream, and its notes."""
 
     saved_state: AlertState = field(default_factory=AlertState)
     saved_notes: dict[str, Note] = field(default_factory=dict)
@@ -36,7 +39,8 @@ class MemoryOutbox(Struct):
         self.saved_state = alert_state
 
     def notes(self) -> dict[str, Note]:
-        return dict(sorted(self.saved_notes.items(), key=lambda item: item[1].at_seconds))
+        by_time = sorted(self.saved_notes.items(), key=lambda item: item[1].at_seconds)
+        return dict(by_time)
 
     def add_note(self, note: Note) -> None:
         self.notes_count += 1
@@ -57,7 +61,7 @@ class MemoryNotifier(Struct):
     mails: list[Mail] = field(default_factory=list)
     is_down: bool = False
     refused_words: set[str] = field(default_factory=set)
-    """Words of subjects that it does not take."""
+    """A mail with one of these words in its subject is refused."""
 
     def send(self, mail: Mail) -> str:
         if any(word in mail.subject for word in self.refused_words):

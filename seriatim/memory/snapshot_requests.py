@@ -1,6 +1,6 @@
 """Snapshot requests in memory.
 
-Next room: kafka/snapshot_requests.py, the real ones.
+Next: kafka/snapshot_requests.py has the real ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from seriatim.ledger.snapshot_needs import SnapshotRequest
 
 
 class MemoryRequests:
-    """A topic of requests. `down` stands for a broker that does not answer."""
+    """A topic of requests. While `is_down` is set, its broker does not answer."""
 
     def __init__(self) -> None:
         self.sent_requests: list[SnapshotRequest] = []
@@ -28,7 +28,7 @@ class MemoryRequests:
         self._last_requested = (sequence, sha256)
 
     def send(self, requests: Sequence[SnapshotRequest]) -> None:
-        """Send them all."""
+        """Send all requests, or raise `PlatformError`."""
         if self.is_down:
             raise PlatformError(
                 "producers could not be asked for snapshots: the broker is down", next="start it"

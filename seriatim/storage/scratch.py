@@ -1,9 +1,9 @@
-"""Scratch: the folder that a replay writes, and what it says of itself. Never within a stream's
-output.
+"""The scratch folder that a replay writes, and its description. It is never inside the output of a
+stream.
 
-`replay.json` comes last: a folder without it is what a replay left that was stopped.
+`replay.json` is written last: a folder without it was left by a replay that was stopped.
 
-Next room: operations/inspect/replay.py folds; cli/replay_range.py joins the two; lookup.py reads
+Next: operations/inspect/replay.py folds; cli/replay_range.py joins the two; record_query.py reads
 the table.
 """
 
@@ -34,25 +34,31 @@ MANIFEST_FILE = "replay.json"
 
 
 def resolve_path(target: Path) -> Path:
-    """Where a path leads, whatever links are on the way. One that leads nowhere is refused."""
-    named = expand_user(target, f"--to {target}", "give a folder").absolute()
+    """The path with all links resolved. A link that leads nowhere is refused."""
+    absolute = expand_user(target, f"--to {target}", "give a folder").absolute()
     try:
-        lost = next(
-            (one for one in (named, *named.parents) if one.is_symlink() and not one.exists()), None
-        )
-        folder = named.resolve()
-    except (OSError, RuntimeError):  # a circle of links
-        lost = named
-    if lost is not None:
+        broken_link = _find_broken_link(absolute)
+        folder = absolute.resolve()
+    except (OSError, RuntimeError):
+        # Links that lead to each other in a circle.
+        broken_link = absolute
+    if broken_link is not None:
         raise ConfigError(
-            f"--to {target}: {lost} is a link that leads nowhere",
+            f"--to {target}: {broken_link} is a link that leads nowhere",
             next="give a folder, without this link",
         )
     return folder
 
 
+def _find_broken_link(path: Path) -> Path | None:
+    for candidate in (path, *path.parents):
+        if candidate.is_symlink() and not candidate.exists():
+            return candidate
+    return None
+
+
 def create_folder(folder: Path) -> None:
-    """Make the folder, where that can be done."""
+    """Create the folder, or refuse it if that cannot be done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -63,128 +69,135 @@ def create_folder(folder: Path) -> None:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Leave no folder behind in which nothing is."""
+    """Delete the folder if nothing is in it."""
     with suppress(OSError):
         folder.rmdir()
 
 
 def refuse_unusable_folder(folder: Path) -> None:
-    """Refuse a folder that has something in it, lies within an output or a file, or can hold no
-    Delta table.
+    """Refuse a folder that is not empty, is inside an output or a file, or cannot hold a Delta
+    table.
     """
-    if trouble := describe_url_problem(folder):
-        raise ConfigError(f"--to {folder}: {trouble}", next="give a folder with a plainer name")
+    problem = describe_url_problem(folder)
+    if problem:
+        raise ConfigError(f"--to {folder}: {problem}", next="give a folder with a plainer name")
     for parent in (folder, *folder.parents):
-        if (parent / "head.json").exists() or (parent / "records" / "_delta_log").is_dir():
-            what = (
-                "a replay is in it already"
-                if (parent / MANIFEST_FILE).exists()
-                else f"{parent} is an output"
-            )
-            raise ConfigError(
-                f"--to {folder}: {what}", next="give a folder of its own, that does not exist yet"
-            )
+        has_ledger = (parent / "head.json").exists()
+        if not has_ledger and not (parent / "records" / "_delta_log").is_dir():
+            continue
+        problem = f"{parent} is an output"
+        if (parent / MANIFEST_FILE).exists():
+            problem = "a replay is in it already"
+        raise ConfigError(
+            f"--to {folder}: {problem}",
+            next="give a folder of its own, that does not exist yet",
+        )
     for parent in folder.parents:
         if parent.exists() and not parent.is_dir():
             raise ConfigError(
                 f"--to {folder}: {parent} is a file", next="give a folder, below folders"
             )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        what = "it is not empty" if folder.is_dir() else "it is a file"
+        problem = "it is not empty" if folder.is_dir() else "it is a file"
         raise ConfigError(
-            f"--to {folder}: {what}", next="give a folder that does not exist yet, or is empty"
+            f"--to {folder}: {problem}", next="give a folder that does not exist yet, or is empty"
         )
 
 
 def create_table(root: Path, table: str, schema: pa.Schema, files: Iterable[File]) -> None:
-    """Make a Delta table of record files that are there."""
-    (root / table_directory(table)).mkdir(parents=True, exist_ok=True)
-    adds = [
-        AddAction(
-            path=file.path.removeprefix(f"{table_directory(table)}/"),
-            size=file.size_bytes,
-            partition_values={},
-            modification_time=int(time.time() * 1000),
-            data_change=True,
-            stats=json.dumps(
-                {
-                    "numRecords": file.rows,
-                    "minValues": {"offset": file.first_offset},
-                    "maxValues": {"offset": file.last_offset},
-                }
-            ),
-        )
-        for file in files
-    ]
-    settings = {"delta.dataSkippingStatsColumns": "offset"}
-    path = str(root / table_directory(table))
+    """Create a Delta table of record files that are there already."""
+    folder = table_directory(table)
+    (root / folder).mkdir(parents=True, exist_ok=True)
     create_table_with_add_actions(
-        path, Schema.from_arrow(schema), adds, mode="error", configuration=settings
+        str(root / folder),
+        Schema.from_arrow(schema),
+        [_add_action(folder, file) for file in files],
+        mode="error",
+        configuration={"delta.dataSkippingStatsColumns": "offset"},
+    )
+
+
+def _add_action(folder: str, file: File) -> AddAction:
+    stats = {
+        "numRecords": file.rows,
+        "minValues": {"offset": file.first_offset},
+        "maxValues": {"offset": file.last_offset},
+    }
+    return AddAction(
+        path=file.path.removeprefix(f"{folder}/"),
+        size=file.size_bytes,
+        partition_values={},
+        modification_time=int(time.time() * 1000),
+        data_change=True,
+        stats=json.dumps(stats),
     )
 
 
 def write_manifest(root: Path, values: Mapping[str, Any]) -> None:
-    """Say what the folder is."""
+    """Write the description of the folder."""
     write_file(root / MANIFEST_FILE, json.dumps(dict(values), indent=1).encode())
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
-    """What a folder says it is."""
+    """The description of a folder that a replay wrote. Any other folder is refused."""
     try:
-        found: dict[str, Any] = json.loads((root / MANIFEST_FILE).read_bytes())
+        manifest: dict[str, Any] = json.loads((root / MANIFEST_FILE).read_bytes())
     except FileNotFoundError:
         raise ConfigError(
             f"{root}: it has no {MANIFEST_FILE}: no replay, or one that was stopped",
-            next="give the name of a stream, or a folder that `seriatim replay … --to` wrote to its end",
+            next="give the name of a stream, "
+            "or a folder that `seriatim replay … --to` wrote to its end",
         ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{root / MANIFEST_FILE}: {error}", next="fold the range again into another folder"
         ) from None
-    return found
+    return manifest
 
 
 def folded_ranges(root: Path) -> dict[tuple[Partition, str], OffsetRange]:
-    """Which offsets a replay has folded."""
-    told = read_manifest(root)
+    """The offsets that a replay has folded, by partition and topic id."""
+    manifest = read_manifest(root)
+    ranges = {}
     try:
-        return {
-            (
-                Partition(str(part["topic"]), int(part["partition"])),
-                str(part["topic_id"]),
-            ): OffsetRange(int(part["from"]), int(part["until"]))
-            for part in told["partitions"]
-        }
+        for described in manifest["partitions"]:
+            partition = Partition(str(described["topic"]), int(described["partition"]))
+            offset_range = OffsetRange(int(described["from"]), int(described["until"]))
+            ranges[partition, str(described["topic_id"])] = offset_range
     except (KeyError, TypeError, ValueError, AttributeError, BrokenPromiseError):
         raise ConfigError(
             f"{root / MANIFEST_FILE}: it is damaged: it does not say which offsets were folded",
             next="fold the range again into another folder",
         ) from None
+    return ranges
 
 
 class LayeredState:
-    """State of a replay: sessions it has saved itself, over those of the stream that it began with."""
+    """The state of a replay: sessions that it has saved itself, on top of those of the stream with
+    which it began.
+    """
 
     def __init__(
         self, replay_state: StateStore, base_state: StateStore, base_files: tuple[File, ...]
     ) -> None:
-        self.replay_state, self.base_state, self.base_files = replay_state, base_state, base_files
+        self.replay_state = replay_state
+        self.base_state = base_state
+        self.base_files = base_files
 
     def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]:
-        """Those that were saved meanwhile, and the rest as they were in the beginning."""
-        wanted = list(names)
-        found = self.replay_state.load(files, wanted)
-        return {
-            **self.base_state.load(self.base_files, [name for name in wanted if name not in found]),
-            **found,
-        }
+        """The named sessions: those that were saved meanwhile, the others as they were at the
+        start.
+        """
+        all_names = list(names)
+        saved = self.replay_state.load(files, all_names)
+        other_names = [name for name in all_names if name not in saved]
+        return {**self.base_state.load(self.base_files, other_names), **saved}
 
     def find_names(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
-        """Which of these names are there."""
-        wanted = list(names)
-        return self.replay_state.find_names(files, wanted) | self.base_state.find_names(
-            self.base_files, wanted
-        )
+        """Which of these sessions there are."""
+        all_names = list(names)
+        saved = self.replay_state.find_names(files, all_names)
+        return saved | self.base_state.find_names(self.base_files, all_names)
 
     def save(
         self,
@@ -193,13 +206,13 @@ class LayeredState:
         sessions: Mapping[str, Session],
         files_to_merge: Iterable[File],
     ) -> File:
-        """Into the replay's own folder."""
+        """Save sessions into the replay's own folder."""
         return self.replay_state.save(partition, stem, sessions, files_to_merge)
 
     def all_sessions(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
-        """Those that were saved meanwhile."""
+        """The sessions that were saved meanwhile."""
         return self.replay_state.all_sessions(files)
 
     def quarantined_sessions(self, files: Iterable[File]) -> dict[str, Session]:
-        """The same, of those in quarantine."""
+        """The sessions that were saved meanwhile and are in quarantine."""
         return self.replay_state.quarantined_sessions(files)

@@ -1,12 +1,12 @@
-"""The status file on disk, and the ledger as its manifests tell it: what pages read, without Delta,
-Kafka or Spark.
+"""The status file, and the ledger as its manifests have it: what web pages read, without Delta, Kafka
+or Spark.
 
-The witness (head.json) names the last entry's manifest by its hash, each manifest names the one
-before. So a page reads a few small files, each proved by its hash. What cannot be read is said as
-such; nothing here is ever changed but `status.json`, which is put in place as a whole.
+The witness (head.json) names the manifest of the last entry by its hash, and each manifest names
+the one before. So a page reads a few small files, each proved by its hash. What cannot be read is
+reported as such. Nothing here is ever written but `status.json`, which is replaced as a whole.
 
-Next room: operations/stream_status.py says what it means; ledger/delta_store.py writes manifests
-and the witness.
+Next: operations/stream_status.py says what it means; ledger/delta_store.py writes manifests and the
+witness.
 """
 
 from __future__ import annotations
@@ -25,42 +25,47 @@ from seriatim.operations.stream_status import SavedStatus
 
 STATUS_FILE = "status.json"
 SEQUENCE_MAX = 10**12
-"""Beyond it is no ledger, but a witness that is damaged."""
+"""A higher sequence is not that of a ledger: the witness is damaged."""
 
 
 class StatusFiles:
-    """One stream's, below its output path; `stream`: what another one of a shared path left is not
-    shown as its own.
+    """The status file and manifests of one stream, below its output path.
+
+    With `stream`, what another stream left at a shared path is not taken for its own.
     """
 
     def __init__(self, root: Path, stream: str | None = None) -> None:
-        self.root, self.stream = root, stream
+        self.root = root
+        self.stream = stream
         self._hashes_by_entry: dict[int, list[str]] | None = None
 
     def read_status(self) -> SavedStatus | None:
-        """What the last look said; none, or one that cannot be read: the next look writes it anew."""
+        """The status at the last look; None if there is none or it cannot be read. The next look
+        writes it anew.
+        """
         try:
-            found = msgspec.json.decode((self.root / STATUS_FILE).read_bytes(), type=SavedStatus)
-        except (
-            OSError,
-            ValueError,
-            RecursionError,
-            msgspec.MsgspecError,
-        ):  # text that is no UTF-8 is a ValueError
+            content = (self.root / STATUS_FILE).read_bytes()
+            status = msgspec.json.decode(content, type=SavedStatus)
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
+            # Text that is no UTF-8 is a ValueError, deep nesting a RecursionError.
             return None
-        return found if self.stream in (None, found.stream) else None
+        if self.stream is not None and self.stream != status.stream:
+            return None
+        return status
 
     def write_status(self, status: SavedStatus) -> None:
-        """Keep a look, for pages."""
+        """Store the status of a look, for pages."""
+        # Imported here, because pages must start without pyarrow.
         from seriatim.storage.files import write_file
 
         write_file(self.root / STATUS_FILE, msgspec.json.encode(status))
 
     def witness(self) -> tuple[int, str] | None:
-        """The last entry and its hash; None: it was never run."""
+        """The last entry and its hash; None if the stream was never run."""
         try:
-            seen = json.loads((self.root / "head.json").read_bytes())
-            sequence, sha256 = int(seen["sequence"]), str(seen["sha256"])
+            noted = json.loads((self.root / "head.json").read_bytes())
+            sequence = int(noted["sequence"])
+            sha256 = str(noted["sha256"])
             if not 0 <= sequence < SEQUENCE_MAX:
                 raise ValueError(f"its sequence is {sequence}")
             return sequence, sha256
@@ -73,52 +78,60 @@ class StatusFiles:
             ) from None
 
     def last_ledger(self) -> Ledger | None:
-        """The ledger as the witness has seen it."""
-        seen = self.witness()
-        return None if seen is None else self._read_manifest(*seen).ledger
+        """The ledger as of the last entry that the witness knows; None if it was never run."""
+        witness = self.witness()
+        if witness is None:
+            return None
+        sequence, sha256 = witness
+        return self._read_manifest(sequence, sha256).ledger
 
     def manifest(self, sequence: int) -> Manifest:
         """An entry, and the ledger after it."""
-        seen = self.witness()
-        if seen is None or not 0 <= sequence <= seen[0]:
-            last = -1 if seen is None else seen[0]
-            raise ConfigError(f"there is no entry {sequence}", next=f"the last is {last}")
-        return self._read_manifest(sequence, self._manifest_hash(sequence, *seen))
+        witness = self.witness()
+        last_sequence = -1 if witness is None else witness[0]
+        if witness is None or not 0 <= sequence <= last_sequence:
+            raise ConfigError(f"there is no entry {sequence}", next=f"the last is {last_sequence}")
+        sha256 = self._manifest_hash(sequence, last_sequence, witness[1])
+        return self._read_manifest(sequence, sha256)
 
     def manifests_backward(self, count: int, sequence: int | None = None) -> Iterator[Manifest]:
-        """Entries from `sequence` (default: the last) back, newest first, at most so many."""
-        seen = self.witness()
-        if seen is None:
+        """At most `count` entries from `sequence` (default: the last) back, newest first."""
+        witness = self.witness()
+        if witness is None:
             return
-        found = self._read_manifest(*seen) if sequence is None else self.manifest(sequence)
-        yield found
+        newest = witness[0] if sequence is None else sequence
+        manifest = self.manifest(newest)
+        yield manifest
         for _ in range(count - 1):
-            if found.entry.sequence <= 0:
+            entry = manifest.entry
+            if entry.sequence <= 0:
                 return
-            found = self._read_manifest(found.entry.sequence - 1, found.entry.previous)
-            yield found
+            manifest = self._read_manifest(entry.sequence - 1, entry.previous)
+            yield manifest
 
-    def _manifest_hash(self, sequence: int, last_sequence: int, sha256: str) -> str:
-        """The hash of an entry's manifest. Where tries left several, the entry after it says which."""
-        if self._hashes_by_entry is None:  # once: a page may need fifty of five thousand
+    def _manifest_hash(self, sequence: int, last_sequence: int, last_sha256: str) -> str:
+        """The hash of an entry's manifest.
+
+        If failed commits left several manifests of this entry, the entry after it says which one is
+        right. So start at the nearest later entry whose hash is certain, and walk back from there.
+        """
+        if sequence == last_sequence:
+            return last_sha256
+        if self._hashes_by_entry is None:
+            # Listed once: a page may need fifty of five thousand entries.
             self._hashes_by_entry = _list_manifest_hashes(self.root / "manifests")
-        known = self._hashes_by_entry
-        if sequence < last_sequence and len(known.get(sequence, ())) == 1:
-            return known[sequence][0]
-        at = min(
-            (
-                number
-                for number, found in known.items()
-                if sequence < number < last_sequence and len(found) == 1
-            ),
-            default=last_sequence,
-        )
-        named = known[at][0] if at < last_sequence else sha256
-        for number in range(at, sequence, -1):
-            named = self._read_manifest(number, named).entry.previous
-        return named
+        certain: dict[int, str] = {last_sequence: last_sha256}
+        for number, hashes in self._hashes_by_entry.items():
+            if sequence <= number < last_sequence and len(hashes) == 1:
+                certain[number] = hashes[0]
+        nearest = min(certain)
+        sha256 = certain[nearest]
+        for number in range(nearest, sequence, -1):
+            sha256 = self._read_manifest(number, sha256).entry.previous
+        return sha256
 
     def _read_manifest(self, sequence: int, sha256: str) -> Manifest:
+        # Imported here, because pages must start without pyarrow.
         import pyarrow as pa
 
         path = self.root / "manifests" / f"{sequence:010d}-{sha256}.json.zst"
@@ -126,28 +139,32 @@ class StatusFiles:
             packed = path.read_bytes()
             if hashlib.sha256(packed).hexdigest() != sha256:
                 raise ValueError("its hash differs")
-            found = decode_manifest(
-                pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read()
-            )
-        except (OSError, ValueError) as error:  # msgspec's and Arrow's own are of these kinds
-            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            content = pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read()
+            manifest = decode_manifest(content)
+        except (OSError, ValueError) as error:
+            # The errors of msgspec and Arrow are of these kinds.
+            reason = str(error)
+            if isinstance(error, OSError) and error.strerror:
+                reason = error.strerror
             raise IntegrityError(
-                f"the manifest of entry {sequence} cannot be read: {why}",
+                f"the manifest of entry {sequence} cannot be read: {reason}",
                 next="`seriatim verify` says what is wrong",
             ) from None
-        if self.stream not in (None, found.ledger.stream):
+        if self.stream is not None and self.stream != manifest.ledger.stream:
             raise IntegrityError(
-                f"{self.stream}: its output path holds stream {found.ledger.stream!r}",
+                f"{self.stream}: its output path holds stream {manifest.ledger.stream!r}",
                 next="give each stream its own path",
             )
-        return replace(found, ledger=replace(found.ledger, sha256=sha256))
+        # A manifest cannot contain its own hash, so the ledger gets it here.
+        ledger = replace(manifest.ledger, sha256=sha256)
+        return replace(manifest, ledger=ledger)
 
 
 def _list_manifest_hashes(folder: Path) -> dict[int, list[str]]:
-    """Manifests that are there: their hashes, by entry."""
-    found: dict[int, list[str]] = {}
+    """The hashes of the manifests in a folder, by entry."""
+    hashes_by_entry: dict[int, list[str]] = {}
     for path in folder.glob("*-*.json.zst"):
         number, _, sha256 = path.name.removesuffix(".json.zst").partition("-")
         if number.isdecimal():
-            found.setdefault(int(number), []).append(sha256)
-    return found
+            hashes_by_entry.setdefault(int(number), []).append(sha256)
+    return hashes_by_entry

@@ -1,9 +1,9 @@
-"""Traces: what runs with `--trace` left of named sessions, as Parquet files under `traces/`.
-Bounded, and not needed.
+"""Traces that runs with `--trace` leave of named sessions, as Parquet files under `traces/`. Their
+size is bounded, and nothing depends on them.
 
-A file is of one partition and start, so that whoever folds the same again replaces it.
+A file is of one partition and start offset: folding the same again replaces it.
 
-Next room: operations/inspect/run_traces.py makes the rows.
+Next: operations/inspect/run_traces.py makes the rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from seriatim.engine.offsets import Partition
 from seriatim.storage.files import write_file
 
 BYTES_MAX = 64 * 1024 * 1024
-"""Of all of a stream's traces: the oldest files go first."""
+"""The size of all traces of a stream. Beyond it the oldest files are deleted."""
 TRACE_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
@@ -38,27 +38,28 @@ TRACE_SCHEMA = pa.schema(
 def write_trace_rows(
     root: Path, partition: Partition, stem: str, rows: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Leave the rows of one task, as a whole or not at all."""
-    if rows:
-        into = pa.BufferOutputStream()
-        pq.write_table(
-            pa.Table.from_pylist(list(rows), schema=TRACE_SCHEMA), into, compression="zstd"
-        )
-        path = root / "traces" / str(partition) / f"{stem}.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, into.getvalue().to_pybytes())
+    """Write the rows of one task, all of them or nothing."""
+    if not rows:
+        return
+    buffer = pa.BufferOutputStream()
+    table = pa.Table.from_pylist(list(rows), schema=TRACE_SCHEMA)
+    pq.write_table(table, buffer, compression="zstd")
+    path = root / "traces" / str(partition) / f"{stem}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, buffer.getvalue().to_pybytes())
 
 
 def prune(root: Path, bytes_max: int = BYTES_MAX) -> list[Path]:
-    """Delete the oldest files beyond the bound; which they were."""
-    files = [
-        (path.stat().st_mtime, path.stat().st_size, path)
-        for path in (root / "traces").rglob("*.parquet")
-    ]
-    kept, gone = 0, []
+    """Delete the oldest files beyond the bound. Returns the deleted paths."""
+    files = []
+    for path in (root / "traces").rglob("*.parquet"):
+        status = path.stat()
+        files.append((status.st_mtime, status.st_size, path))
+    total_bytes = 0
+    deleted = []
     for _, size, path in sorted(files, reverse=True):
-        kept += size
-        if kept > bytes_max:
+        total_bytes += size
+        if total_bytes > bytes_max:
             path.unlink(missing_ok=True)
-            gone.append(path)
-    return gone
+            deleted.append(path)
+    return deleted

@@ -112,7 +112,7 @@ def test_the_newest_file_wins_however_files_are_merged(
         expected |= sessions
     fresh = again(store)
     assert fresh.load(files, "abcdef") == expected
-    assert dict(fresh.load_all(files)) == expected
+    assert dict(fresh.all_sessions(files)) == expected
     assert fresh.quarantined_sessions(files) == {
         name: one for name, one in expected.items() if one.finding
     }

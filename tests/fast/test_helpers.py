@@ -115,7 +115,7 @@ def content(file: stream_files.StreamFile, result: TaskResult) -> tuple[Any, ...
     root = Path(file.stream.output.path)
     records = [pq.read_table(root / one.path, partitioning=None) for one in result.records]
     edges = [(one.rows, one.first_offset, one.last_offset) for one in result.records]
-    state = sorted(context.state(file).iterate_sessions(result.state or ()))
+    state = sorted(context.state(file).all_sessions(result.state or ()))
     return (
         edges,
         records,

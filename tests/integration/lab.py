@@ -178,7 +178,7 @@ class Lab:
         file = stream_files.load_stream(name, self.settings.streams)
         runner, store, found = stream_files.load_runner(file), context.state(file), {}
         for place, account in self.ledger(name).partitions.items():
-            for session, saved in store.iterate_sessions(account.state):
+            for session, saved in store.all_sessions(account.state):
                 state = (
                     None
                     if saved.state_bytes is None
