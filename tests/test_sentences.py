@@ -58,7 +58,7 @@ EXCEPTIONS = {
     ("seriatim/alerts/incidents.py", "failed.text.partition"): HEADLINE,
     ("seriatim/alerts/mail.py", "failed.text.partition"): HEADLINE,
     ("seriatim/operations/prove/difference.py", "self.next.replace"): TEMPLATE,
-    ("seriatim/cli/top.py", "need.next.partition"): FIRST_LINE,
+    ("seriatim/cli/top.py", "concern.next.partition"): FIRST_LINE,
 }
 
 

@@ -15,6 +15,7 @@ import pdb  # noqa: T100  # a break point needs a debugger
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from inspect import unwrap
+from types import CodeType
 from typing import IO, TYPE_CHECKING, Any
 
 import typer
@@ -271,7 +272,8 @@ class Debugger(pdb.Pdb):
         self.reset()
         # The stack that pdb shows ends here: the frames below are ours, not the machine's.
         self.botframe = sys._getframe()
-        self.set_break(self.apply_code.co_filename, self._first_line(), temporary=True)
+        first_line = _first_body_line(self.apply_code)
+        self.set_break(self.apply_code.co_filename, first_line, temporary=True)
         self.set_continue()
         sys.settrace(self.trace_dispatch)
         try:
@@ -283,18 +285,19 @@ class Debugger(pdb.Pdb):
             sys.settrace(None)
         return records
 
-    def _first_line(self) -> int:
-        """The first line of the body of `apply`: a break point on its `def` line is never hit."""
-        def_line: int = self.apply_code.co_firstlineno
-        body_lines = [line for _, line in dis.findlinestarts(self.apply_code) if line > def_line]
-        return min(body_lines, default=def_line)
-
     def setup(self, f: Any, tb: Any) -> None:
         """Prepare a stop; the names of `named_values` are added if the code has no such names."""
         super().setup(f, tb)
         frame_names: Any = self.curframe_locals
         for name, value in self.named_values.items():
             frame_names.setdefault(name, value)
+
+
+def _first_body_line(code: CodeType) -> int:
+    """The first line of a function's body: a break point on its `def` line is never hit."""
+    def_line = code.co_firstlineno
+    body_lines = [line for _, line in dis.findlinestarts(code) if line > def_line]
+    return min(body_lines, default=def_line)
 
 
 def is_terminal() -> bool:

@@ -1,7 +1,7 @@
-"""A range folded again into a folder of its own: `seriatim replay … --to DIR`.
+"""Fold a range again into a new folder: `seriatim replay … --to DIR`.
 
-Next room: operations/inspect/replay.py folds; storage/scratch.py is the folder; cli/diff.py
-compares it.
+Next: operations/inspect/replay.py folds; storage/scratch.py writes the folder; cli/diff.py compares
+it.
 """
 
 from __future__ import annotations
@@ -48,54 +48,75 @@ def replay_into_folder(
     fresh: bool,
     json: bool,
 ) -> None:
-    """Fold a range into a folder."""
+    """Fold a range into a folder of its own, and print what was folded.
+
+    1. Refuse a folder that cannot be used, or that is the output of a stream.
+    2. Open the stream, and load the machine to fold with.
+    3. Fold the ranges; files go to the folder only.
+    4. Write the tables, and last the manifest: a folder without it is incomplete.
+    """
     from seriatim.cli.output import RunProgress
-    from seriatim.kafka.consumer import KafkaPastMessageReader
     from seriatim.operations.inspect.replay import ReplayRun
     from seriatim.storage import scratch
 
+    # 1. Refuse.
     folder = scratch.resolve_path(target)
     scratch.refuse_unusable_folder(folder)
     _refuse_stream_outputs(folder)
-    with open_lookback(stream, json=json) as opened:
-        file, same = with_machine(opened.file, machine)
-        runner = _load_runner(opened, file, is_same_machine=same)
-        reread: Any = opened.context.past_reader
-        if isinstance(reread, KafkaPastMessageReader):
-            reread.with_headers = True
-        tools, progress = (
-            replace(opened.context, stream=file.stream, runner=runner, on_progress=None),
-            RunProgress(opened.name),
+    with open_lookback(stream, json=json) as command:
+        # 2. Open.
+        file, is_same_machine = with_machine(command.file, machine)
+        runner = _load_runner(command, file, is_same_machine=is_same_machine)
+        _read_headers(command)
+        without_state = fresh or not is_same_machine
+        progress = RunProgress(command.name)
+        replay_run = ReplayRun(
+            replace(command.context, stream=file.stream, runner=runner, on_progress=None),
+            command.head,
+            _task_context_factory(command, file, runner, folder),
+            without_state=without_state,
+            progress=progress,
         )
-        kit = _kit_factory(opened, file, runner, folder)
-        replaying = ReplayRun(
-            tools, opened.head, kit, without_state=fresh or not same, progress=progress
-        )
-        wanted = _ranges_to_replay(opened, replaying, partition, topic, start, until)
+        ranges = _ranges_to_replay(command, replay_run, partition, topic, start, until)
+        # 3. Fold.
         scratch.create_folder(folder)
         try:
-            made = list(replaying.run(wanted))
+            outputs = list(replay_run.run(ranges))
         except ConfigError:
             scratch.remove_if_empty(folder)
             raise
         finally:
             progress.close()
-        values = _write_tables(
-            opened, file, runner, folder, made, machine=machine, fresh=fresh or not same
+        # 4. Write.
+        manifest = _write_tables(
+            command, file, runner, folder, outputs, machine=machine, fresh=without_state
         )
-        print_json(values) if json else _print_result(opened.name, folder, made)
+        if json:
+            print_json(manifest)
+        else:
+            _print_result(command.name, folder, outputs)
+
+
+def _read_headers(command: LookbackCommand) -> None:
+    """Read the headers of messages as well: another machine may use them."""
+    from seriatim.kafka.consumer import KafkaPastMessageReader
+
+    past_reader: Any = command.context.past_reader
+    if isinstance(past_reader, KafkaPastMessageReader):
+        past_reader.with_headers = True
 
 
 def _refuse_stream_outputs(folder: Path) -> None:
-    """Refuse what some stream's file names as its output, though nothing is there yet."""
+    """Refuse a folder that a stream file names as its output, even if it does not exist yet."""
     from seriatim import stream_files
 
-    home = config.load_settings().streams
-    for name in stream_files.list_streams(home):
+    streams_folder = config.load_settings().streams
+    for name in stream_files.list_streams(streams_folder):
         try:
-            output = Path(stream_files.load_stream(name, home).stream.output.path).resolve()
+            file = stream_files.load_stream(name, streams_folder)
         except ConfigError:  # a stream file that is wrong has no output to protect
             continue
+        output = Path(file.stream.output.path).resolve()
         if folder == output or output in folder.parents or folder in output.parents:
             raise ConfigError(
                 f"--to {folder}: the output of stream {name} is {output}",
@@ -104,27 +125,35 @@ def _refuse_stream_outputs(folder: Path) -> None:
 
 
 def with_machine(file: StreamFile, machine: str | None) -> tuple[StreamFile, bool]:
-    """The stream with another machine, and whether it is the stream's own, in whichever version.
+    """The stream with another machine, and whether that is a version of the stream's own machine.
 
-    A file's class is the stream's own if both names are: `fixed/orderbook.py:OrderBook` of
-    `orderbook:OrderBook`.
+    The class of a file is the stream's own if the names of module and class are the same:
+    `fixed/orderbook.py:OrderBook` is a version of `orderbook:OrderBook`.
     """
     if machine is None or machine == file.stream.machine:
         return file, True
-    if match := FILE_MACHINE.fullmatch(machine):
+    match = FILE_MACHINE.fullmatch(machine)
+    if match:
         path = config.expand_user(
             Path(match["path"]), f"--machine {machine}", "give the path of a Python file"
         ).absolute()
-        named = f"replayed_{path.stem}"
-        _import_file(path, named)
-        own = f"{path.stem}:{match['name']}" == file.stream.machine
-        return replace(file, stream=replace(file.stream, machine=f"{named}:{match['name']}")), own
-    if not NAMED_MACHINE.fullmatch(machine) or (machine == "table" and file.stream.table is None):
+        class_name = match["name"]
+        # A name of its own, since the stream's module of the same name may be imported already.
+        module_name = f"replayed_{path.stem}"
+        _import_file(path, module_name)
+        is_own = f"{path.stem}:{class_name}" == file.stream.machine
+        return _replace_machine(file, f"{module_name}:{class_name}"), is_own
+    is_table_without_settings = machine == "table" and file.stream.table is None
+    if not NAMED_MACHINE.fullmatch(machine) or is_table_without_settings:
         raise ConfigError(
             f"--machine {machine!r} is no machine",
             next="write module:Class, of a module beside the stream file, or path/to/file.py:Class",
         )
-    return replace(file, stream=replace(file.stream, machine=machine)), False
+    return _replace_machine(file, machine), False
+
+
+def _replace_machine(file: StreamFile, machine: str) -> StreamFile:
+    return replace(file, stream=replace(file.stream, machine=machine))
 
 
 def _import_file(path: Path, module_name: str) -> None:
@@ -157,10 +186,10 @@ def _load_runner(command: LookbackCommand, file: StreamFile, *, is_same_machine:
     return runner
 
 
-def _kit_factory(
+def _task_context_factory(
     command: LookbackCommand, file: StreamFile, runner: Runner, folder: Path
 ) -> Callable[[tuple[File, ...]], TaskContext]:
-    """What tasks work with: everything is read from the stream, and written to the folder."""
+    """Make contexts for fold tasks: they read from the stream, and write to the folder."""
     from seriatim import context
     from seriatim.engine.task import TaskContext
     from seriatim.memory import MemoryDigests
@@ -168,80 +197,102 @@ def _kit_factory(
     from seriatim.storage.scratch import LayeredState
     from seriatim.storage.state_files import ParquetState
 
-    stream, compression = file.stream, file.stream.output.compression
+    stream = file.stream
+    compression = stream.output.compression
     explain = context.hole_explainer(file, context.kafka_client(config.load_settings()))
 
-    def kit(base: tuple[File, ...]) -> TaskContext:
+    def new_task_context(base: tuple[File, ...]) -> TaskContext:
+        records = ParquetRecords(
+            folder, runner.columns, compression, (), other_tables=runner.other_columns
+        )
+        new_state = ParquetState(folder, stream.name, compression)
         return TaskContext(
             runner=runner,
             tier=stream.tier,
             on_poison=stream.on_poison,
             limits=stream.limits,
             has_session_field=stream.session_field is not None,
-            records=ParquetRecords(
-                folder, runner.columns, compression, (), other_tables=runner.other_columns
-            ),
-            state=LayeredState(
-                ParquetState(folder, stream.name, compression), command.context.state, base
-            ),
+            records=records,
+            state=LayeredState(new_state, command.context.state, base),
             explain=explain,
             digests=MemoryDigests,
             peak_memory_bytes=lambda: 0,
         )
 
-    return kit
+    return new_task_context
 
 
 def _ranges_to_replay(
     command: LookbackCommand,
-    replaying: ReplayRun,
+    replay_run: ReplayRun,
     partition: str | None,
     topic: str | None,
     start: str | None,
     until: str | None,
 ) -> dict[Partition, OffsetRange]:
-    """What is folded again, by partition."""
-    ledger, wanted = command.head.ledger, None if partition is None else Partition.parse(partition)
-    chosen = [
-        p for p in ledger.known_partitions() if topic in (None, p.topic) and wanted in (None, p)
-    ]
-    chosen = [p for p in chosen if not ledger.partitions[str(p)].retired]
+    """The range of each chosen partition: from `--from` or its earliest start, to `--until` or its
+    frontier.
+    """
+    partitions = _chosen_partitions(command, partition, topic)
+    edges = [edge for edge in (start, until) if edge is not None]
+    has_offset = any(parse_offset(edge) is not None for edge in edges)
+    if len(partitions) > 1 and has_offset:
+        raise ConfigError(
+            "an offset is of one partition", next="name it with --partition, or give times"
+        )
+    ranges = {}
+    for chosen in partitions:
+        begin = (
+            replay_run.earliest_start(chosen)
+            if start is None
+            else _resolve_edge(command, chosen, start)
+        )
+        end = (
+            command.head.ledger.partitions[str(chosen)].frontier
+            if until is None
+            else _resolve_edge(command, chosen, until)
+        )
+        if begin < end:
+            ranges[chosen] = OffsetRange(begin, end)
+    if not ranges:
+        raise ConfigError(
+            f"{command.name}: there is nothing in this range", next="choose --from before --until"
+        )
+    return ranges
+
+
+def _chosen_partitions(
+    command: LookbackCommand, partition: str | None, topic: str | None
+) -> list[Partition]:
+    """The partitions of `--partition` or `--topic`, or all; retired ones are left out."""
+    ledger = command.head.ledger
+    only_partition = None if partition is None else Partition.parse(partition)
+    chosen = []
+    for candidate in ledger.known_partitions():
+        if topic is not None and candidate.topic != topic:
+            continue
+        if only_partition is not None and candidate != only_partition:
+            continue
+        if not ledger.partitions[str(candidate)].retired:
+            chosen.append(candidate)
     if not chosen:
         raise ConfigError(
             f"{command.name}: it never read {partition or topic}",
             next=f"seriatim status {command.name}",
         )
-    if len(chosen) > 1 and any(
-        edge is not None and parse_offset(edge) is not None for edge in (start, until)
-    ):
-        raise ConfigError(
-            "an offset is of one partition", next="name it with --partition, or give times"
-        )
-    found = {}
-    for place in chosen:
-        frontier = ledger.partitions[str(place)].frontier
-        begin = (
-            replaying.earliest_start(place)
-            if start is None
-            else _resolve_edge(command, place, start)
-        )
-        end = frontier if until is None else _resolve_edge(command, place, until)
-        if begin < end:
-            found[place] = OffsetRange(begin, end)
-    if not found:
-        raise ConfigError(
-            f"{command.name}: there is nothing in this range", next="choose --from before --until"
-        )
-    return found
+    return chosen
 
 
 def _resolve_edge(command: LookbackCommand, partition: Partition, text: str) -> int:
-    if (offset := parse_offset(text)) is not None:
+    """An edge as an offset; a time after the last message gives the frontier."""
+    offset = parse_offset(text)
+    if offset is not None:
         return offset
-    found = command.context.log.offsets_for_time([partition], parse_time_ms(text)).get(
-        partition, -1
-    )
-    return command.head.ledger.partitions[str(partition)].frontier if found < 0 else found
+    offsets = command.context.log.offsets_for_time([partition], parse_time_ms(text))
+    first_offset_at_time = offsets.get(partition, -1)
+    if first_offset_at_time < 0:
+        return command.head.ledger.partitions[str(partition)].frontier
+    return first_offset_at_time
 
 
 def _write_tables(
@@ -254,18 +305,21 @@ def _write_tables(
     machine: str | None,
     fresh: bool,
 ) -> dict[str, Any]:
-    """The tables, and last what the folder is."""
+    """Write the tables, and then the manifest that says what the folder has; return the manifest."""
     from seriatim.clock import WallClock
     from seriatim.storage import scratch
     from seriatim.storage.record_files import record_schema
 
-    scratch.create_table(
-        folder, "", record_schema(runner.columns), [one for part in outputs for one in part.records]
-    )
+    record_files = []
+    for output in outputs:
+        record_files += output.records
+    scratch.create_table(folder, "", record_schema(runner.columns), record_files)
     for table, columns in runner.other_columns.items():
-        files = [one for part in outputs for one in part.other_record_files.get(table, [])]
-        scratch.create_table(folder, table, record_schema(columns), files)
-    values = {
+        table_files = []
+        for output in outputs:
+            table_files += output.other_record_files.get(table, [])
+        scratch.create_table(folder, table, record_schema(columns), table_files)
+    manifest = {
         "replay": command.name,
         "machine": machine or file.stream.machine,
         "tier": file.stream.tier,
@@ -273,10 +327,10 @@ def _write_tables(
         "at_seconds": WallClock().now_seconds(),
         "sequence": command.head.ledger.sequence,
         "fresh": fresh,
-        "partitions": [_output_values(part) for part in outputs],
+        "partitions": [_output_values(output) for output in outputs],
     }
-    scratch.write_manifest(folder, values)
-    return values
+    scratch.write_manifest(folder, manifest)
+    return manifest
 
 
 def _output_values(output: ReplayOutput) -> dict[str, Any]:
@@ -298,21 +352,23 @@ def _output_values(output: ReplayOutput) -> dict[str, Any]:
 
 
 def _print_result(stream: str, folder: Path, outputs: list[ReplayOutput]) -> None:
-    from seriatim.cli import output as show
+    from seriatim.cli.output import print_table
 
-    rows = [_output_values(part) for part in outputs]
-    show.print_table(
-        ["topic", "partition", "from", "until", "messages", "records", "headless", "halted"], rows
+    print_table(
+        ["topic", "partition", "from", "until", "messages", "records", "headless", "halted"],
+        [_output_values(output) for output in outputs],
     )
-    for part in outputs:
-        if part.findings:
-            told = ", ".join(f"{kind} {number}" for kind, number in part.findings.items())
-            print_notice(f"{part.partition}: {told}")
-        if part.missing_messages:
+    for output in outputs:
+        if output.findings:
+            findings = ", ".join(f"{kind} {count}" for kind, count in output.findings.items())
+            print_notice(f"{output.partition}: {findings}")
+        if output.missing_messages:
             print_notice(
-                f"{part.partition}: {part.missing_messages} messages that were folded when this was committed are not in Kafka"
-                " any more (compacted away, or deleted): these records are of the rest"
+                f"{output.partition}: {output.missing_messages} messages that were folded when this"
+                " was committed are not in Kafka any more (compacted away, or deleted): these"
+                " records are of the rest"
             )
     typer.echo(
-        f"written to {folder}; nothing was committed. Compare: seriatim diff {stream} {shell_quote(str(folder))}"
+        f"written to {folder}; nothing was committed."
+        f" Compare: seriatim diff {stream} {shell_quote(str(folder))}"
     )

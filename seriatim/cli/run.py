@@ -1,6 +1,6 @@
-"""`seriatim run` and `seriatim plan`: fold a stream until caught up, or see what that would do.
+"""`seriatim run` and `seriatim plan`: fold a stream up to the log ends, or show what would be done.
 
-Next room: operations/run.py does it; cli/output.py tells what was done.
+Next: operations/run.py folds; cli/output.py prints the outcome.
 """
 
 from __future__ import annotations
@@ -17,20 +17,26 @@ from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError, IntegrityError, PlatformError
 
 if TYPE_CHECKING:
+    from seriatim.cli.output import RunProgress
     from seriatim.config import Settings
+    from seriatim.context import LazySpark
     from seriatim.engine.findings import Finding
-    from seriatim.operations.run import FoldRun
+    from seriatim.operations.run import FoldContext, FoldRun, RunOutcome
     from seriatim.stream_files import StreamFile
 
 StreamName = Annotated[
-    str, typer.Argument(metavar="STREAM", help="A name in streams/, or a path to a TOML file.")
+    str,
+    typer.Argument(
+        metavar="STREAM", help="The name of a file in streams/, or a path to a TOML file."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 UntilOffsets = Annotated[
     str,
     typer.Option(
-        metavar="JSON", help='Stop there: {"topic": {"0": 1200}}. Other partitions are not read.'
+        metavar="JSON",
+        help='Stop at these offsets: {"topic": {"0": 1200}}. Other partitions are not read.',
     ),
 ]
 
@@ -40,27 +46,30 @@ def run(
     stream: StreamName,
     messages_max: Annotated[
         int | None,
-        typer.Option(min=1, help="Messages in one slice, but at least one of each partition."),
+        typer.Option(
+            min=1, help="Messages in one slice, but at least one message of each partition."
+        ),
     ] = None,
     until_offsets: UntilOffsets = "",
     check: Annotated[
         bool,
-        typer.Option("--check", help="Then judge what was committed, and publish what is checked."),
+        typer.Option("--check", help="Then check what was committed, and publish what is checked."),
     ] = False,
     trace: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SESSION", help="Leave this session's trace under traces/; repeatable."
+            metavar="SESSION",
+            help="Write the trace of this session under traces/. It may be repeated.",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Fold a stream from its frontier to the log ends of now, slice by slice.
+    """Fold a stream from its frontier to the current log ends, slice by slice.
 
-    Can be killed anywhere and run again. Exit codes: 0 done, 2 bad configuration, 3 new integrity
-    finding, 4 platform trouble (retry), 5 another run moved the frontier, 130 and 143 stopped
-    (Ctrl-C, SIGTERM). With --check a finding does not keep the steps after it from their work, and
-    with --json each prints its object.
+    The run can be killed anywhere and started again. Exit codes: 0 done, 2 bad configuration,
+    3 new integrity finding, 4 platform trouble (try again), 5 another run moved the frontier,
+    130 and 143 stopped (Ctrl-C, SIGTERM). With --check a finding does not stop the steps after it,
+    and with --json each step prints its own object.
 
     Example: seriatim run demo --messages-max 500000
     """
@@ -71,33 +80,36 @@ def run(
     file = stream_files.load_stream(stream, settings.streams)
     until = _parse_until_offsets(until_offsets) if until_offsets else None
     config.arm_crash_point(settings.crash_point)
-    steps: list[Callable[[], object]] = [
-        lambda: _fold_stream(
-            file, settings, messages_max, until, trace=_parse_traced_sessions(trace), json=json
-        )
-    ]
-    if check:
-        from seriatim.cli import check as gate
-        from seriatim.cli import publish
 
-        steps += [lambda: gate.check_and_report(file, json=json)]
+    def fold() -> None:
+        traced_sessions = _parse_traced_sessions(trace)
+        _fold_stream(file, settings, messages_max, until, trace=traced_sessions, json=json)
+
+    steps: list[Callable[[], object]] = [fold]
+    if check:
+        from seriatim.cli.check import check_and_report
+        from seriatim.cli.publish import publish_stream
+
+        steps.append(lambda: check_and_report(file, json=json))
         if stream_files.load_runner(file).row_key_spec is not None:
-            steps += [lambda: publish.publish_stream(file, json=json)]
+            steps.append(lambda: publish_stream(file, json=json))
     _run_steps(steps)
 
 
 def _run_steps(steps: Sequence[Callable[[], object]]) -> None:
-    """Each step, whatever the data did to those before it; then the first failure. A fault of ours
-    ends it at once.
+    """Run every step, even if the data failed an earlier one, and then raise the first failure.
+
+    Only an IntegrityError lets the next step run. Any other error ends the command at once.
     """
     failure: IntegrityError | None = None
     for step in steps:
         try:
             step()
         except IntegrityError as error:
-            if failure is not None:
+            if failure is None:
+                failure = error
+            else:
                 print_notice(error.render())
-            failure = failure or error
     if failure is not None:
         raise failure
 
@@ -111,68 +123,103 @@ def _fold_stream(
     trace: tuple[str, ...] = (),
     json: bool,
 ) -> None:
+    """Fold a stream and print the outcome.
+
+    1. Prepare the run. Findings of an earlier run that was killed are printed with this one's.
+    2. Fold. However it ends, Spark is stopped, and findings are printed.
+    3. Write the report and the status file.
+    4. Print the outcome, and remember that its findings were reported.
+    """
     from seriatim import context, stream_files
     from seriatim.cli import output, report
-    from seriatim.cli.stop import exit_on_signal
     from seriatim.operations.report_findings import (
         last_sequence,
         mark_reported,
         unreported_findings,
     )
     from seriatim.operations.run import FoldRun
-    from seriatim.web.write_status import write_status_after_run
 
+    # 1. Prepare.
+    name = file.stream.name
     runner = stream_files.load_runner(file)
     stream_files.refuse_unwritable_output(file, create=True)
-    spark, progress = (
-        context.LazySpark(file, settings, print_notice),
-        output.RunProgress(file.stream.name),
-    )
+    spark = context.LazySpark(file, settings, print_notice)
     spark.traced_sessions = trace
-    world = context.fold_context(file, settings, spark)
-    folding = FoldRun(file.stream, runner, world, progress=progress)
-    folding.outcome.findings += unreported_findings(world.ledger, file.stream.name)
-    since = last_sequence(world.ledger, file.stream.name)
+    progress = output.RunProgress(name)
+    fold_context = context.fold_context(file, settings, spark)
+    fold_run = FoldRun(file.stream, runner, fold_context, progress=progress)
+    fold_run.outcome.findings += unreported_findings(fold_context.ledger, name)
+    sequence_before = last_sequence(fold_context.ledger, name)
+    # 2. Fold.
+    outcome = _run_until_stopped(
+        file, fold_run, spark, progress, messages_max or file.stream.slice.messages_max, until
+    )
+    outcome.findings = findings_with_time_left(fold_run)
+    # 3. Write the report and the status file.
+    report.write_run_report(file, sequence_before, outcome.sequence)
+    _write_status(file, fold_context)
+    # 4. Print.
+    try:
+        output.print_outcome(name, outcome, json=json)
+    finally:
+        mark_reported(fold_context.ledger, outcome.sequence)
 
-    def last() -> None:
+
+def _run_until_stopped(
+    file: StreamFile,
+    fold_run: FoldRun,
+    spark: LazySpark,
+    progress: RunProgress,
+    messages_max: int,
+    until: Mapping[Partition, int] | None,
+) -> RunOutcome:
+    """Run a fold. If an error or a signal ends it, findings of committed slices are printed."""
+    from seriatim.cli.stop import exit_on_signal
+
+    def print_findings_and_kill_spark() -> None:
         progress.close()
-        print_findings_of_run(folding)
+        print_findings_of_run(fold_run)
         spark.kill()
 
-    with exit_on_signal(file.stream.name, last), _prune_traces_afterwards(file, trace):
+    with (
+        exit_on_signal(file.stream.name, print_findings_and_kill_spark),
+        _prune_traces_afterwards(file, spark.traced_sessions),
+    ):
         try:
-            outcome = folding.run(messages_max or file.stream.slice.messages_max, until)
+            return fold_run.run(messages_max, until)
         except BaseException:
             progress.close()
-            print_findings_of_run(folding)
+            print_findings_of_run(fold_run)
             raise
         finally:
             progress.close()
             spark.stop()
-    outcome.findings = findings_with_time_left(folding)
-    report.write_run_report(file, since, outcome.sequence)
-    if trouble := write_status_after_run(
-        file, world.log, world.ledger, world.open_state(), world.clock
-    ):
+
+
+def _write_status(file: StreamFile, fold_context: FoldContext) -> None:
+    from seriatim.web.write_status import write_status_after_run
+
+    trouble = write_status_after_run(
+        file,
+        fold_context.log,
+        fold_context.ledger,
+        fold_context.open_state(),
+        fold_context.clock,
+    )
+    if trouble:
         print_notice(
             f"{file.stream.name}: the status file could not be written: {trouble}", status=None
         )
-    try:
-        output.print_outcome(file.stream.name, outcome, json=json)
-    finally:
-        mark_reported(world.ledger, outcome.sequence)
 
 
 def _parse_traced_sessions(session_names: list[str] | None) -> tuple[str, ...]:
-    """Sessions that are traced beside the fold."""
+    """The sessions to trace beside the fold, each once. Too many are refused."""
     from seriatim.airflow.run_request import TRACED_SESSIONS_MAX
     from seriatim.cli.lookback import check_session_name
 
-    names = tuple(
-        dict.fromkeys(
-            name for one in session_names or () if (name := check_session_name(one)) is not None
-        )
-    )
+    for name in session_names or ():
+        check_session_name(name)
+    names = tuple(dict.fromkeys(session_names or ()))
     if len(names) > TRACED_SESSIONS_MAX:
         raise ConfigError(
             f"--trace: {len(names)} sessions", next=f"trace at most {TRACED_SESSIONS_MAX} at a time"
@@ -182,7 +229,7 @@ def _parse_traced_sessions(session_names: list[str] | None) -> tuple[str, ...]:
 
 @contextmanager
 def _prune_traces_afterwards(file: StreamFile, trace: tuple[str, ...]) -> Iterator[None]:
-    """However a traced run ends, its traces are bounded."""
+    """Delete old traces at the end of a traced run, also if it failed."""
     try:
         yield
     finally:
@@ -191,7 +238,7 @@ def _prune_traces_afterwards(file: StreamFile, trace: tuple[str, ...]) -> Iterat
 
 
 def _prune_traces(file: StreamFile) -> None:
-    """Traces are bounded: the oldest go."""
+    """Delete the oldest traces, and print where the traces are."""
     from pathlib import Path
 
     from seriatim.storage import traces
@@ -199,40 +246,41 @@ def _prune_traces(file: StreamFile) -> None:
     root = Path(file.stream.output.path)
     try:
         traces.prune(root)
-    except OSError as error:  # the run is over and well
+    except OSError as error:  # that undoes no commit, so it is a notice only
         print_notice(
-            f"{file.stream.name}: old traces could not be deleted: {error}; look at {root / 'traces'}"
+            f"{file.stream.name}: old traces could not be deleted: {error};"
+            f" look at {root / 'traces'}"
         )
     print_notice(f"{file.stream.name}: traces are in {root / 'traces'}")
 
 
-def findings_with_time_left(folding: FoldRun) -> list[Finding]:
-    """A run's findings with the time left to act, and warnings where it runs out."""
+def findings_with_time_left(fold_run: FoldRun) -> list[Finding]:
+    """A run's findings with the time left to act, and warnings where that time is short."""
     from seriatim.operations.retention import partition_clocks, time_left_warnings, with_time_left
 
-    stream, world, ledger = folding.stream, folding.context, folding.head.ledger
+    stream = fold_run.stream
+    ledger = fold_run.head.ledger
+    log = fold_run.context.log
     try:
-        clocked = partition_clocks(
-            ledger, world.log, world.log.bounds(stream.topics), world.clock.now_seconds()
-        )
-    except (
-        PlatformError
-    ) as trouble:  # the run is done and committed: that Kafka is silent now does not undo it
+        bounds = log.bounds(stream.topics)
+        clocks = partition_clocks(ledger, log, bounds, fold_run.context.clock.now_seconds())
+    except PlatformError as trouble:
+        # The run is committed. A broker that does not answer now does not undo it.
         print_notice(f"{stream.name}: time left is not known: {trouble.message}")
-        return folding.outcome.findings
+        return fold_run.outcome.findings
     return [
-        *with_time_left(folding.outcome.findings, clocked),
-        *time_left_warnings(stream, ledger, clocked),
+        *with_time_left(fold_run.outcome.findings, clocks),
+        *time_left_warnings(stream, ledger, clocks),
     ]
 
 
-def print_findings_of_run(folding: FoldRun) -> None:
-    """Findings of a run that ends before its time."""
+def print_findings_of_run(fold_run: FoldRun) -> None:
+    """Print the findings of a run that ended early, and remember that they were reported."""
     from seriatim.cli import output
     from seriatim.operations.report_findings import mark_reported
 
-    output.print_findings(folding.stream.name, folding.outcome.findings, json=Options.json)
-    mark_reported(folding.context.ledger, folding.head.ledger.sequence)
+    output.print_findings(fold_run.stream.name, fold_run.outcome.findings, json=Options.json)
+    mark_reported(fold_run.context.ledger, fold_run.head.ledger.sequence)
 
 
 @app.command()
@@ -240,19 +288,21 @@ def plan(
     stream: StreamName,
     until_offsets: UntilOffsets = "",
     topic: Annotated[
-        list[str] | None, typer.Option(help="Show this topic's ranges; repeatable.")
+        list[str] | None,
+        typer.Option(help="Show the ranges of this topic. It may be repeated."),
     ] = None,
     partition: Annotated[
         list[str] | None,
-        typer.Option(metavar="TOPIC/NUMBER", help="Show this partition's range; repeatable."),
+        typer.Option(
+            metavar="TOPIC/NUMBER", help="Show the range of this partition. It may be repeated."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what the next run would do: ranges per partition, new topics, what waits. Commits
-    nothing.
+    """Show what the next run would do: ranges per partition, new topics, what waits.
 
-    Refuses a place that the stream does not have. Warns of topics that keep messages for less than
-    72 hours.
+    Nothing is committed. A topic or partition that the stream does not have is refused. Topics that
+    keep messages for less than 72 hours are named in a warning.
 
     Example: seriatim plan demo
     """
@@ -260,46 +310,46 @@ def plan(
     from seriatim.cli import output
     from seriatim.clock import WallClock
     from seriatim.ledger.verdicts import refuse_open_circuit
-    from seriatim.operations.plan import plan_run as make
-    from seriatim.operations.plan import short_retention
+    from seriatim.operations.plan import plan_run, short_retention
     from seriatim.operations.slicing import ranges_to_read, select_ranges
 
     Options.json = json
     settings = config.load_settings()
     file = stream_files.load_stream(stream, settings.streams)
+    name = file.stream.name
     log = context.log(file, settings)
-    ledger, made = make(file.stream, log, context.ledger(file))
-    made.ranges = select_ranges(
-        made, topic or (), [Partition.parse(place) for place in partition or ()], file.stream.name
-    )
+    ledger, slice_plan = plan_run(file.stream, log, context.ledger(file))
+    partitions = [Partition.parse(text) for text in partition or ()]
+    slice_plan.ranges = select_ranges(slice_plan, topic or (), partitions, name)
     if until_offsets:
-        made.ranges = ranges_to_read(made, _parse_until_offsets(until_offsets), file.stream.name)
+        until = _parse_until_offsets(until_offsets)
+        slice_plan.ranges = ranges_to_read(slice_plan, until, name)
+    # A run would refuse these as well, so its plan does.
     context.refuse_machine_for_ledger(file, ledger)
     refuse_open_circuit(ledger, file.stream.on_check_failure)
-    short = short_retention(file.stream, log, ledger, WallClock())
-    output.print_plan(file.stream, ledger, made, short, json=json)
+    short_topics = short_retention(file.stream, log, ledger, WallClock())
+    output.print_plan(file.stream, ledger, slice_plan, short_topics, json=json)
 
 
 def _parse_until_offsets(text: str) -> dict[Partition, int]:
-    """`{"topic": {"0": 1200}}` as a person writes it."""
+    """Parse `{"topic": {"0": 1200}}`, as a person writes it. Negative offsets are refused."""
     import msgspec
 
+    until = {}
     try:
-        given = msgspec.json.decode(text.encode(), type=dict[str, dict[str, int]])
-        until = {
-            Partition.parse(f"{topic}/{p}"): end
-            for topic, ends in given.items()
-            for p, end in ends.items()
-        }
+        ends_by_topic = msgspec.json.decode(text.encode(), type=dict[str, dict[str, int]])
     except msgspec.MsgspecError as error:
         raise ConfigError(
             f"--until-offsets: {error}",
             allowed='{"topic": {"0": 1200}}',
             next="give offsets by topic and partition",
         ) from None
-    for partition, end in until.items():
-        if end < 0:
-            raise ConfigError(
-                f"--until-offsets: {partition} has {end}", next="give offsets of 0 or more"
-            )
+    for topic, ends in ends_by_topic.items():
+        for number, end in ends.items():
+            partition = Partition.parse(f"{topic}/{number}")
+            if end < 0:
+                raise ConfigError(
+                    f"--until-offsets: {partition} has {end}", next="give offsets of 0 or more"
+                )
+            until[partition] = end
     return until

@@ -1,7 +1,7 @@
-"""`seriatim state`: what the machine holds for a session, now or at any point of its past.
+"""`seriatim state`: show what the machine holds for a session, now or at any point of its past.
 
-Next room: operations/inspect/session_replay.py folds to a point; operations/status.py reads what an
-entry saved.
+Next: operations/inspect/session_replay.py folds to a point; operations/status.py reads the state
+that an entry saved.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from seriatim.cli.lookback import (
     InPartition,
     SessionName,
     Topic,
+    change_values,
     open_lookback,
     parse_time_ms,
     print_json,
@@ -37,40 +38,45 @@ def state(
     topic: Topic = None,
     partition: InPartition = None,
     version: Annotated[
-        int | None, typer.Option(min=0, help="As of this ledger entry. Default: the last.")
+        int | None,
+        typer.Option(min=0, help="The state as of this ledger entry. Default: the last entry."),
     ] = None,
     at_offset: Annotated[
-        int | None, typer.Option(min=0, help="After the message at this offset.")
+        int | None, typer.Option(min=0, help="The state after the message at this offset.")
     ] = None,
     at_time: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Before the first message at or after it: 2026-11-16T08:00:00Z."
+            metavar="TIME",
+            help="The state before the first message at or after this time in UTC,"
+            " like 2026-11-16T08:00:00Z.",
         ),
     ] = None,
     diff: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="N M", help="What differs between two points: offsets, or times in UTC."
+            metavar="N M",
+            help="What differs between two points, which are offsets or times in UTC.",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what the machine holds for a session: now, as of an entry, after any offset, or at any
+    """Show what the machine holds for a session: now, as of an entry, after an offset, or at a
     time.
 
-    An offset is reached by folding on from the nearest saved state with the messages that Kafka
-    has. Offsets are inclusive: --at-offset 41337 is the state after that message.
+    To reach an offset, the nearest saved state before it is taken, and the messages that Kafka has
+    are folded on it. Offsets are inclusive: --at-offset 41337 is the state after that message.
 
-    Example: seriatim state demo session-00007 --at-offset 41337 Example: seriatim state demo
-    session-00007 --diff 41000 41337
+    Example: seriatim state demo session-00007 --at-offset 41337
+
+    Example: seriatim state demo session-00007 --diff 41000 41337
     """
     points = {"--version": version, "--at-offset": at_offset, "--at-time": at_time, "--diff": diff}
-    given = [name for name, value in points.items() if value is not None]
-    if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)} are two answers", next="give one of them")
+    point_options = [name for name, value in points.items() if value is not None]
+    if len(point_options) > 1:
+        raise ConfigError(f"{' and '.join(point_options)} are two answers", next="give one of them")
     if at_time is not None:
-        parse_time_ms(at_time)
+        parse_time_ms(at_time)  # refuse a wrong time before anything is opened
     if at_offset is None and at_time is None and diff is None:
         if partition is not None:
             raise ConfigError(
@@ -79,22 +85,29 @@ def state(
             )
         _print_saved_state(stream, session, topic, version, json=json)
         return
-    with open_lookback(stream, json=json) as opened:
-        place, _ = opened.find_session(session, topic, partition)
-        way = opened.session_replay(place, session)
+    with open_lookback(stream, json=json) as command:
+        session_partition, _ = command.find_session(session, topic, partition)
+        replay = command.session_replay(session_partition, session)
         if diff is not None:
-            _print_difference(opened, way, diff, json=json)
+            _print_difference(command, replay, diff, json=json)
             return
-        end = at_offset + 1 if at_offset is not None else opened.resolve_point(way, at_time or "")
-        found = _state_values_at(opened, way, end)
-        opened.stop_progress()
-        print_json(found) if json else _print_state(found)
+        end = command.resolve_point(replay, at_time or "") if at_offset is None else at_offset + 1
+        values = _state_values_at(command, replay, end)
+        command.stop_progress()
+        _print_state_values(values, json=json)
+
+
+def _print_state_values(values: dict[str, Any], *, json: bool) -> None:
+    if json:
+        print_json(values)
+    else:
+        _print_state(values)
 
 
 def _print_saved_state(
     stream: str, session: str, topic: str | None, version: int | None, *, json: bool
 ) -> None:
-    """As an entry saved it."""
+    """Print the state as a ledger entry saved it. Nothing is folded for that."""
     from seriatim import context, stream_files
     from seriatim.ledger.commit import read_head
     from seriatim.operations.status import session_states
@@ -102,43 +115,49 @@ def _print_saved_state(
 
     Options.json = json
     file = stream_files.load_stream(stream, config.load_settings().streams)
-    name, store = file.stream.name, context.ledger(file)
-    head = read_head(store, name)
+    name = file.stream.name
+    ledger_store = context.ledger(file)
+    head = read_head(ledger_store, name)
     if head is None:
         raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
-    ledger = head.ledger if version is None else store.ledger_at(name, version)
+    ledger = head.ledger if version is None else ledger_store.ledger_at(name, version)
     context.refuse_machine_for_ledger(file, ledger)
+    runner = stream_files.load_runner(file)
     try:
-        found = session_states(
-            file.stream, stream_files.load_runner(file), ledger, context.state(file), session, topic
-        )
+        states = session_states(file.stream, runner, ledger, context.state(file), session, topic)
     except IntegrityError:
-        refuse_swept(store, context.record_files(file), head.ledger, ledger.sequence, "state")
+        # The files of an old entry may have been deleted on purpose. Then this error says so.
+        records = context.record_files(file)
+        refuse_swept(ledger_store, records, head.ledger, ledger.sequence, "state")
         raise
-    if len(found) > 1:
-        places = ", ".join(f"{one['topic']}/{one['partition']}" for one in found)
+    if len(states) > 1:
+        partitions = ", ".join(f"{values['topic']}/{values['partition']}" for values in states)
         raise ConfigError(
-            f"{name}: session {session!r} lives in {places}", next="choose one with --topic"
+            f"{name}: session {session!r} lives in {partitions}", next="choose one with --topic"
         )
-    print_json(found[0]) if json else _print_state(found[0])
+    _print_state_values(states[0], json=json)
 
 
 def _fold_to_offset(command: LookbackCommand, replay: SessionReplay, end: int) -> None:
-    """Fold to a point: all messages before `end`."""
-    if end > max(replay.committed_end, replay.bounds.log_end):
+    """Fold all messages before `end`. An offset that Kafka does not have yet is refused."""
+    log_end = replay.bounds.log_end
+    if end > max(replay.committed_end, log_end):
         raise ConfigError(
-            f"{command.name}: {replay.partition} has no offset {end - 1}: Kafka ends before {replay.bounds.log_end}",
-            next=f"give an offset up to {replay.bounds.log_end - 1}",
+            f"{command.name}: {replay.partition} has no offset {end - 1}:"
+            f" Kafka ends before {log_end}",
+            next=f"give an offset up to {log_end - 1}",
         )
     replay.begin_at(end)
     replay.fold_to(end)
     if end > replay.committed_end:
         print_notice(
-            f"{command.name}: {replay.partition} is committed up to offset {replay.committed_end}; beyond it is what a run would make"
+            f"{command.name}: {replay.partition} is committed up to offset {replay.committed_end};"
+            " beyond it is what a run would make"
         )
 
 
 def _state_values_at(command: LookbackCommand, replay: SessionReplay, end: int) -> dict[str, Any]:
+    """The session's state after all messages before `end`, as plain values."""
     from seriatim.operations.inspect.views import state_to_plain
 
     _fold_to_offset(command, replay, end)
@@ -161,60 +180,59 @@ def _state_values_at(command: LookbackCommand, replay: SessionReplay, end: int) 
 def _print_difference(
     command: LookbackCommand, replay: SessionReplay, points: tuple[str, str], *, json: bool
 ) -> None:
-    """What differs between two points."""
-    from seriatim.operations.inspect.views import diff_states
-
+    """Print what differs between the states at two points."""
+    # Both are resolved first, so that a wrong second one is refused before anything is folded.
     ends = [command.resolve_point(replay, text) for text in points]
     states = []
     for end in ends:
         _fold_to_offset(command, replay, end)
         states.append(replay.tracing_fold.copy_of_state())
-    found = [
-        {"what": one.what, "before": one.before, "after": one.after}
-        for one in diff_states(command.runner, *states)
-    ]
+    changes = change_values(command.runner, states[0], states[1])
+    from_offset = ends[0] - 1
+    to_offset = ends[1] - 1
     if json:
-        place = {
-            "session": replay.session_name,
-            "topic": replay.partition.topic,
-            "partition": replay.partition.number,
-        }
         print_json(
-            {**place, "from_offset": ends[0] - 1, "to_offset": ends[1] - 1, "changes": found}
+            {
+                "session": replay.session_name,
+                "topic": replay.partition.topic,
+                "partition": replay.partition.number,
+                "from_offset": from_offset,
+                "to_offset": to_offset,
+                "changes": changes,
+            }
         )
         return
     typer.echo(
-        f"{shorten_text(replay.session_name)} in {replay.partition}: {len(found)} differ between offset {ends[0] - 1} and {ends[1] - 1}"
+        f"{shorten_text(replay.session_name)} in {replay.partition}:"
+        f" {len(changes)} differ between offset {from_offset} and {to_offset}"
     )
-    for one in found:
-        typer.echo(
-            f"  {render_value(one['what'])}  {render_value(one['before'])} → {render_value(one['after'])}"
-        )
+    for change in changes:
+        before = render_value(change["before"])
+        after = render_value(change["after"])
+        typer.echo(f"  {render_value(change['what'])}  {before} → {after}")
 
 
 def _print_state(values: dict[str, Any]) -> None:
+    """Print a state for people: rows as a table, anything else as JSON."""
     import msgspec
 
     from seriatim.cli import output
 
-    place = f"{values['topic']}/{values['partition']}"
     typer.echo(
-        f"{shorten_text(values['session'])} in {place}, {values['status']}, as of offset {values['offset']}"
+        f"{shorten_text(values['session'])} in {values['topic']}/{values['partition']},"
+        f" {values['status']}, as of offset {values['offset']}"
     )
     state = values["state"]
-    if isinstance(state, dict) and list(state) == ["rows"] and state["rows"]:
-        rows = [{name: _render_cell(value) for name, value in row.items()} for row in state["rows"]]
-        output.print_table(list(rows[0]), rows)
-    else:
+    has_rows = isinstance(state, dict) and list(state) == ["rows"] and bool(state["rows"])
+    if not has_rows:
         typer.echo(msgspec.json.format(msgspec.json.encode(state)).decode())
+        return
+    rows = [{column: _render_cell(value) for column, value in row.items()} for row in state["rows"]]
+    output.print_table(list(rows[0]), rows)
 
 
 def _render_cell(value: Any) -> Any:
-    """A column's value: false, null and an empty text are three things, and all look like nothing
-    in a table.
-    """
-    return (
-        render_value(value)
-        if value is None or value is False or value is True or value == ""
-        else value
-    )
+    """Render null, false, true and an empty text, which would all look alike in a table."""
+    if value is None or value is False or value is True or value == "":
+        return render_value(value)
+    return value

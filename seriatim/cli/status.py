@@ -1,11 +1,11 @@
-"""`seriatim status` and `version`: looking at a stream without changing it.
+"""`seriatim status` and `seriatim version`: look at a stream without changing it.
 
-Next room: operations/status.py gathers what is shown; cli/state.py shows sessions.
+Next: operations/status.py gathers the values; cli/state.py shows sessions.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -15,10 +15,23 @@ from seriatim.cli import Options, app, print_error
 from seriatim.cli.run import Json, StreamName
 from seriatim.errors import ConfigError, IntegrityError
 
+if TYPE_CHECKING:
+    from seriatim.config import Settings
+
 PARTITION_COLUMNS = [
-    *("topic", "partition", "frontier", "log_end", "lag", "time_left", "catches_up"),
-    *("headless", "topic_state", "waits"),
+    "topic",
+    "partition",
+    "frontier",
+    "log_end",
+    "lag",
+    "time_left",
+    "catches_up",
+    "headless",
+    "topic_state",
+    "waits",
 ]
+BUFFER_COLUMNS = ["session", "topic", "partition", "offset", "messages", "expects"]
+QUARANTINE_COLUMNS = ["session", "topic", "partition", "offset", "finding"]
 
 
 @app.command()
@@ -29,66 +42,79 @@ def status(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show partitions, frontier, lag, time left, what waits and who is in quarantine.
+    """Show partitions, frontier, lag, time left, what waits, and the sessions in quarantine.
 
-    Of all streams: one whose file is wrong, or whose ledger is refused, is told and does not hide
-    the others.
+    Without STREAM all streams are shown. A stream with a wrong file, or with a ledger that is
+    refused, is reported and does not hide the others.
 
     Example: seriatim status demo --json
     """
-    from seriatim import context, follower_tables, stream_files
-    from seriatim.clock import WallClock
-    from seriatim.operations.status import read_status as gather
+    from seriatim import stream_files
 
     Options.json = json
-    settings, failed = config.load_settings(), set[int]()
+    settings = config.load_settings()
     names = [stream] if stream else stream_files.list_streams(settings.streams)
     if not names:
         raise ConfigError(
             f"there are no stream files in {settings.streams}",
             next="make one, or set SERIATIM_STREAMS",
         )
+    exit_codes = set()
     for name in names:
         try:
-            file = stream_files.load_stream(name, settings.streams)
-            now = WallClock().now_seconds()
-            found = gather(
-                file.stream,
-                context.log(file, settings),
-                context.ledger(file),
-                context.state(file),
-                now,
-            )
-            found |= follower_tables.table_sequences(file)
+            values = _read_status(name, settings)
         except (ConfigError, IntegrityError) as error:
             print_error(error)
-            failed.add(error.exit_code)
+            exit_codes.add(error.exit_code)
             continue
-        _print_json(found) if json else _print_status(found)
-    if failed:
-        raise typer.Exit(max(failed))
+        if json:
+            _print_json(values)
+        else:
+            _print_status(values)
+    if exit_codes:
+        raise typer.Exit(max(exit_codes))
+
+
+def _read_status(name: str, settings: Settings) -> dict[str, Any]:
+    """The status of one stream, with the entries that its other tables are as of."""
+    from seriatim import context, follower_tables, stream_files
+    from seriatim.clock import WallClock
+    from seriatim.operations.status import read_status
+
+    file = stream_files.load_stream(name, settings.streams)
+    values = read_status(
+        file.stream,
+        context.log(file, settings),
+        context.ledger(file),
+        context.state(file),
+        WallClock().now_seconds(),
+    )
+    return values | follower_tables.table_sequences(file)
 
 
 @app.command()
 def version(
     stream: StreamName,
     sequence: Annotated[
-        int | None, typer.Option(min=0, help="A ledger entry. Default: the last.")
+        int | None, typer.Option(min=0, help="The ledger entry. Default: the last.")
     ] = None,
     checked: Annotated[
         bool,
         typer.Option(
-            "--checked", help="The last entry up to which all is checked and good, or accepted."
+            "--checked",
+            help="The last entry up to which everything is checked and good, or accepted.",
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Print the Delta version of the records table that a ledger entry made, to read the table as
-    of it.
+    """Print the Delta version of the records table that a ledger entry made.
 
-    Who reads the table at its checked version never sees what no check has judged.
+    Use it to read the table as of that entry. Who reads the table at its checked version never sees
+    records that no check has judged.
 
-    Example: seriatim version demo --sequence 12 Example: seriatim version demo --checked
+    Example: seriatim version demo --sequence 12
+
+    Example: seriatim version demo --checked
     """
     from seriatim import context, stream_files
     from seriatim.ledger.commit import read_head
@@ -96,77 +122,99 @@ def version(
 
     Options.json = json
     file = stream_files.load_stream(stream, config.load_settings().streams)
-    name, store = file.stream.name, context.ledger(file)
-    head = read_head(store, name)
+    name = file.stream.name
+    ledger_store = context.ledger(file)
+    head = read_head(ledger_store, name)
     if head is None:
         raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
     if checked and sequence is not None:
         raise ConfigError("--checked and --sequence are two answers", next="give one of them")
-    last = head.ledger.checked if checked else head.ledger.sequence
-    entry = last if sequence is None else sequence
-    found = store.delta_version(name, entry)
-    refuse_swept(store, context.record_files(file), head.ledger, entry, "records")
-    _print_json({"stream": name, "sequence": entry, "version": found}) if json else typer.echo(
-        found
-    )
+    if sequence is not None:
+        entry = sequence
+    elif checked:
+        entry = head.ledger.checked
+    else:
+        entry = head.ledger.sequence
+    delta_version = ledger_store.delta_version(name, entry)
+    refuse_swept(ledger_store, context.record_files(file), head.ledger, entry, "records")
+    if json:
+        _print_json({"stream": name, "sequence": entry, "version": delta_version})
+    else:
+        typer.echo(delta_version)
 
 
 def _print_status(values: dict[str, Any]) -> None:
     from seriatim.cli import output
 
-    headline = f"{values['stream']}: {values['verdict']}, tier {values['tier']}, entry {values['sequence']}"
-    typer.secho(f"{headline}, checked up to entry {values['checked']}", bold=True)
-    rows = [
-        {**part, "waits": _describe_wait(part), **_time_left_columns(part)}
-        for part in values["partitions"]
-    ]
+    typer.secho(
+        f"{values['stream']}: {values['verdict']}, tier {values['tier']},"
+        f" entry {values['sequence']}, checked up to entry {values['checked']}",
+        bold=True,
+    )
+    rows = [_partition_row(partition) for partition in values["partitions"]]
     output.print_table(PARTITION_COLUMNS, rows)
-    followers = {
-        "current": values["published"],
-        **{f"records-{name}": at for name, at in values["outputs"].items()},
-    }
-    if told := [f"{name} is as of entry {at}" for name, at in followers.items() if at is not None]:
-        typer.echo(", ".join(told))
+    _print_table_entries(values)
     if values["buffers"]:
         typer.echo("Messages that wait in the window for those before them:")
-        output.print_table(
-            ["session", "topic", "partition", "offset", "messages", "expects"], values["buffers"]
-        )
-    if (far := values["snapshot_distance"])["messages"]:
-        agreed = f", agreed {far['agreed_minutes']} minutes" if far["agreed_minutes"] else ""
-        typer.echo(
-            f"Loss bound: {far['messages']} messages or {far['seconds'] / 60:.1f} minutes to a snapshot{agreed}"
-        )
+        output.print_table(BUFFER_COLUMNS, values["buffers"])
+    _print_loss_bound(values["snapshot_distance"])
     if values["failed"]:
         typer.echo("The circuit is open, publishing waits. What a check called bad:")
-        for one in values["failed"]:
-            typer.echo(f"  {one['says']}")
+        for failed in values["failed"]:
+            typer.echo(f"  {failed['says']}")
         typer.echo(f"  next: {values['closes']}")
     if values["quarantined"]:
         typer.echo("In quarantine until their next snapshot:")
-        output.print_table(
-            ["session", "topic", "partition", "offset", "finding"], values["quarantined"]
-        )
+        output.print_table(QUARANTINE_COLUMNS, values["quarantined"])
 
 
-def _time_left_columns(partition: dict[str, Any]) -> dict[str, str]:
-    """Hours and minutes until Kafka drops what waits; nothing where nothing waits, or nothing is
-    dropped.
-    """
+def _print_table_entries(values: dict[str, Any]) -> None:
+    """Print the entry that each table is as of; a table without one is left out."""
+    entries = {"current": values["published"]}
+    for output_name, entry in values["outputs"].items():
+        entries[f"records-{output_name}"] = entry
+    texts = [
+        f"{table} is as of entry {entry}" for table, entry in entries.items() if entry is not None
+    ]
+    if texts:
+        typer.echo(", ".join(texts))
+
+
+def _print_loss_bound(snapshot_distance: dict[str, Any]) -> None:
+    if not snapshot_distance["messages"]:
+        return
+    agreed_minutes = snapshot_distance["agreed_minutes"]
+    agreed = f", agreed {agreed_minutes} minutes" if agreed_minutes else ""
+    typer.echo(
+        f"Loss bound: {snapshot_distance['messages']} messages"
+        f" or {snapshot_distance['seconds'] / 60:.1f} minutes to a snapshot{agreed}"
+    )
+
+
+def _partition_row(partition: dict[str, Any]) -> dict[str, Any]:
+    """A partition with the columns that are rendered for people."""
     from seriatim.engine.findings import format_duration
 
-    seconds, known = partition["time_left_seconds"], {True: "yes", False: "no", None: ""}
+    seconds = partition["time_left_seconds"]
+    catches_up = ""
+    if partition["lag"] and partition["catches_up"] is not None:
+        catches_up = "yes" if partition["catches_up"] else "no"
     return {
+        **partition,
+        "waits": _describe_wait(partition),
+        # Empty if nothing waits, or if Kafka drops nothing.
         "time_left": "" if seconds is None else format_duration(seconds),
-        "catches_up": known[partition["catches_up"]] if partition["lag"] else "",
+        "catches_up": catches_up,
     }
 
 
 def _describe_wait(partition: dict[str, Any]) -> str:
     halt = partition["halted"]
-    if halt is None:
-        return f"held by {partition['held']}" if partition["held"] else ""
-    return f"{halt['finding']} at {halt['offset']}: {halt['cause']}"
+    if halt is not None:
+        return f"{halt['finding']} at {halt['offset']}: {halt['cause']}"
+    if partition["held"]:
+        return f"held by {partition['held']}"
+    return ""
 
 
 def _print_json(value: dict[str, Any]) -> None:

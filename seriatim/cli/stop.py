@@ -1,7 +1,8 @@
-"""Stopping: Ctrl-C and SIGTERM end a run at once, in one line. Output is safe at any kill, so
-nothing is waited for.
+"""Stop on Ctrl-C and SIGTERM: end a command at once, with one line.
 
-Next room: cli/run.py runs inside it.
+The output is safe at any kill, so nothing has to be waited for.
+
+Next: cli/run.py and cli/repair_screen.py run inside it.
 """
 
 from __future__ import annotations
@@ -19,27 +20,30 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def exit_on_signal(name: str, before_exit: Callable[[], None]) -> Iterator[None]:
-    """Within it either signal does `last`, says so and exits with 128 + its number, as shells
-    count.
+    """Within this context either signal calls `before_exit`, prints a notice, and exits.
+
+    The exit code is 128 plus the number of the signal, as shells have it.
     """
 
-    def stop(number: int, _: FrameType | None) -> None:
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
+    def stop(signal_number: int, _: FrameType | None) -> None:
+        # A second Ctrl-C must not interrupt the steps below.
+        for handled_signal in SIGNALS:
+            signal.signal(handled_signal, signal.SIG_IGN)
         try:
             before_exit()
             print_notice(
                 f"{name}: stopped; run again goes on from the last commit",
-                stopped=signal.Signals(number).name,
+                stopped=signal.Signals(signal_number).name,
             )
         finally:
-            os._exit(
-                128 + number
-            )  # an exception would come out of Spark's threads as pages of traces
+            # Not an exception: it would come out of Spark's threads as pages of stack traces.
+            os._exit(128 + signal_number)
 
-    before = {each: signal.signal(each, stop) for each in SIGNALS}
+    handlers_before = {
+        handled_signal: signal.signal(handled_signal, stop) for handled_signal in SIGNALS
+    }
     try:
         yield
     finally:
-        for each, was in before.items():
-            signal.signal(each, was)
+        for handled_signal, handler in handlers_before.items():
+            signal.signal(handled_signal, handler)

@@ -1,7 +1,7 @@
-"""`seriatim top`: all streams at a glance in a terminal, live; what the page in Airflow shows.
+"""`seriatim top`: all streams at a glance in a terminal, live. Airflow's page shows the same.
 
-Next room: operations/stream_status.py has the values; web/read.py gathers them; web/streams.py is
-the same as HTML.
+Next: operations/stream_status.py has the values; web/read.py gathers them; web/streams.py renders
+them as HTML.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from seriatim.operations.stream_status import StreamStatus, Tone
     from seriatim.web.read import PageReader
 
+    Look = Callable[..., list[StreamStatus]]
+    """Reads the status of all streams; `ask_kafka` may be given."""
+
 COLUMNS = [
     "stream",
     "tier",
@@ -40,10 +43,10 @@ COLUMNS = [
     "messages/s",
     "quarantined",
     "gaps",
+    "circuit",
+    "Kafka as of",
 ]
-COLUMNS += ["circuit", "Kafka as of"]
 NUMBER_COLUMNS = ("lag", "time left", "last run", "messages/s", "quarantined", "gaps")
-STYLES: dict[Tone, str] = {"": "dim", "good": "green", "warn": "yellow", "bad": "bold red"}
 OPTIONAL_COLUMNS = (
     "Kafka as of",
     "circuit",
@@ -54,13 +57,14 @@ OPTIONAL_COLUMNS = (
     "last run",
     "quarantined",
 )
-"""Columns that a narrow terminal does without, the first of them first. The name of a stream is
-never one.
-"""
+"""Columns that a narrow terminal leaves out, in this order. The name of a stream always stays."""
+STYLES: dict[Tone, str] = {"": "dim", "good": "green", "warn": "yellow", "bad": "bold red"}
 PADDING = 3
+"""The width that rich adds to a column."""
 PARTITIONS_SHOWN_MAX = 24
 CONCERNS_SHOWN_MAX = 12
 WAIT_SECONDS = 0.05
+"""The time between two looks at whether a thread has finished."""
 
 
 @app.command()
@@ -69,27 +73,32 @@ def top(
         str | None, typer.Argument(metavar="[STREAM]", help="A name in streams/. Default: all.")
     ] = None,
     every: Annotated[
-        float, typer.Option(min=0.5, metavar="SECONDS", help="Between two looks.")
+        float, typer.Option(min=0.5, metavar="SECONDS", help="The time between two looks.")
     ] = 5.0,
     once: Annotated[
         bool,
-        typer.Option("--once", help="Look once and exit. So it is where there is no terminal."),
+        typer.Option(
+            "--once", help="Look once and exit. Without a terminal this is always the case."
+        ),
     ] = False,
     ask: Annotated[
         bool,
         typer.Option(
-            help="Ask Kafka at each look. Without: from the ledger and the last look of a run or watch."
+            help="Ask Kafka at each look. Without it the ledger is shown,"
+            " and what a run or watch saw last."
         ),
     ] = True,
     json: Json = False,
 ) -> None:
-    """Show all streams at a glance, live: tier, verdict, lag, time left, rate, quarantine, gaps;
-    Ctrl-C ends it.
+    """Show all streams at a glance, live: tier, verdict, lag, time left, rate, quarantine, gaps.
 
-    What needs a person comes first, with what to type. A stream that cannot be asked about is shown
-    as it was last seen, with how long ago that is. With --json one object for each stream, once.
+    Ctrl-C ends it. What needs a person comes first, with the command to type. A stream that cannot
+    be asked about is shown as it was last seen, with the age of that look. With --json it prints
+    one object for each stream, once.
 
-    Example: seriatim top Example: seriatim top --once --no-ask
+    Example: seriatim top
+
+    Example: seriatim top --once --no-ask
     """
     from seriatim.web.read import PageReader
 
@@ -103,111 +112,110 @@ def top(
             next="make one, or set SERIATIM_STREAMS",
         )
     if stream:
-        reader.stream_file(stream)
+        reader.stream_file(stream)  # refuse a stream that does not exist
     if json:
-        for one in _read_statuses(names, settings, reader, ask_kafka=ask):
-            typer.echo(msgspec.json.encode(status_values(one)).decode())
+        for stream_status in _read_statuses(names, settings, reader, ask_kafka=ask):
+            typer.echo(msgspec.json.encode(status_values(stream_status)).decode())
         return
-    _print_live(
-        names,
-        settings,
-        reader,
-        ask_kafka=ask,
-        every_seconds=0.0 if once or not sys.stdout.isatty() else every,
-    )
+
+    def look(*, ask_kafka: bool = ask) -> list[StreamStatus]:
+        return _read_statuses(names, settings, reader, ask_kafka=ask_kafka)
+
+    if once or not sys.stdout.isatty():
+        _print_once(look)
+    else:
+        _print_live(look, every)
 
 
 def status_values(stream_status: StreamStatus) -> dict[str, Any]:
-    """A stream for scripts."""
+    """A stream's status as plain values, for scripts."""
+    time_left_seconds = None
+    partition_name = None
     nearest = stream_status.nearest
-    left = nearest.time_left_seconds if nearest else None
+    if nearest:
+        time_left_seconds = nearest.time_left_seconds
+        partition_name = nearest.partition_name
     return {
         **msgspec.to_builtins(stream_status),
-        "time_left_seconds": left,
-        "nearest": nearest.partition_name if nearest else None,
+        "time_left_seconds": time_left_seconds,
+        "nearest": partition_name,
     }
 
 
-def _print_live(
-    names: list[str],
-    settings: Settings,
-    reader: PageReader,
-    *,
-    ask_kafka: bool,
-    every_seconds: float,
-) -> None:
-    """On the terminal, again and again; once if `every` is 0."""
+def _print_once(look: Look) -> None:
+    """Print the screen once."""
+    from rich.console import Console
+
+    # In a log or a pipe rich would cut at 80 characters.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    console.print(render_streams_screen(look(), time.time(), console.width))
+
+
+def _print_live(look: Look, every_seconds: float) -> None:
+    """Show the screen until Ctrl-C. The first one comes at once, without asking Kafka."""
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    if not every_seconds:
-        console.print(
-            render_streams_screen(
-                _read_statuses(names, settings, reader, ask_kafka=ask_kafka),
-                time.time(),
-                console.width,
-            )
-        )
-        return
+    console = Console(highlight=False)
+
+    def show(stream_statuses: list[StreamStatus]) -> None:
+        screen = render_streams_screen(stream_statuses, time.time(), console.width)
+        live.update(screen, refresh=True)
+
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            live.update(
-                render_streams_screen(
-                    _read_statuses(names, settings, reader, ask_kafka=False),
-                    time.time(),
-                    console.width,
-                ),
-                refresh=True,
-            )
+            show(look(ask_kafka=False))
             while True:
-                seen = run_in_thread(
-                    lambda: _read_statuses(names, settings, reader, ask_kafka=ask_kafka)
-                )
-                live.update(render_streams_screen(seen, time.time(), console.width), refresh=True)
+                show(run_in_thread(look))
                 time.sleep(every_seconds)
     except KeyboardInterrupt:
         return
 
 
 def run_in_thread(read_statuses: Callable[[], list[StreamStatus]]) -> list[StreamStatus]:
-    """A look in a thread of its own: a client that waits for a silent broker would not let Ctrl-C
-    through.
+    """Read the statuses in a thread of its own, and wait for the result.
+
+    A Kafka client that waits for a broker holds the main thread in C code, where Ctrl-C has no
+    effect. This wait can be interrupted.
     """
     answers: SimpleQueue[tuple[list[StreamStatus], BaseException | None]] = SimpleQueue()
 
-    def run() -> None:
+    def read() -> None:
         try:
             answers.put((read_statuses(), None))
-        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+        except BaseException as error:  # noqa: BLE001  # raised again in the waiting thread
             answers.put(([], error))
 
-    Thread(target=run, daemon=True).start()
+    Thread(target=read, daemon=True).start()
     while answers.empty():
         time.sleep(WAIT_SECONDS)
-    seen, error = answers.get()
+    stream_statuses, error = answers.get()
     if error is not None:
         raise error
-    return seen
+    return stream_statuses
 
 
 def _read_statuses(
     names: list[str], settings: Settings, reader: PageReader, *, ask_kafka: bool
 ) -> list[StreamStatus]:
-    """Every stream, what needs a person first."""
+    """The status of every stream; streams that need a person come first."""
     from seriatim.operations.stream_status import urgent_first
 
-    troubles = _refresh_all(names, settings, reader) if ask_kafka else {}
-    found = [reader.stream_status(name) for name in names]
-    return urgent_first(
-        msgspec.structs.replace(one, trouble=one.trouble or troubles.get(one.stream, ""))
-        for one in found
-    )
+    troubles: dict[str, str] = {}
+    if ask_kafka:
+        troubles = _refresh_all(names, settings, reader)
+    stream_statuses = []
+    for name in names:
+        stream_status = reader.stream_status(name)
+        trouble = stream_status.trouble or troubles.get(stream_status.stream, "")
+        stream_statuses.append(msgspec.structs.replace(stream_status, trouble=trouble))
+    return urgent_first(stream_statuses)
 
 
 def _refresh_all(names: list[str], settings: Settings, reader: PageReader) -> dict[str, str]:
-    """Ask about each. A broker that did not answer once is not waited for again, a stream after the
-    other.
+    """Ask Kafka about each stream; return what went wrong, by stream.
+
+    All streams have the same broker. If it did not answer once, the other streams do not wait.
     """
     troubles: dict[str, str] = {}
     broker_silence = ""
@@ -218,13 +226,15 @@ def _refresh_all(names: list[str], settings: Settings, reader: PageReader) -> di
         try:
             troubles[name] = _refresh_status_file(name, settings, reader)
         except KafkaSilentError as error:
-            troubles[name] = broker_silence = error.message
+            broker_silence = error.message
+            troubles[name] = broker_silence
     return troubles
 
 
 def _refresh_status_file(name: str, settings: Settings, reader: PageReader) -> str:
-    """Ask Kafka, and leave what it says for all who look; why that was not possible. Raises
-    `KafkaSilentError`.
+    """Ask Kafka, and write the answer to the status file, where every reader looks.
+
+    Returns why that was not possible; empty if it was. A silent broker raises `KafkaSilentError`.
     """
     from seriatim import context
     from seriatim.clock import WallClock
@@ -233,11 +243,16 @@ def _refresh_status_file(name: str, settings: Settings, reader: PageReader) -> s
 
     try:
         file = reader.stream_file(name)
-        store = context.ledger(file)
-        seen = read_watch_input(
-            file.stream, context.log(file, settings), store, context.state(file), WallClock()
+        ledger_store = context.ledger(file)
+        watch_input = read_watch_input(
+            file.stream,
+            context.log(file, settings),
+            ledger_store,
+            context.state(file),
+            WallClock(),
         )
-        write_status_file(file, seen, assess_watch_input(file.stream, seen), store)
+        watch_result = assess_watch_input(file.stream, watch_input)
+        write_status_file(file, watch_input, watch_result, ledger_store)
     except KafkaSilentError:
         raise
     except SeriatimError as error:
@@ -250,119 +265,136 @@ def _refresh_status_file(name: str, settings: Settings, reader: PageReader) -> s
 def render_streams_screen(
     stream_statuses: list[StreamStatus], now_seconds: float, width: int = 200
 ) -> Group:
-    """A table of streams, and below it what needs a person."""
+    """Render a table of streams, and below it what needs a person."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
+
+    rows = []
+    for stream_status in stream_statuses:
+        cells = _render_row(stream_status, now_seconds)
+        rows.append(dict(zip(COLUMNS, cells, strict=True)))
+    columns = _columns_that_fit(rows, width)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column in NUMBER_COLUMNS else "left"
+        table.add_column(column, justify=justify, no_wrap=column != "stream")
+    for row in rows:
+        table.add_row(*[row[column] for column in columns])
+    return Group(table, *_render_concerns(stream_statuses))
+
+
+def _render_concerns(stream_statuses: list[StreamStatus]) -> list[Text]:
+    """The lines below the table: concerns with the next command, then trouble of looking."""
     from rich.text import Text
 
-    rows = [
-        dict(zip(COLUMNS, _render_row(one, now_seconds), strict=True)) for one in stream_statuses
-    ]
-    shown = _columns_that_fit(rows, width)
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for name in shown:
-        drawn.add_column(
-            name, justify="right" if name in NUMBER_COLUMNS else "left", no_wrap=name != "stream"
-        )
-    for row in rows:
-        drawn.add_row(*(row[name] for name in shown))
-    needs = [(one.stream, need) for one in stream_statuses for need in one.concerns]
     lines: list[Text] = []
-    for stream, need in needs[:CONCERNS_SHOWN_MAX]:
-        lines.append(
-            Text(
-                _single_line(f"{stream} {need.key}: {need.text}"),
-                style="red",
-                no_wrap=True,
-                overflow="ellipsis",
-            )
-        )
-        command, _, _ = need.next.partition("\n")
-        lines.append(Text(f"  → {_single_line(command)}", no_wrap=True, overflow="ellipsis"))
-    lines += [
-        Text(_single_line(f"{one.stream}: {one.trouble}"), style="yellow")
-        for one in stream_statuses
-        if one.trouble
-    ]
-    if len(needs) > CONCERNS_SHOWN_MAX:
-        lines.append(Text(f"… and {len(needs) - CONCERNS_SHOWN_MAX} more", style="dim"))
-    return Group(drawn, *lines)
+    concern_count = 0
+    for stream_status in stream_statuses:
+        for concern in stream_status.concerns:
+            concern_count += 1
+            if concern_count > CONCERNS_SHOWN_MAX:
+                continue
+            text = _single_line(f"{stream_status.stream} {concern.key}: {concern.text}")
+            command, _, _ = concern.next.partition("\n")
+            lines += [
+                Text(text, style="red", no_wrap=True, overflow="ellipsis"),
+                Text(f"  → {_single_line(command)}", no_wrap=True, overflow="ellipsis"),
+            ]
+    for stream_status in stream_statuses:
+        if stream_status.trouble:
+            text = _single_line(f"{stream_status.stream}: {stream_status.trouble}")
+            lines.append(Text(text, style="yellow"))
+    hidden_count = concern_count - CONCERNS_SHOWN_MAX
+    if hidden_count > 0:
+        lines.append(Text(f"… and {hidden_count} more", style="dim"))
+    return lines
 
 
 def _columns_that_fit(rows: list[dict[str, Text]], width: int) -> list[str]:
-    """The columns that there is room for."""
-    widths = {
-        name: max(len(name), *(row[name].cell_len for row in rows)) + PADDING for name in COLUMNS
-    }
-    shown = list(COLUMNS)
-    for name in OPTIONAL_COLUMNS:
-        if sum(widths[one] for one in shown) <= width:
+    """The columns for which the terminal is wide enough."""
+    widths = {}
+    for column in COLUMNS:
+        cell_widths = [row[column].cell_len for row in rows]
+        widths[column] = max([len(column), *cell_widths]) + PADDING
+    columns = list(COLUMNS)
+    for column in OPTIONAL_COLUMNS:
+        if sum(widths[shown_column] for shown_column in columns) <= width:
             break
-        shown.remove(name)
-    return shown
+        columns.remove(column)
+    return columns
 
 
 def _render_row(stream_status: StreamStatus, now_seconds: float) -> list[Text]:
+    """The cells of a stream, in the order of COLUMNS."""
     from rich.text import Text
 
-    from seriatim.operations.stream_status import time_tone
-    from seriatim.web.draw import render_age, render_time_left
+    from seriatim.web.draw import render_age
 
-    nearest = stream_status.nearest
-    left: Tone = time_tone(nearest) if nearest else ""
+    lag = "–" if stream_status.lag is None else f"{stream_status.lag:,}"
+    rate = "–" if stream_status.rate is None else f"{stream_status.rate:,.0f}"
+    circuit_style = "bold red" if stream_status.circuit == "open" else ""
     return [
         Text(_single_line(stream_status.stream), style="bold"),
         Text(stream_status.tier),
         Text(stream_status.verdict, style=STYLES[stream_status.tone]),
         _render_partitions(stream_status),
-        Text("–" if stream_status.lag is None else f"{stream_status.lag:,}"),
-        Text(
-            render_time_left(nearest.time_left_seconds if nearest else None),
-            style=STYLES[left] if left else "",
-        ),
+        Text(lag),
+        _render_time_left(stream_status),
         Text(render_age(stream_status.last_run_seconds, now_seconds)),
-        Text("–" if stream_status.rate is None else f"{stream_status.rate:,.0f}"),
+        Text(rate),
         _render_count(stream_status.quarantined),
         _render_count(stream_status.gaps_open),
-        Text(stream_status.circuit, style="bold red" if stream_status.circuit == "open" else ""),
+        Text(stream_status.circuit, style=circuit_style),
         Text(render_age(stream_status.as_of_seconds, now_seconds), style="dim"),
     ]
 
 
-def _render_partitions(stream_status: StreamStatus) -> Text:
-    """A block for each partition, by colour; the worst of them where there are too many."""
+def _render_time_left(stream_status: StreamStatus) -> Text:
+    """The time left of the partition that has the least."""
     from rich.text import Text
 
-    order = sorted(
-        stream_status.partitions, key=lambda place: (place.tone != "bad", place.tone != "warn")
-    )
-    shown = (
-        stream_status.partitions
-        if len(stream_status.partitions) <= PARTITIONS_SHOWN_MAX
-        else order[:PARTITIONS_SHOWN_MAX]
-    )
-    drawn = Text()
-    for place in shown:
-        drawn.append("■", style=STYLES[place.tone])
-    return (
-        drawn
-        if len(shown) == len(stream_status.partitions)
-        else drawn.append(f" of {len(stream_status.partitions)}", style="dim")
-    )
+    from seriatim.operations.stream_status import time_tone
+    from seriatim.web.draw import render_time_left
+
+    nearest = stream_status.nearest
+    if not nearest:
+        return Text(render_time_left(None))
+    tone: Tone = time_tone(nearest)
+    style = STYLES[tone] if tone else ""
+    return Text(render_time_left(nearest.time_left_seconds), style=style)
+
+
+def _render_partitions(stream_status: StreamStatus) -> Text:
+    """A coloured block for each partition; only the worst ones if there are too many."""
+    from rich.text import Text
+
+    partitions = stream_status.partitions
+    has_too_many = len(partitions) > PARTITIONS_SHOWN_MAX
+    shown_partitions = partitions
+    if has_too_many:
+        worst_first = sorted(
+            partitions, key=lambda partition: (partition.tone != "bad", partition.tone != "warn")
+        )
+        shown_partitions = worst_first[:PARTITIONS_SHOWN_MAX]
+    text = Text()
+    for partition in shown_partitions:
+        text.append("■", style=STYLES[partition.tone])
+    if has_too_many:
+        text.append(f" of {len(partitions)}", style="dim")
+    return text
 
 
 def _render_count(number: int | None) -> Text:
+    """A count; a dash if it is not known, which is None or a negative number."""
     from rich.text import Text
 
-    return Text(
-        "–" if number is None or number < 0 else f"{number:,}",
-        style="bold red" if number else "dim",
-    )
+    text = "–" if number is None or number < 0 else f"{number:,}"
+    return Text(text, style="bold red" if number else "dim")
 
 
 def _single_line(text: str) -> str:
-    """One line; what a terminal would obey is made visible."""
+    """A text on one line, with characters that a terminal would act on made visible."""
     from seriatim.engine.findings import shorten
 
     return shorten(" ".join(text.splitlines()), 300)

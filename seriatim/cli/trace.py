@@ -1,7 +1,6 @@
-"""`seriatim trace`: one session, message by message, with what each did.
+"""`seriatim trace`: show one session message by message, with what each message did.
 
-Next room: operations/inspect/session_replay.py goes the session's way; cli/lookback.py shows a
-step.
+Next: operations/inspect/session_replay.py folds the session; cli/lookback.py prints a step.
 """
 
 from __future__ import annotations
@@ -34,49 +33,48 @@ def trace(
     start: From = None,
     until: Until = None,
     findings: Annotated[
-        bool, typer.Option("--findings", help="Only messages with findings.")
+        bool, typer.Option("--findings", help="Show only messages with findings.")
     ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many messages.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Show at most this many messages.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Show each message of a session: offset, time, message, rows before → after, records,
-    findings.
+    """Show each message of a session: offset, time, message, row changes, records, findings.
 
-    Folds in this process, from the nearest saved state on, with the stream's own machine and tier;
-    no Spark, and nothing is changed. From the session's first message to the frontier; --until may
-    lie beyond it: that shows what the next run would do. With --json one object a line.
+    The command folds in this process, from the nearest saved state on, with the stream's own
+    machine and tier. It needs no Spark, and changes nothing. It begins at the session's first
+    message and ends at the frontier. If --until is beyond the frontier, it shows what the next run
+    would do. With --json it prints one object per line.
 
     Example: seriatim trace demo session-00007 --from 41000 --until 41020
     """
-    with open_lookback(stream, json=json) as opened:
-        place, first = opened.find_session(session, topic, partition)
-        way = opened.session_replay(place, session)
-        begin = opened.begin_replay(way, start, first)
-        end = min(
-            opened.resolve_offset(way, until, way.committed_end),
-            max(way.committed_end, way.bounds.log_end),
-        )
-        way.fold_to(begin)
-        opened.stop_progress()
-        shown = 0
-        for step in way.steps(end):
+    with open_lookback(stream, json=json) as command:
+        replay, begin, end = command.open_session(session, topic, partition, start, until)
+        replay.fold_to(begin)
+        command.stop_progress()
+        shown_count = 0
+        for step in replay.steps(end):
             if findings and not step.findings:
                 continue
             if json:
-                print_json(step_values(opened.runner, step, way.committed_end))
+                print_json(step_values(command.runner, step, replay.committed_end))
             else:
-                print_step(opened.runner, step, way.committed_end)
-            shown += 1
-            if shown == limit:
+                print_step(command.runner, step, replay.committed_end)
+            shown_count += 1
+            if shown_count == limit:
                 return
-        if way.differs_from_saved():
-            told = f"{opened.name}: at offset {way.next_offset} this is not the state that was committed: the machine or the"
+        if replay.differs_from_saved():
+            offset = replay.next_offset
             print_notice(
-                f"{told} stream's file changed since; --from {way.next_offset} begins with the committed one",
-                parted=way.next_offset,
+                f"{command.name}: at offset {offset} this is not the state that was committed:"
+                " the machine or the stream's file changed since;"
+                f" --from {offset} begins with the committed one",
+                parted=offset,
             )
-        if not shown:
-            what = "findings" if findings else "messages"
+        if not shown_count:
+            subject = "findings" if findings else "messages"
             print_notice(
-                f"{opened.name}: session {session!r} has no {what} in {place} [{begin}, {end})"
+                f"{command.name}: session {session!r} has no {subject}"
+                f" in {replay.partition} [{begin}, {end})"
             )

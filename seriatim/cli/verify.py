@@ -1,8 +1,9 @@
-"""`seriatim verify`: a stream's output looked at anew, and where raw capture, Kafka and output
-part.
+"""`seriatim verify`: check a stream's output independently of what runs remember.
 
-Next room: operations/prove/verify.py and operations/prove/compare_kafka.py look;
-operations/prove/verify_at.py is `--at`.
+With `--at` it judges messages instead, and finds where raw capture, Kafka and output first differ.
+
+Next: operations/prove/verify.py and operations/prove/compare_kafka.py check the output;
+operations/prove/verify_at.py does `--at`.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from seriatim.errors import ConfigError, IntegrityError
 if TYPE_CHECKING:
     from seriatim.config import Settings
     from seriatim.kafka.consumer import KafkaPastMessageReader
-    from seriatim.operations.prove.message_validator import FirstDifference
+    from seriatim.operations.prove.message_validator import FirstDifference, ValidationFault
     from seriatim.operations.prove.verify import VerifyResult, VerifyTableSpec
     from seriatim.operations.prove.verify_at import ValidationResult
     from seriatim.stream_files import StreamFile
 
 
 class MessageView(StrEnum):
-    """Where messages are looked at."""
+    """Where the messages are taken from that `--at` judges."""
 
     RAW = "raw"
     KAFKA = "kafka"
@@ -40,42 +41,46 @@ class MessageView(StrEnum):
 def verify(
     stream: StreamName,
     everything: Annotated[
-        bool, typer.Option("--all", help="Look at everything, whatever was signed off.")
+        bool,
+        typer.Option("--all", help="Check everything, also what an earlier pass signed off."),
     ] = False,
     kafka: Annotated[
-        bool, typer.Option("--kafka", help="Read again what Kafka still has, and compare.")
+        bool,
+        typer.Option("--kafka", help="Also read again the messages that Kafka has, and compare."),
     ] = False,
     at: Annotated[
         list[MessageView] | None,
         typer.Option(
-            help="Judge the messages there instead; give two or three to see where they part."
+            help="Judge the messages there instead. Give two or three to see where they differ."
         ),
     ] = None,
     capture: Annotated[
         Path | None,
         typer.Option(
-            help="For --at raw: JSON lines with topic, partition, offset, key, value, timestamp."
+            help="For --at raw: a file of JSON lines with topic, partition, offset, key, value,"
+            " timestamp."
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Look at a stream's output anew: files, digests, ledger, witness, certificates, records
-    against state.
+    """Check a stream's output: files, digests, ledger, witness, certificates, records, state.
 
-    Names the first thing that differs and ends with exit code 3. A clean pass is signed off in
-    verified.json, and the next one goes on from there. With --at it judges messages instead: each
-    session begins by a snapshot, its sequence has no hole, repeat or disorder, and no offset is
-    missing.
+    The first difference is named, and the exit code is 3. A clean pass is signed off in
+    verified.json, and the next pass continues from there. With --at messages are judged instead:
+    each session begins with a snapshot, its sequence has no hole, repeat or disorder, and no offset
+    is missing.
 
-    Example: seriatim verify demo --kafka Example: seriatim verify demo --at raw --at kafka --at
-    output --capture capture.jsonl
+    Example: seriatim verify demo --kafka
+
+    Example: seriatim verify demo --at raw --at kafka --at output --capture capture.jsonl
     """
     from seriatim import stream_files
 
     Options.json = json
     settings = config.load_settings()
     file = stream_files.load_stream(stream, settings.streams)
-    if (MessageView.RAW in (at or ())) != (capture is not None):
+    needs_capture = MessageView.RAW in (at or ())
+    if needs_capture != (capture is not None):
         raise ConfigError("--at raw and --capture FILE go together", next="give both, or neither")
     if at and (everything or kafka):
         raise ConfigError(
@@ -97,34 +102,36 @@ def _verify_output(
     from seriatim.operations.prove.verify import Verification
     from seriatim.storage.audit import FileAudit
 
-    name, root = file.stream.name, Path(file.stream.output.path)
-    read, reread, after = RunProgress(name, "bytes"), None, None
-    counted = RunProgress(name)
+    name = file.stream.name
+    bytes_progress = RunProgress(name, "bytes")
+    messages_progress = RunProgress(name)
+    past_reader = None
+    comparison = None
     if kafka:
-        reread = _open_message_reader(file, settings)
-        after = KafkaComparison(
-            reread, context.log(file, settings).bounds(file.stream.topics), MemoryDigests, counted
-        )
-    verifying = Verification(
+        past_reader = _open_message_reader(file, settings)
+        bounds = context.log(file, settings).bounds(file.stream.topics)
+        comparison = KafkaComparison(past_reader, bounds, MemoryDigests, messages_progress)
+    verification = Verification(
         name,
-        FileAudit(root),
+        FileAudit(Path(file.stream.output.path)),
         table_spec=verify_table_spec(file),
         from_first_entry=everything,
-        progress=read,
+        progress=bytes_progress,
     )
     try:
-        done = verifying.run(after)
+        result = verification.run(comparison)
     finally:
-        read.close()
-        counted.close()
-        if reread is not None:
-            reread.close()
-    _print_result(name, done, json=json)
+        bytes_progress.close()
+        messages_progress.close()
+        if past_reader is not None:
+            past_reader.close()
+    _print_result(name, result, json=json)
 
 
 def verify_table_spec(file: StreamFile) -> VerifyTableSpec | None:
-    """How the stream's records fold to state; None: its machine does not say, or cannot be loaded
-    here.
+    """How the stream's records fold to state.
+
+    None if the machine does not say it, or if the machine cannot be loaded here.
     """
     from seriatim import stream_files
     from seriatim.operations.prove.verify import foldable
@@ -132,7 +139,7 @@ def verify_table_spec(file: StreamFile) -> VerifyTableSpec | None:
     try:
         return foldable(stream_files.load_runner(file))
     except ConfigError as error:
-        # Files can be looked at without the machine, which may be on another computer.
+        # Files can be checked without the machine, which may be on another computer.
         print_notice(f"{file.stream.name}: {error.message}")
         return None
 
@@ -145,12 +152,12 @@ def _open_message_reader(file: StreamFile, settings: Settings) -> KafkaPastMessa
 
 
 def _print_result(stream: str, result: VerifyResult, *, json: bool) -> None:
-    """Warnings and notes on stderr, the summary on stdout; a difference raises."""
+    """Print warnings and notes on stderr, and the summary on stdout. A difference is raised."""
     for warning in result.warnings:
         facts = warning.facts(stream)
-        told = ". ".join(str(facts[name]) for name in ("file", "next") if name in facts)
+        details = ". ".join(str(facts[name]) for name in ("file", "next") if name in facts)
         print_notice(
-            f"{stream}: warning: {warning.description}: {told}",
+            f"{stream}: warning: {warning.description}: {details}",
             warning=warning.description,
             **facts,
         )
@@ -165,24 +172,35 @@ def _print_result(stream: str, result: VerifyResult, *, json: bool) -> None:
 
 
 def _describe_result(stream: str, result: VerifyResult) -> str:
-    since = f" since entry {result.since}" if result.since >= 0 else ""
-    parts = [
-        f"{result.entries} entries{since}",
+    entries = f"{result.entries} entries"
+    if result.since >= 0:
+        entries += f" since entry {result.since}"
+    counts = [
+        entries,
         f"{result.files} files",
         f"{result.records} records",
+        f"{result.sessions} sessions",
     ]
-    parts.append(f"{result.sessions} sessions")
     if result.compared_messages:
-        parts.append(f"{result.compared_messages} messages as Kafka has them")
-    folded = "; the records fold to the state" if result.has_folded_records else ""
-    return f"{stream}: good up to entry {result.sequence}: {', '.join(parts)}{folded}"
+        counts.append(f"{result.compared_messages} messages as Kafka has them")
+    text = f"{stream}: good up to entry {result.sequence}: {', '.join(counts)}"
+    if result.has_folded_records:
+        text += "; the records fold to the state"
+    return text
 
 
 def _result_values(stream: str, result: VerifyResult) -> dict[str, Any]:
-    difference = result.difference
+    warnings = [
+        {"what": warning.description, **warning.facts(stream)} for warning in result.warnings
+    ]
+    verdict = "good"
+    difference = None
+    if result.difference is not None:
+        verdict = "differs"
+        difference = {"what": result.difference.description, **result.difference.facts(stream)}
     return {
         "stream": stream,
-        "verdict": "good" if difference is None else "differs",
+        "verdict": verdict,
         "sequence": result.sequence,
         "since": result.since,
         "entries": result.entries,
@@ -195,12 +213,8 @@ def _result_values(stream: str, result: VerifyResult) -> dict[str, Any]:
         "compared": result.compared_messages,
         "folded": result.has_folded_records,
         "notes": result.notes,
-        "warnings": [
-            {"what": warning.description, **warning.facts(stream)} for warning in result.warnings
-        ],
-        "difference": None
-        if difference is None
-        else {"what": difference.description, **difference.facts(stream)},
+        "warnings": warnings,
+        "difference": difference,
     }
 
 
@@ -212,6 +226,7 @@ def _judge_messages(
     *,
     json: bool,
 ) -> None:
+    """Judge the messages of each view, and compare the views with each other."""
     from seriatim import context, stream_files
     from seriatim.cli.output import RunProgress
     from seriatim.kafka.raw_capture import read_capture
@@ -220,106 +235,123 @@ def _judge_messages(
     from seriatim.operations.prove.verify import Verification
     from seriatim.storage.audit import FileAudit
 
-    stream, runner, views = file.stream, stream_files.load_runner(file), dict[str, Any]()
-    audit, progress = FileAudit(Path(stream.output.path)), RunProgress(stream.name)
-    reread = _open_message_reader(file, settings) if MessageView.KAFKA in message_views else None
+    stream = file.stream
+    runner = stream_files.load_runner(file)
+    audit = FileAudit(Path(stream.output.path))
+    progress = RunProgress(stream.name)
+    past_reader = None
+    if MessageView.KAFKA in message_views:
+        past_reader = _open_message_reader(file, settings)
+    views: dict[str, Any] = {}
     certificates: list[Any] = []
     try:
         if capture is not None:
             views["raw"] = verify_at.capture_sources(read_capture(capture), stream, runner)
-        if reread is not None:
+        if past_reader is not None:
             bounds = context.log(file, settings).bounds(stream.topics)
-            views["kafka"] = verify_at.kafka_sources(reread, bounds, stream, runner)
+            views["kafka"] = verify_at.kafka_sources(past_reader, bounds, stream, runner)
         if MessageView.OUTPUT in message_views:
-            views["output"], certificates = verify_at.output_sources(
-                Verification(stream.name, audit), audit
-            )
-        judged = verify_at.validate_views(
-            stream, runner, views, verify_at.holes_explained_by(certificates), progress
-        )
-    except DifferenceError as differs:
-        raise differs.difference.to_error(stream.name) from None
+            verification = Verification(stream.name, audit)
+            views["output"], certificates = verify_at.output_sources(verification, audit)
+        explained_holes = verify_at.holes_explained_by(certificates)
+        result = verify_at.validate_views(stream, runner, views, explained_holes, progress)
+    except DifferenceError as error:
+        raise error.difference.to_error(stream.name) from None
     finally:
         progress.close()
-        if reread is not None:
-            reread.close()
-    report_judged(stream.name, judged, json=json)
+        if past_reader is not None:
+            past_reader.close()
+    report_validation(stream.name, result, json=json)
 
 
-def report_judged(stream: str, judged: ValidationResult, *, json: bool) -> None:
-    """What is wrong where, and where the views part; either raises if it is an error."""
-    rows = [
-        {
-            "at": view,
-            "wrong": wrong.kind,
-            "level": wrong.level,
-            "count": wrong.count,
-            "partition": str(wrong.partition),
-            "offset": wrong.offset,
-            "session": wrong.session,
-            "expected": wrong.expected,
-            "found": wrong.found,
-        }
-        for view, wrongs in judged.faults.items()
-        for wrong in wrongs
-    ]
-    partings = [
-        {
-            "partition": str(one.partition),
-            "offset": one.offset,
-            "what": one.description,
-            "views": dict(one.views),
-        }
-        for one in judged.first_differences
-    ]
-    for note in judged.notes:
+def report_validation(stream: str, validation: ValidationResult, *, json: bool) -> None:
+    """Print the faults of each view, and where the views first differ. An error is raised."""
+    fault_rows = []
+    for view, faults in validation.faults.items():
+        fault_rows += [_fault_row(view, fault) for fault in faults]
+    for note in validation.notes:
         print_notice(f"{stream}: {note}", note=note)
     if json:
-        values = {
-            "stream": stream,
-            "messages": judged.messages,
-            "wrong": rows,
-            "partings": partings,
-        }
-        typer.echo(msgspec.json.encode(values).decode())
+        _print_validation_json(stream, validation, fault_rows)
     else:
-        _print_judged(stream, judged, rows)
-    _raise_for_judged(stream, rows, judged.first_differences)
+        _print_validation(stream, validation, fault_rows)
+    _raise_for_validation(stream, fault_rows, validation.first_differences)
 
 
-def _print_judged(stream: str, judged: ValidationResult, rows: list[dict[str, Any]]) -> None:
+def _fault_row(view: str, fault: ValidationFault) -> dict[str, Any]:
+    return {
+        "at": view,
+        "wrong": fault.kind,
+        "level": fault.level,
+        "count": fault.count,
+        "partition": str(fault.partition),
+        "offset": fault.offset,
+        "session": fault.session,
+        "expected": fault.expected,
+        "found": fault.found,
+    }
+
+
+def _print_validation_json(
+    stream: str, validation: ValidationResult, fault_rows: list[dict[str, Any]]
+) -> None:
+    differences = [
+        {
+            "partition": str(difference.partition),
+            "offset": difference.offset,
+            "what": difference.description,
+            "views": dict(difference.views),
+        }
+        for difference in validation.first_differences
+    ]
+    values = {
+        "stream": stream,
+        "messages": validation.messages,
+        "wrong": fault_rows,
+        "partings": differences,
+    }
+    typer.echo(msgspec.json.encode(values).decode())
+
+
+def _print_validation(
+    stream: str, validation: ValidationResult, fault_rows: list[dict[str, Any]]
+) -> None:
     from seriatim.cli import output
 
-    for view, messages in judged.messages.items():
-        typer.echo(f"{stream}: {messages} messages at {view}")
-    if rows:
+    for view, message_count in validation.messages.items():
+        typer.echo(f"{stream}: {message_count} messages at {view}")
+    if fault_rows:
         typer.echo("First place where each is wrong:")
-        output.print_table(list(rows[0]), rows)
-    for one in judged.first_differences:
-        sides = "; ".join(f"{view}: {what}" for view, what in one.views.items())
-        typer.echo(f"{one.partition}: parts at offset {one.offset}: {one.description} ({sides})")
-    if len(judged.messages) > 1 and not judged.first_differences:
-        typer.echo(f"{stream}: {', '.join(judged.messages)} do not part")
-
-
-def _raise_for_judged(
-    stream: str, rows: list[dict[str, Any]], partings: list[FirstDifference]
-) -> None:
-    errors = [row for row in rows if row["level"] == "error"]
-    if partings:
-        first = partings[0]
-        raise IntegrityError(
-            f"{stream}: {' and '.join(first.views)} part at {first.partition}, offset {first.offset}: {first.description}",
-            **dict(first.views),
-            next="up to this offset they agree: look at what happened to this message between the two",
+        output.print_table(list(fault_rows[0]), fault_rows)
+    for difference in validation.first_differences:
+        sides = "; ".join(f"{view}: {text}" for view, text in difference.views.items())
+        typer.echo(
+            f"{difference.partition}: differs at offset {difference.offset}:"
+            f" {difference.description} ({sides})"
         )
-    if errors:
-        first_wrong = errors[0]
+    if len(validation.messages) > 1 and not validation.first_differences:
+        typer.echo(f"{stream}: {', '.join(validation.messages)} do not differ")
+
+
+def _raise_for_validation(
+    stream: str, fault_rows: list[dict[str, Any]], first_differences: list[FirstDifference]
+) -> None:
+    if first_differences:
+        difference = first_differences[0]
         raise IntegrityError(
-            f"{stream}: {first_wrong['wrong']} at {first_wrong['at']}, {first_wrong['partition']}, "
-            f"offset {first_wrong['offset']}",
-            session=first_wrong["session"],
-            expected=first_wrong["expected"],
-            found=first_wrong["found"],
+            f"{stream}: {' and '.join(difference.views)} differ at {difference.partition},"
+            f" offset {difference.offset}: {difference.description}",
+            **dict(difference.views),
+            next="up to this offset they agree:"
+            " look at what happened to this message between the two",
+        )
+    error_rows = [row for row in fault_rows if row["level"] == "error"]
+    if error_rows:
+        row = error_rows[0]
+        raise IntegrityError(
+            f"{stream}: {row['wrong']} at {row['at']}, {row['partition']}, offset {row['offset']}",
+            session=row["session"],
+            expected=row["expected"],
+            found=row["found"],
             next="give a second --at to see whether it came in before or after that place",
         )

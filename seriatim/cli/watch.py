@@ -1,6 +1,6 @@
-"""`seriatim watch`: look at streams again and again, and say what needs a person.
+"""`seriatim watch`: look at streams again and again, and report what needs a person.
 
-Next room: operations/watch.py looks.
+Next: operations/watch.py assesses a stream; alerts/alert.py sends the mails.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import Options, app, print_notice, unexpected_error
+from seriatim.cli import Options, app, as_seriatim_error, print_notice
 from seriatim.cli.run import Json
 from seriatim.engine.findings import format_duration
 from seriatim.errors import ConfigError, IntegrityError, PlatformError, SeriatimError
@@ -26,13 +26,15 @@ if TYPE_CHECKING:
     from seriatim.alerts.alert import Notifier, Outbox, SendResult
     from seriatim.alerts.incidents import Observation
     from seriatim.config import Settings
+    from seriatim.kafka.log import KafkaLog
     from seriatim.operations.watch import WatchResult
     from seriatim.stream_files import StreamFile
 
 INTERRUPTED = 130
-LONG_SECONDS, HURRIED_SECONDS = 10.0, 3.0
-"""A broker that kept one look waiting for so long, in vain, is given so long by the other looks of
-the round.
+LONG_SECONDS = 10.0
+HURRIED_SECONDS = 3.0
+"""If a broker kept one look waiting for LONG_SECONDS in vain, the other looks of the round wait only
+HURRIED_SECONDS for it.
 """
 
 
@@ -43,29 +45,33 @@ def watch(
         typer.Argument(metavar="[STREAM]", help="A name in streams/, or a path. Default: all."),
     ] = None,
     every: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="Between two looks.")
+        float, typer.Option(min=1, metavar="SECONDS", help="The time between two looks.")
     ] = 60.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and exit: for cron.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Look once and exit, for example from cron.")
+    ] = False,
     mail: Annotated[
-        bool, typer.Option(help="Tell whom the stream files name, by mail; each thing once.")
+        bool,
+        typer.Option(help="Send mails to the people named in the stream files, once per incident."),
     ] = True,
     json: Json = False,
 ) -> None:
-    """Say lag, time left, and what needs a person: halts, quarantine, runs that do not come, data
-    about to expire.
+    """Report lag, time left, and what needs a person, for all streams.
 
-    Looks until Ctrl-C; a stream that cannot be looked at is said and looked at again. With --once
-    the exit code says it: 0 all is well, 3 something needs a person; 1, 2 and 4, which come first,
-    that a stream could not be looked at, or that mails wait. What is new is mailed to alerts.to,
-    again after alerts.remind_hours, and once when it is over.
+    What needs a person: halts, quarantine, missing runs, data that is about to expire. The command
+    looks until Ctrl-C. A stream that cannot be looked at is reported, and looked at again. With
+    --once the exit code is the result: 0 if all is well, 3 if something needs a person. The codes
+    1, 2 and 4 come before 3: a stream could not be looked at, or mails could not be sent. A new
+    incident is mailed to alerts.to, again after alerts.remind_hours, and once when it is over.
 
     Example: seriatim watch --once --json
     """
     Options.json = json
     settings = config.load_settings()
     if once:
-        if code := _watch_all(stream, settings, mail=mail, json=json):
-            raise typer.Exit(code)
+        exit_code = _watch_all(stream, settings, mail=mail, json=json)
+        if exit_code:
+            raise typer.Exit(exit_code)
         return
     try:
         while True:
@@ -76,7 +82,11 @@ def watch(
 
 
 def _watch_all(stream: str | None, settings: Settings, *, mail: bool, json: bool) -> int:
-    """Look at every stream; the exit code that says how they are."""
+    """Look at every stream once; return one exit code for all.
+
+    1. Send the mails that wait since earlier rounds, since a look may take long.
+    2. Look at each stream. The error of one stream does not hide the others.
+    """
     from seriatim import stream_files
 
     names = [stream] if stream else stream_files.list_streams(settings.streams)
@@ -85,65 +95,80 @@ def _watch_all(stream: str | None, settings: Settings, *, mail: bool, json: bool
             f"there are no stream files in {settings.streams}",
             next="make one, or set SERIATIM_STREAMS",
         )
-    round_, codes = WatchRound(settings, json=json), []
-    for name in names if mail else ():
-        with suppress(Exception):  # the look says it
-            codes.append(round_.send_waiting_mails(name))
+    watch_round = WatchRound(settings, json=json)
+    exit_codes = []
+    # 1. Send the mails that wait.
+    if mail:
+        for name in names:
+            with suppress(Exception):  # step 2 meets the same error, and reports it
+                exit_codes.append(watch_round.send_waiting_mails(name))
+    # 2. Look.
     for name in names:
         try:
-            codes.append(round_.watch_stream(name, mail=mail))
-        except Exception as error:  # one stream's trouble, foreseen or not, hides no other
+            exit_codes.append(watch_round.watch_stream(name, mail=mail))
+        except Exception as error:
             if Options.debug:
                 raise
-            known = error if isinstance(error, SeriatimError) else unexpected_error(error)
-            _print_stream_error(name, known, json=json)
-            codes.append(known.exit_code)
-    return gravest_exit_code(codes)
+            seriatim_error = as_seriatim_error(error)
+            _print_stream_error(name, seriatim_error, json=json)
+            exit_codes.append(seriatim_error.exit_code)
+    return gravest_exit_code(exit_codes)
 
 
 def gravest_exit_code(codes: Sequence[int]) -> int:
-    """One exit code for all. What needs a person was mailed: what keeps a look or a mail from its
-    work comes first.
+    """One exit code for all looks of a round.
+
+    What needs a person (3) was mailed. So an error that prevented a look or a mail comes first.
     """
-    trouble = set(codes) - {0, IntegrityError.exit_code}
-    return min(trouble) if trouble else max(codes)
+    error_codes = set(codes) - {0, IntegrityError.exit_code}
+    if error_codes:
+        return min(error_codes)
+    return max(codes)
 
 
 class WatchRound:
-    """A look at each stream, one after the other: a broker or a mail server that is away keeps all
-    waiting once.
+    """One look at each stream, one after the other.
+
+    A broker or a mail server that does not answer makes the whole round wait only once.
     """
 
     def __init__(self, settings: Settings, *, json: bool) -> None:
-        self.settings, self.json, self.is_hurried = settings, json, False
+        self.settings = settings
+        self.json = json
+        self.is_hurried = False
+        """Whether the broker kept an earlier look of this round waiting in vain."""
 
     @cached_property
     def notifier(self) -> Notifier | None:
+        """The mail server; None if there is none. It is shared by all streams of the round."""
         from seriatim import context
 
         return context.notifier(self.settings)
 
     def send_waiting_mails(self, name: str) -> int:
-        """What waits since earlier, before anybody is looked at: a look may take long. 4: some was
-        put aside.
-        """
+        """Send the mails that wait since earlier rounds; 4 if some were given up, else 0."""
         from seriatim import context, stream_files
         from seriatim.alerts.alert import send_waiting_mails
         from seriatim.clock import WallClock
 
-        outbox, to = context.outbox(name, self.settings), None
+        outbox = context.outbox(name, self.settings)
         if not outbox.alert_state().mails:
             return 0
+        recipients = None
+        # A stream file that is wrong must not keep mails back: they have recipients of their own.
         with suppress(SeriatimError):
-            to = stream_files.load_stream(name, self.settings.streams).stream.alerts.to
+            file = stream_files.load_stream(name, self.settings.streams)
+            recipients = file.stream.alerts.to
         with outbox.lock():
-            told = send_waiting_mails(to, WallClock().now_seconds(), outbox, self.notifier)
-        _print_sent(name, told, is_last_try=False)
-        return PlatformError.exit_code if told.refused_mail_paths else 0
+            now_seconds = WallClock().now_seconds()
+            send_result = send_waiting_mails(recipients, now_seconds, outbox, self.notifier)
+        _print_sent(name, send_result, is_last_try=False)
+        return PlatformError.exit_code if send_result.refused_mail_paths else 0
 
     def watch_stream(self, name: str, *, mail: bool) -> int:
-        """Look at one stream, say it, and tell whom it concerns. What cannot be looked at is told
-        as well.
+        """Look at one stream, print the result, and mail it; return the exit code.
+
+        A failed look is mailed as well, and then raised.
         """
         from seriatim import context, stream_files
         from seriatim.alerts.alert import observe_failure, observe_stream
@@ -151,127 +176,157 @@ class WatchRound:
 
         settings = self.settings
         if not mail:
-            look = self._observe(stream_files.load_stream(name, settings.streams))
-            _print_watch_result(look, json=self.json)
-            return IntegrityError.exit_code if look.concerns else 0
-        outbox, file = context.outbox(name, settings), None
+            watch_result = self._watch(stream_files.load_stream(name, settings.streams))
+            _print_watch_result(watch_result, json=self.json)
+            return IntegrityError.exit_code if watch_result.concerns else 0
+        outbox = context.outbox(name, settings)
+        file = None
         with outbox.lock():
             try:
                 file = stream_files.load_stream(name, settings.streams)
-                look = self._observe(file)
-                found = observe_stream(
-                    file.stream, look, context.ledger(file), outbox.alert_state()
+                watch_result = self._watch(file)
+                observation = observe_stream(
+                    file.stream, watch_result, context.ledger(file), outbox.alert_state()
                 )
             except SeriatimError as error:
-                self._send_alerts(
-                    name, file, observe_failure(error, WallClock().now_seconds()), outbox
-                )
+                failure = observe_failure(error, WallClock().now_seconds())
+                self._send_alerts(name, file, failure, outbox)
                 raise
-            _print_watch_result(look, json=self.json)
-            unsent = self._send_alerts(name, file, found, outbox)
-        return (
-            PlatformError.exit_code if unsent else IntegrityError.exit_code if look.concerns else 0
-        )
+            _print_watch_result(watch_result, json=self.json)
+            has_unsent_mails = self._send_alerts(name, file, observation, outbox)
+        if has_unsent_mails:
+            return PlatformError.exit_code
+        return IntegrityError.exit_code if watch_result.concerns else 0
 
-    def _observe(self, file: StreamFile) -> WatchResult:
+    def _watch(self, file: StreamFile) -> WatchResult:
+        """Ask Kafka and the ledger, assess the answers, and write the status file."""
         from seriatim import context
         from seriatim.clock import WallClock
         from seriatim.operations.watch import assess_watch_input, read_watch_input
         from seriatim.web.write_status import write_status_file
 
-        store, began = context.ledger(file), time.monotonic()
-        hurry = (HURRIED_SECONDS,) if self.is_hurried else ()
+        ledger_store = context.ledger(file)
+        began_seconds = time.monotonic()
         try:
-            log = context.log(file, self.settings, *hurry)
-            seen = read_watch_input(file.stream, log, store, context.state(file), WallClock())
+            log = self._open_log(file)
+            watch_input = read_watch_input(
+                file.stream, log, ledger_store, context.state(file), WallClock()
+            )
         except PlatformError:
-            self.is_hurried = self.is_hurried or time.monotonic() - began >= LONG_SECONDS
+            if time.monotonic() - began_seconds >= LONG_SECONDS:
+                self.is_hurried = True
             raise
-        look = assess_watch_input(file.stream, seen)
+        watch_result = assess_watch_input(file.stream, watch_input)
         try:
-            write_status_file(file, seen, look, store)
-        except OSError as error:  # whoever only watches may not write there
+            write_status_file(file, watch_input, watch_result, ledger_store)
+        except OSError as error:  # a user who only watches may have no right to write there
             print_notice(
                 f"{file.stream.name}: the status file could not be written: {error}", status=None
             )
-        return look
+        return watch_result
+
+    def _open_log(self, file: StreamFile) -> KafkaLog:
+        from seriatim import context
+
+        if self.is_hurried:
+            return context.log(file, self.settings, HURRIED_SECONDS)
+        return context.log(file, self.settings)
 
     def _send_alerts(
         self, name: str, file: StreamFile | None, observation: Observation, outbox: Outbox
     ) -> bool:
-        """Mail what is new, and what waits since earlier; whether any of it was not taken."""
+        """Mail what is new and what waits since earlier; whether any mail could not be sent.
+
+        `file` is None if the stream file itself is wrong.
+        """
         from seriatim.alerts.alert import send_alerts
         from seriatim.alerts.mail import MailContext
         from seriatim.stream import AlertSettings
 
-        alerts = file.stream.alerts if file else AlertSettings()
-        place = MailContext(
-            stream=file.stream.name if file else name,
-            to=alerts.to if file else None,
+        alert_settings = AlertSettings()
+        stream_name = name
+        recipients = None
+        report_url = ""
+        if file is not None:
+            alert_settings = file.stream.alerts
+            stream_name = file.stream.name
+            recipients = alert_settings.to
+            report_url = _last_report_url(file, self.settings)
+        mail_context = MailContext(
+            stream=stream_name,
+            to=recipients,
             airflow_url=self.settings.airflow_url,
-            report_url=_last_report(file, self.settings) if file else "",
+            report_url=report_url,
         )
-        told = send_alerts(place, alerts.remind_hours, observation, outbox, self.notifier)
-        _print_sent(name, told)
-        return bool(told.waiting_mails or told.refused_mail_paths)
+        send_result = send_alerts(
+            mail_context, alert_settings.remind_hours, observation, outbox, self.notifier
+        )
+        _print_sent(name, send_result)
+        return bool(send_result.waiting_mails or send_result.refused_mail_paths)
 
 
 def _print_sent(name: str, send_result: SendResult, *, is_last_try: bool = True) -> None:
-    """What was mailed, what was put aside, and, of the last try, what waits."""
-    for one in send_result.sent_mails:
-        print_notice(f"{name}: mailed to {', '.join(one.to)}: {one.subject}", mailed=one.subject)
-    for where in send_result.refused_mail_paths:
+    """Print which mails were sent, which were given up, and after the last try which wait."""
+    for mail in send_result.sent_mails:
+        print_notice(f"{name}: mailed to {', '.join(mail.to)}: {mail.subject}", mailed=mail.subject)
+    for path in send_result.refused_mail_paths:
         print_notice(
-            f"{name}: a mail was refused for two days and is not tried any more; it is {where}",
-            aside=where,
+            f"{name}: a mail was refused for two days and is not tried any more; it is {path}",
+            aside=path,
         )
     if send_result.trouble and is_last_try:
-        what = (
-            f"{len(send_result.waiting_mails)} mails wait in the outbox"
-            if send_result.waiting_mails
-            else "not all were told"
-        )
+        waiting_count = len(send_result.waiting_mails)
+        text = "not all were told"
+        if waiting_count:
+            text = f"{waiting_count} mails wait in the outbox"
         print_notice(
-            f"{name}: {what}: {send_result.trouble}; the next look tries again",
-            waiting=len(send_result.waiting_mails),
+            f"{name}: {text}: {send_result.trouble}; the next look tries again",
+            waiting=waiting_count,
         )
 
 
-def _last_report(file: StreamFile, settings: Settings) -> str:
-    """The report of the last run: behind Airflow's login if there is one, else as a file of this
-    machine.
+def _last_report_url(file: StreamFile, settings: Settings) -> str:
+    """The address of the last run's report: in Airflow if there is one, else on this machine.
+
+    Empty if there is no report yet.
     """
     from seriatim.web import address
 
-    found = sorted((Path(file.stream.output.path) / "reports").glob("[0-9]*.html"))
-    if not found:
+    reports = sorted((Path(file.stream.output.path) / "reports").glob("[0-9]*.html"))
+    if not reports:
         return ""
+    last_report = reports[-1]
     if settings.airflow_url and Path(file.folder) == settings.streams:
-        return address.report_url(settings.airflow_url, file.stream.name, int(found[-1].stem))
-    return found[-1].absolute().as_uri()
+        sequence = int(last_report.stem)
+        return address.report_url(settings.airflow_url, file.stream.name, sequence)
+    return last_report.absolute().as_uri()
 
 
 def _print_watch_result(watch_result: WatchResult, *, json: bool) -> None:
-    """A line for the stream, and two for each thing that needs a person. Colours only on a
-    terminal.
-    """
+    """Print one line for the stream, and the concerns with what to do. Terminals get colours."""
     if json:
         _print_json(msgspec.to_builtins(watch_result))
         return
-    left = "no message is in danger"
-    if watch_result.time_left_seconds is not None:
-        left = f"time left {format_duration(watch_result.time_left_seconds)} ({watch_result.nearest_partition})"
-        left += {True: ", catches up", False: ", would not catch up", None: ""}[
-            watch_result.will_catch_up
-        ]
-    facts = f"{watch_result.verdict} · {watch_result.partitions} partitions · lag {watch_result.lag} · {left}"
-    line = f"{_render_time(watch_result.at_seconds)} {watch_result.stream}: {facts}"
-    typer.secho(line, fg=typer.colors.GREEN if not watch_result.concerns else typer.colors.YELLOW)
+    typer.secho(
+        f"{_render_time(watch_result.at_seconds)} {watch_result.stream}: {watch_result.verdict}"
+        f" · {watch_result.partitions} partitions · lag {watch_result.lag}"
+        f" · {_describe_time_left(watch_result)}",
+        fg=typer.colors.YELLOW if watch_result.concerns else typer.colors.GREEN,
+    )
     for concern in watch_result.concerns:
-        place = f" {concern.location}" if concern.location else ""
-        typer.secho(f"  {concern.kind}{place}: {concern.text}", fg=typer.colors.RED)
-        for line in concern.next.splitlines():
-            typer.echo(f"    → {line}")
+        location = f" {concern.location}" if concern.location else ""
+        typer.secho(f"  {concern.kind}{location}: {concern.text}", fg=typer.colors.RED)
+        _print_next_lines(concern.next)
+
+
+def _describe_time_left(watch_result: WatchResult) -> str:
+    if watch_result.time_left_seconds is None:
+        return "no message is in danger"
+    duration = format_duration(watch_result.time_left_seconds)
+    text = f"time left {duration} ({watch_result.nearest_partition})"
+    if watch_result.will_catch_up is None:
+        return text
+    return text + (", catches up" if watch_result.will_catch_up else ", would not catch up")
 
 
 def _print_stream_error(name: str, error: SeriatimError, *, json: bool) -> None:
@@ -283,7 +338,11 @@ def _print_stream_error(name: str, error: SeriatimError, *, json: bool) -> None:
     typer.secho(
         f"{_render_time(time.time())} {name}: {error.title}: {error.message}", fg=typer.colors.RED
     )
-    for line in error.next.splitlines():
+    _print_next_lines(error.next)
+
+
+def _print_next_lines(advice: str) -> None:
+    for line in advice.splitlines():
         typer.echo(f"    → {line}")
 
 

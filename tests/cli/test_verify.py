@@ -155,7 +155,7 @@ def test_views_are_judged_and_compared(lake: DiskStream, run: Run, tmp_path: Pat
     capture.write_text("\n".join(map(json.dumps, lines)))
     code, _, err = run("--at", "raw", "--at", "output", "--capture", str(capture))
     assert code == 3
-    assert "raw and output part at in-a/0, offset 2: another sequence" in err
+    assert "raw and output differ at in-a/0, offset 2: another sequence" in err
 
 
 @pytest.mark.parametrize(
