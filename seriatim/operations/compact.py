@@ -1,19 +1,18 @@
-"""Compact: small record files become few, state files one, what is dead or replaced long ago goes.
-No record changes.
+"""Compact: join small record files, merge state files, delete orphans and old versions. No record
+changes.
 
-Per partition and piece of work, and what a crash after each leaves:
+The steps for each piece of work, and what a crash after each of them leaves behind:
 
-1. choose: neighbours that are small, state files that are many; held partitions are left out      nothing
+1. choose neighbours that are small, and state files that are many; leave out held partitions      nothing
 2. write the intent: what is about to be replaced                                                  an intent
-3. prove each input by its digest, copy                                                            orphans
-4. commit, compare-and-set: the very inputs are there still, no hold, no new epoch                 it is done
-5. sweep the dead; sweep what was replaced longer ago than `keep_versions_days`                    goes on next time
+3. check each input by its digest, and copy it                                                     orphans
+4. commit by compare-and-set, if all inputs are still in use, without a hold or a new epoch        it is done
+5. sweep orphans, and files that were replaced longer ago than `keep_versions_days`                goes on next time
 
-It runs beside folds and repairs and stops neither: whoever was faster fences a piece, which is
-dropped and told. A damaged input is refused by name and stays as it is.
+It runs beside folds and repairs and stops neither. If another run was faster, the piece is fenced;
+it is dropped and reported. A damaged input is reported by name and stays as it is.
 
-Next room: operations/compaction_rules.py chooses; storage/rewrite.py copies; operations/sweep.py
-sweeps.
+Next: operations/compaction_rules.py chooses; storage/rewrite.py copies; operations/sweep.py sweeps.
 """
 
 from __future__ import annotations
@@ -57,15 +56,15 @@ from seriatim.ports import (
 )
 
 GROUPS_MAX = 8
-"""New files in one entry: what a crash can cost."""
+"""The most new files in one entry, and so the most work that a crash can cost."""
 ENTRIES_READ_FIRST = 64
-"""So many entries are asked first for what they say of a file; then more."""
+"""How many of the newest entries are searched for a file first. Each further step is larger."""
 DAY_SECONDS = 86_400
 ProgressCallback = Callable[[int, int], None]
 
 
 class CompactContext(Struct, frozen=True, kw_only=True):
-    """What a compaction works with."""
+    """The ports and settings of a compaction."""
 
     stream: str
     bytes_target: int
@@ -74,55 +73,64 @@ class CompactContext(Struct, frozen=True, kw_only=True):
     records: RecordStore
     rewriter: Rewriter
     open_state: Callable[[], StateStore]
-    """Made anew for each look: it keeps files open."""
+    """Opens the state store. Called for every use, because a store keeps its files open."""
     derived: DerivedStore
     clock: Clock
     new_attempt: Callable[[], str]
 
 
 class CompactionPiece(Struct, kw_only=True):
-    """What becomes of some files of one partition, by one entry."""
+    """Files of one partition that one entry replaces. A piece has either record or state files."""
 
     partition: Partition
     topic_id: str
     account: Account
     groups: Sequence[tuple[File, ...]] = ()
-    """Record files: each group becomes one."""
+    """Groups of record files. Each group becomes one file."""
     state: tuple[File, ...] = ()
-    """State files: they become one. A piece has either."""
+    """State files that become one file."""
     files_after: int = 0
     bytes_after: int = 0
     sequence: int = -1
-    """The entry that did it; -1: none was made."""
+    """The entry of the piece; -1 if nothing was committed."""
     drop_reason: str = ""
-    """Who was faster."""
+    """Why the piece was dropped: what another run did to it. Empty if it was not dropped."""
     damaged_inputs: dict[str, str] = field(default_factory=dict)
-    """Damaged inputs, and what is wrong with them: their groups stay as they are."""
+    """What is wrong with damaged inputs, by path. Their groups stay as they are."""
 
     @property
     def inputs(self) -> list[File]:
-        """What it replaces."""
-        return [file for group in self.groups for file in group] or list(self.state)
+        """The files that it replaces."""
+        if self.groups:
+            return self.record_inputs
+        return list(self.state)
+
+    @property
+    def record_inputs(self) -> list[File]:
+        """The record files of all groups."""
+        return [file for group in self.groups for file in group]
 
     @property
     def bytes_before(self) -> int:
-        """How much is to be copied."""
+        """How many bytes have to be copied."""
         return sum(file.size_bytes for file in self.inputs)
 
 
 class CompactResult(Struct, kw_only=True):
-    """What a compaction did, or would do."""
+    """What a compaction did; after a dry run, what it would do."""
 
     pieces: list[CompactionPiece] = field(default_factory=list)
     held_partitions: list[Partition] = field(default_factory=list)
-    """Left out: a repair works there."""
+    """Partitions that were left out, because a repair holds them."""
     sequence: int = -1
     swept_replaced_files: int = 0
-    """Files that entries replaced longer ago than `keep_versions_days`: they went, or would go."""
+    """How many files were deleted, or would be, because an entry replaced them longer ago than
+    `keep_versions_days`.
+    """
     swept_orphans: int = 0
-    """Files that nobody ever named: they went."""
+    """How many files were deleted that no entry ever named."""
     derived_error: str = ""
-    """Why the derived tables are behind the ledger; empty: they are not."""
+    """Why the derived tables are behind the ledger, as a text for people; empty if they are not."""
 
 
 def compact_stream(
@@ -132,47 +140,47 @@ def compact_stream(
     dry_run: bool = False,
     progress: ProgressCallback | None = None,
 ) -> CompactResult:
-    """Compact a stream, or one partition of it."""
+    """Compact a stream, or one partition of it. With `dry_run` nothing is written."""
     head = read_head(context.ledger, context.stream)
     if head is None:
         raise ConfigError(
             f"{context.stream}: it was never run", next=f"seriatim run {context.stream}"
         )
     _refuse_unknown(head.ledger, only_partition)
-    held = [
-        place
-        for place in _chosen_partitions(head.ledger, only_partition)
-        if head.ledger.partitions[str(place)].hold is not None
-    ]
-    done = CompactResult(
+    # Step 1.
+    result = CompactResult(
         pieces=list(_plan_pieces(context, head, only_partition)),
-        held_partitions=held,
+        held_partitions=_held_partitions(head.ledger, only_partition),
         sequence=head.ledger.sequence,
     )
-    until = context.clock.now_seconds() - context.keep_versions_days * DAY_SECONDS
+    keep_seconds = context.keep_versions_days * DAY_SECONDS
+    until_seconds = context.clock.now_seconds() - keep_seconds
     if dry_run:
-        done.swept_replaced_files = len(
-            find_outdated(context.ledger, context.records, head, until).paths
-        )
-        return done
-    copied, total = 0, sum(piece.bytes_before for piece in done.pieces)
-    for piece in done.pieces:
+        outdated = find_outdated(context.ledger, context.records, head, until_seconds)
+        result.swept_replaced_files = len(outdated.paths)
+        return result
+    # Steps 2 to 4.
+    copied_bytes = 0
+    total_bytes = sum(piece.bytes_before for piece in result.pieces)
+    for piece in result.pieces:
         _PieceCompaction(context, piece).run()
-        copied += piece.bytes_before
+        copied_bytes += piece.bytes_before
         if progress is not None:
-            progress(copied, total)
-    head = read_head(context.ledger, context.stream) or raise_broken_promise(
-        "the ledger vanished while it was compacted"
-    )
-    done.swept_replaced_files = len(sweep_replaced(context.ledger, context.records, head, until))
-    done.swept_orphans = len(sweep_dead(context.ledger, context.records, head))
-    done.derived_error = catch_up_after_run(context.ledger, context.derived, head.ledger)
-    done.sequence = head.ledger.sequence
-    return done
+            progress(copied_bytes, total_bytes)
+    # Step 5.
+    head = _read_existing_head(context)
+    replaced = sweep_replaced(context.ledger, context.records, head, until_seconds)
+    orphans = sweep_dead(context.ledger, context.records, head)
+    result.swept_replaced_files = len(replaced)
+    result.swept_orphans = len(orphans)
+    result.derived_error = catch_up_after_run(context.ledger, context.derived, head.ledger)
+    result.sequence = head.ledger.sequence
+    return result
 
 
-def _chosen_partitions(ledger: Ledger, only_partition: Partition | None) -> list[Partition]:
-    return [place for place in ledger.known_partitions() if only_partition in (None, place)]
+def _read_existing_head(context: CompactContext) -> LedgerHead:
+    head = read_head(context.ledger, context.stream)
+    return head or raise_broken_promise("the ledger vanished while it was compacted")
 
 
 def _refuse_unknown(ledger: Ledger, only_partition: Partition | None) -> None:
@@ -183,33 +191,50 @@ def _refuse_unknown(ledger: Ledger, only_partition: Partition | None) -> None:
         )
 
 
+def _chosen_accounts(
+    ledger: Ledger, only_partition: Partition | None
+) -> Iterator[tuple[Partition, Account]]:
+    for partition in ledger.known_partitions():
+        if only_partition in (None, partition):
+            yield partition, ledger.partitions[str(partition)]
+
+
+def _held_partitions(ledger: Ledger, only_partition: Partition | None) -> list[Partition]:
+    return [
+        partition
+        for partition, account in _chosen_accounts(ledger, only_partition)
+        if account.hold is not None
+    ]
+
+
 def _plan_pieces(
     context: CompactContext, head: LedgerHead, only_partition: Partition | None
 ) -> Iterator[CompactionPiece]:
-    """Step 1: all there is to do, partition by partition. Files that others wrote are none of ours."""
-    active: dict[str, list[File]] = {}
-    for file in context.ledger.active_files(head):
-        active.setdefault(file.path.removeprefix("records/").rpartition("/")[0], []).append(file)
-    free = {
-        p: head.ledger.partitions[str(p)] for p in _chosen_partitions(head.ledger, only_partition)
-    }
-    free = {partition: account for partition, account in free.items() if account.hold is None}
-    small = [
-        file.path
-        for p in free
-        for file in active.get(str(p), [])
-        if is_small(file, context.bytes_target)
-    ]
-    placed = _find_committed_files(context.ledger, head.ledger, set(small))
-    for partition, account in free.items():
-        mine = active.get(str(partition), [])
-        ours = [placed[file.path] for file in mine if file.path in placed]
-        large = [file for file in mine if file.path not in placed]
-        for topic_id, chosen in group_small_files(ours, large, context.bytes_target).items():
-            for begin in range(0, len(chosen), GROUPS_MAX):
-                part = chosen[begin : begin + GROUPS_MAX]
+    """Step 1. All the work there is, partition by partition. Files that no entry names, because
+    others wrote them, are left alone.
+    """
+    files_by_partition = _active_files_by_partition(context.ledger, head)
+    free_accounts = {}
+    small_paths = set()
+    for partition, account in _chosen_accounts(head.ledger, only_partition):
+        if account.hold is not None:
+            continue
+        free_accounts[partition] = account
+        files = files_by_partition.get(str(partition), [])
+        small_paths |= {file.path for file in files if is_small(file, context.bytes_target)}
+    committed_files = _find_committed_files(context.ledger, head.ledger, small_paths)
+    for partition, account in free_accounts.items():
+        files = files_by_partition.get(str(partition), [])
+        small_files = [committed_files[file.path] for file in files if file.path in committed_files]
+        large_files = [file for file in files if file.path not in committed_files]
+        groups_by_topic_id = group_small_files(small_files, large_files, context.bytes_target)
+        for topic_id, groups in groups_by_topic_id.items():
+            for begin in range(0, len(groups), GROUPS_MAX):
                 yield CompactionPiece(
-                    partition=partition, topic_id=topic_id, account=account, groups=part
+                    partition=partition,
+                    topic_id=topic_id,
+                    account=account,
+                    groups=groups[begin : begin + GROUPS_MAX],
                 )
         if is_worth_merging_state(account.state):
             yield CompactionPiece(
@@ -217,40 +242,64 @@ def _plan_pieces(
             )
 
 
+def _active_files_by_partition(store: LedgerStore, head: LedgerHead) -> dict[str, list[File]]:
+    """The files of the records table, by the name of their partition."""
+    files_by_partition: dict[str, list[File]] = {}
+    for file in store.active_files(head):
+        name = file.path.removeprefix("records/").rpartition("/")[0]
+        files_by_partition.setdefault(name, []).append(file)
+    return files_by_partition
+
+
 def _find_committed_files(
     store: LedgerStore, ledger: Ledger, paths: set[str]
 ) -> dict[str, TopicRecordFile]:
-    """What entries say of these files, digest and life; the newest entries are asked first."""
-    found: dict[str, TopicRecordFile] = {}
-    last, step = ledger.sequence, ENTRIES_READ_FIRST
-    while last >= 0 and len(found) < len(paths):
-        after = max(-1, last - step)
-        for manifest in islice(store.entries(ledger.stream, after), last - after):
+    """The files as the entries have them, with digest and topic id. The newest entries are searched
+    first, because files to compact are mostly new.
+    """
+    committed_files: dict[str, TopicRecordFile] = {}
+    newest_sequence = ledger.sequence
+    step = ENTRIES_READ_FIRST
+    while newest_sequence >= 0 and len(committed_files) < len(paths):
+        after = max(-1, newest_sequence - step)
+        manifests = islice(store.entries(ledger.stream, after), newest_sequence - after)
+        for manifest in manifests:
             for change in manifest.entry.changes:
-                mine = [file for file in change.records if file.path in paths]
-                if mine:
-                    life = _topic_id_of_records(store, ledger.stream, manifest.entry, change)
-                    found |= {file.path: TopicRecordFile(file, life) for file in mine}
-        last, step = after, step * 4
-    return found
+                files = [file for file in change.records if file.path in paths]
+                if not files:
+                    continue
+                topic_id = _topic_id_of_records(store, ledger.stream, manifest.entry, change)
+                for file in files:
+                    committed_files[file.path] = TopicRecordFile(file, topic_id)
+        newest_sequence = after
+        step *= 4
+    return committed_files
 
 
 def _topic_id_of_records(store: LedgerStore, stream: str, entry: Entry, change: Change) -> str:
-    """The topic id of an entry's records: those of an accept end the life before."""
+    """The topic id of the records of a change. Records of an accept belong to the topic before it,
+    whose sessions they end.
+    """
     if entry.kind != "accept":
         return change.topic_id
-    return store.ledger_at(stream, entry.sequence - 1).partitions[str(change.partition)].topic_id
+    ledger_before = store.ledger_at(stream, entry.sequence - 1)
+    return ledger_before.partitions[str(change.partition)].topic_id
 
 
 class _PieceCompaction:
-    """One piece being worked on."""
+    """The compaction of one piece."""
 
     def __init__(self, context: CompactContext, piece: CompactionPiece) -> None:
-        self.context, self.piece, self.attempt = context, piece, context.new_attempt()
+        self.context = context
+        self.piece = piece
+        self.attempt = context.new_attempt()
         self.removed_paths: list[str] = []
+        """The record files that were copied into new ones."""
 
     def run(self) -> None:
-        """Steps 2 to 4."""
+        """Steps 2 to 4. If another run was faster, or if every input is damaged, nothing is
+        committed, and what was written is deleted.
+        """
         intent = self._write_intent()
         try:
             change = self._build_change()
@@ -263,7 +312,8 @@ class _PieceCompaction:
             self.piece.drop_reason = self._overtaken_reason(error)
             if not self.piece.drop_reason:
                 raise
-            self.piece.files_after = self.piece.bytes_after = 0
+            self.piece.files_after = 0
+            self.piece.bytes_after = 0
         self.context.records.sweep(self.piece.partition, f"compact-{self.attempt}-", set())
         self.context.records.drop_intent(intent)
 
@@ -274,8 +324,8 @@ class _PieceCompaction:
             partition=piece.partition,
             attempt=self.attempt,
             epoch=piece.account.epoch,
-            sequence=self._read_head().ledger.sequence,
-            records=tuple(file.path for group in piece.groups for file in group),
+            sequence=_read_existing_head(self.context).ledger.sequence,
+            records=tuple(file.path for file in piece.record_inputs),
             state=tuple(file.path for file in piece.state),
         )
         self.context.records.put_intent(intent)
@@ -283,8 +333,9 @@ class _PieceCompaction:
         return intent
 
     def _build_change(self) -> Change | None:
-        """Step 3. None: every input was refused."""
-        piece, account = self.piece, self.piece.account
+        """Step 3. Returns None if every input was damaged."""
+        piece = self.piece
+        account = piece.account
         change = Change(
             partition=piece.partition,
             epoch=account.epoch,
@@ -296,41 +347,46 @@ class _PieceCompaction:
             state=self._merge_state_files(),
             merged_state_paths=tuple(file.path for file in piece.state),
         )
-        made = [*change.records, *(change.state or ())]
-        piece.files_after, piece.bytes_after = len(made), sum(file.size_bytes for file in made)
-        return change if made else None
+        new_files = [*change.records, *(change.state or ())]
+        piece.files_after = len(new_files)
+        piece.bytes_after = sum(file.size_bytes for file in new_files)
+        return change if new_files else None
 
     def _concatenate_groups(self) -> Iterator[File]:
-        """Each group as one file. One with a damaged input stays as it is, and so do its neighbours
-        in it.
-        """
+        """Write each group as one file. A group with a damaged input stays as it is."""
+        partition = self.piece.partition
         for number, group in enumerate(self.piece.groups):
             stem = compacted_file_stem(self.attempt, number)
+            paths = [file.path for file in group]
             try:
-                made = self.context.rewriter.concatenate(
-                    self.piece.partition, self.piece.topic_id, stem, group
+                new_file = self.context.rewriter.concatenate(
+                    partition, self.piece.topic_id, stem, group
                 )
             except IntegrityError as damage:
-                self._note_damaged_input(damage, [file.path for file in group])
-                self.context.records.sweep(self.piece.partition, stem, set())
+                self._note_damaged_input(damage, paths)
+                self.context.records.sweep(partition, stem, set())
             else:
-                self.removed_paths += [file.path for file in group]
-                yield made
+                self.removed_paths += paths
+                yield new_file
 
     def _merge_state_files(self) -> tuple[File, ...] | None:
-        """All state files as one, each session as the newest of them has it."""
-        if not self.piece.state:
+        """Write all state files as one, with each session as the newest of them has it."""
+        state = self.piece.state
+        if not state:
             return None
+        stem = compacted_file_stem(self.attempt, 0)
         try:
-            store, stem = self.context.open_state(), compacted_file_stem(self.attempt, 0)
-            return (store.save(self.piece.partition, stem, {}, self.piece.state),)
+            new_file = self.context.open_state().save(self.piece.partition, stem, {}, state)
         except IntegrityError as damage:
-            self._note_damaged_input(damage, [file.path for file in self.piece.state])
+            self._note_damaged_input(damage, [file.path for file in state])
             return None
+        return (new_file,)
 
     def _note_damaged_input(self, error: IntegrityError, paths: list[str]) -> None:
-        """Note a damaged input, unless it is gone because another run replaced it."""
-        if self._inputs_replaced_reason(self._read_head()):
+        """Note a damaged input. The error is raised again if the file is only gone because another
+        run replaced it.
+        """
+        if self._inputs_replaced_reason():
             raise error
         path = error.path if isinstance(error, DamagedFileError) else paths[0]
         self.piece.damaged_inputs[path] = error.message
@@ -344,36 +400,34 @@ class _PieceCompaction:
             changes=(change,),
             removed_paths=tuple(sorted(self.removed_paths)),
         )
-        self.piece.sequence = commit(
-            self.context.ledger, self.context.clock, self._read_head(), entry
-        )[1].sequence
-
-    def _read_head(self) -> LedgerHead:
-        return read_head(self.context.ledger, self.context.stream) or raise_broken_promise(
-            "the ledger vanished while it was compacted"
-        )
+        head = _read_existing_head(self.context)
+        _, committed = commit(self.context.ledger, self.context.clock, head, entry)
+        self.piece.sequence = committed.sequence
 
     def _overtaken_reason(self, error: Exception) -> str:
-        """Why the piece cannot be committed any more; empty: that is not why it failed."""
+        """What another run did so that the piece cannot be committed; empty if it failed for another
+        reason.
+        """
         if isinstance(error, FencedError):
             return str(error.fields.get("found") or error.message)
-        return self._inputs_replaced_reason(self._read_head())
+        return self._inputs_replaced_reason()
 
-    def _inputs_replaced_reason(self, head: LedgerHead) -> str:
-        """What another run did to the inputs; empty: nothing."""
-        piece, account = self.piece, head.ledger.partitions[str(self.piece.partition)]
-        if account.epoch != piece.account.epoch or account.hold is not None:
-            return (
-                f"{piece.partition} is held by {account.hold}"
-                if account.hold
-                else f"{piece.partition} was repaired"
-            )
-        active, state = (
-            self.context.ledger.active_paths(head),
-            [file.path for file in account.state],
-        )
-        gone = {file.path for group in piece.groups for file in group} - active
-        merged = [file.path for file in piece.state]
-        if gone or merged != state[: len(merged)]:
-            return f"{min(gone, default=merged[0] if merged else '')} was replaced by another run"
+    def _inputs_replaced_reason(self) -> str:
+        """What another run did to the inputs, as a text for people; empty if nothing."""
+        piece = self.piece
+        head = _read_existing_head(self.context)
+        account = head.ledger.partitions[str(piece.partition)]
+        if account.hold is not None:
+            return f"{piece.partition} is held by {account.hold}"
+        if account.epoch != piece.account.epoch:
+            return f"{piece.partition} was repaired"
+        input_paths = {file.path for file in piece.record_inputs}
+        replaced = input_paths - self.context.ledger.active_paths(head)
+        if replaced:
+            return f"{min(replaced)} was replaced by another run"
+        # State files are merged from the oldest on: others may only have been added at the end.
+        merged_paths = [file.path for file in piece.state]
+        state_paths = [file.path for file in account.state]
+        if merged_paths != state_paths[: len(merged_paths)]:
+            return f"{piece.state[0].path} was replaced by another run"
         return ""

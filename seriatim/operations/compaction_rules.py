@@ -1,13 +1,12 @@
-"""Compaction: which small files become one, what a compaction is about to replace, and what may go
-for good. Pure.
+"""Compaction rules: which small files become one, what a compaction is about to replace, and which
+replaced files may be deleted. All functions are pure.
 
 Record files of one partition and one life of its topic follow each other by offset. Small
-neighbours become one file near the wanted size; a larger one between them stays, and parts them:
-files never overlap. A group is taken if it is worth its copying, so that a file is copied a few
-times in its life, not each time.
+neighbours become one file near the target size. A larger file between two small ones stays as it is
+and separates them, because files must never overlap. A group is only taken if it is worth copying,
+so that a file is copied a few times in its life, and not by every compaction.
 
-Next room: operations/compact.py does it; operations/sweep.py judges by intents and by
-`OutdatedFiles`.
+Next: operations/compact.py does the work; operations/sweep.py uses intents and `OutdatedFiles`.
 """
 
 from __future__ import annotations
@@ -23,164 +22,182 @@ from seriatim.errors import ensure
 from seriatim.ledger.model import Account, File, Ledger, Manifest
 
 RECORD_FILES_MERGE_MIN = 16
-"""So many neighbours are worth copying whatever their sizes."""
+"""A group of so many files is worth copying, whatever their sizes."""
 STATE_FILES_MERGE_MIN = 8
 """So many state files are worth merging whatever their sizes."""
 COMPACTED_NAME = re.compile(r"compact-(.+)-\d+(?:\.parquet)?")
-"""Names of what a compaction writes, with its attempt: no slice's, whose names begin with its
-epoch.
+"""The name of a file that a compaction wrote; the group is its attempt. It never matches the file
+of a slice, whose name begins with its epoch.
 """
 
 
 def compacted_file_stem(attempt: str, number: int) -> str:
-    """The name of a compaction's n-th file."""
+    """The name, without its suffix, of a file that a compaction writes."""
     return f"compact-{attempt}-{number}"
 
 
 class TopicRecordFile(Struct, frozen=True):
-    """A committed record file, and the life of the topic that its records are of."""
+    """A committed record file, and the id of the topic that its records come from."""
 
     file: File
     topic_id: str
 
 
 class Intent(Struct, frozen=True, kw_only=True):
-    """What a compaction is about to replace, written before its first file. Kept as long as
-    replaced files are.
+    """What a compaction is about to replace. It is written before the compaction's first file, and
+    kept as long as the files that it replaced.
 
-    Without inputs it could not be read, and so protects what it may stand for.
+    An intent without inputs stands for one that could not be read. It protects every file that may
+    belong to it.
     """
 
     partition: Partition
     attempt: str
     epoch: int = -1
-    """-1: of no compaction, but a note of files that were found to be replaced."""
+    """-1 for an intent that is no compaction, but a note of the sweep about replaced files."""
     sequence: int = -1
-    """The last entry when it was made: what it replaces was there by then, and whatever names its
-    files comes later.
+    """The newest entry when the intent was written. All inputs existed at that entry, and an entry
+    that names its outputs can only come later.
     """
     records: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> set[str]:
-        """All that it would replace."""
+        """The paths of all files that it would replace."""
         return {*self.records, *self.state}
 
     def is_open(self, account: Account, active_paths: set[str], last_sequence: int) -> bool:
-        """Whether its commit may still come: nothing of what it would replace has been replaced, up
-        to entry `last`.
-
-        One that was made later than that may replace what is not known yet.
+        """Whether its commit may still come: up to entry `last_sequence`, none of its inputs has
+        been replaced by another run.
         """
-        if not self.inputs or self.sequence > last_sequence:
+        if not self.inputs:
             return True
-        oldest = tuple(file.path for file in account.state[: len(self.state)])
-        return (
-            account.epoch == self.epoch
-            and active_paths.issuperset(self.records)
-            and oldest == self.state
-        )
+        if self.sequence > last_sequence:
+            # The intent is newer than the ledger that the caller read, so nothing is known.
+            return True
+        if account.epoch != self.epoch:
+            return False
+        # State files are merged from the oldest on: others may only have been added at the end.
+        oldest_state = tuple(file.path for file in account.state[: len(self.state)])
+        return oldest_state == self.state and active_paths.issuperset(self.records)
 
 
 def is_small(file: File, bytes_target: int) -> bool:
-    """Whether a record file may be joined with others."""
+    """Whether a record file is at most half as large as the target, and may be joined with others."""
     return 2 * file.size_bytes <= bytes_target
 
 
 def group_small_files(
     small_files: Iterable[TopicRecordFile], large_files: Iterable[File], bytes_target: int
 ) -> dict[str, list[tuple[File, ...]]]:
-    """Neighbours of one partition that become one file each, by the life of their topic, in order."""
-    lives: dict[str, list[File]] = {}
-    for placed in small_files:
-        lives.setdefault(placed.topic_id, []).append(placed.file)
-    between = sorted(file.first_offset for file in large_files)
-    found = {life: _neighbour_groups(files, between, bytes_target) for life, files in lives.items()}
-    worth = {
-        life: [group for group in runs if is_worth_compacting(group, bytes_target)]
-        for life, runs in found.items()
-    }
-    return {life: chosen for life, chosen in worth.items() if chosen}
+    """Groups of neighbouring files of one partition, by topic id and in order. Each group is to
+    become one file.
+    """
+    files_by_topic_id: dict[str, list[File]] = {}
+    for topic_file in small_files:
+        files_by_topic_id.setdefault(topic_file.topic_id, []).append(topic_file.file)
+    large_file_starts = sorted(file.first_offset for file in large_files)
+    chosen_groups = {}
+    for topic_id, files in files_by_topic_id.items():
+        groups = _neighbour_groups(files, large_file_starts, bytes_target)
+        chosen = [group for group in groups if is_worth_compacting(group, bytes_target)]
+        if chosen:
+            chosen_groups[topic_id] = chosen
+    return chosen_groups
 
 
 def _neighbour_groups(
     files: list[File], large_file_starts: Sequence[int], bytes_target: int
 ) -> list[tuple[File, ...]]:
-    """Neighbours, as many as one file of the wanted size takes."""
-    runs: list[list[File]] = []
-    last, total = None, 0
-    for file in sorted(files, key=lambda one: one.first_offset):
-        if last is not None:
+    """All files, in groups of neighbours that together are not larger than the target."""
+    groups: list[list[File]] = []
+    group_bytes = 0
+    previous: File | None = None
+    for file in sorted(files, key=lambda file: file.first_offset):
+        begins_group = True
+        if previous is not None:
             ensure(
-                last.last_offset < file.first_offset,
+                previous.last_offset < file.first_offset,
                 "record files of one life do not overlap",
-                one=last.path,
+                one=previous.path,
                 other=file.path,
             )
-        if (
-            last is None
-            or total + file.size_bytes > bytes_target
-            or _has_large_file_between(last, file, large_file_starts)
-        ):
-            runs.append([])
-            total = 0
-        runs[-1].append(file)
-        last, total = file, total + file.size_bytes
-    return [tuple(run) for run in runs]
+            is_too_large = group_bytes + file.size_bytes > bytes_target
+            is_separated = _has_large_file_between(previous, file, large_file_starts)
+            begins_group = is_too_large or is_separated
+        if begins_group:
+            groups.append([])
+            group_bytes = 0
+        groups[-1].append(file)
+        group_bytes += file.size_bytes
+        previous = file
+    return [tuple(group) for group in groups]
 
 
-def _has_large_file_between(left: File, right: File, large_file_starts: Sequence[int]) -> bool:
-    """Whether a larger file lies between two."""
-    place = bisect_right(large_file_starts, left.last_offset)
-    return place < len(large_file_starts) and large_file_starts[place] < right.first_offset
+def _has_large_file_between(earlier: File, later: File, large_file_starts: Sequence[int]) -> bool:
+    """Whether a larger file lies between two small ones."""
+    index = bisect_right(large_file_starts, earlier.last_offset)
+    return index < len(large_file_starts) and large_file_starts[index] < later.first_offset
 
 
 def is_worth_compacting(group: Sequence[File], bytes_target: int) -> bool:
-    """Many files, or none of them larger than twice the rest, or enough for a whole file."""
-    total, largest = sum(file.size_bytes for file in group), max(file.size_bytes for file in group)
-    return len(group) > 1 and (
-        len(group) >= RECORD_FILES_MERGE_MIN
-        or 3 * largest <= 2 * total
-        or 4 * total >= 3 * bytes_target
-    )
+    """Whether a group is worth copying: it has many files, or no file that is more than twice as
+    large as the others together, or nearly fills a file of the target size.
+    """
+    if len(group) < 2:
+        return False
+    if len(group) >= RECORD_FILES_MERGE_MIN:
+        return True
+    total_bytes = sum(file.size_bytes for file in group)
+    largest_bytes = max(file.size_bytes for file in group)
+    return 3 * largest_bytes <= 2 * total_bytes or 4 * total_bytes >= 3 * bytes_target
 
 
 def is_worth_merging_state(state_files: Sequence[File]) -> bool:
-    """Whether state files become one: many of them, or deltas that are not small beside their base."""
-    deltas = sum(file.rows for file in state_files[1:])
-    return len(state_files) >= STATE_FILES_MERGE_MIN or (
-        len(state_files) > 1 and 2 * deltas >= state_files[0].rows
-    )
+    """Whether state files should become one: there are many of them, or the later ones have at least
+    half as many rows as the first.
+    """
+    if len(state_files) < 2:
+        return False
+    if len(state_files) >= STATE_FILES_MERGE_MIN:
+        return True
+    later_rows = sum(file.rows for file in state_files[1:])
+    return 2 * later_rows >= state_files[0].rows
 
 
 class OutdatedFiles:
-    """What entries replaced long enough ago: a walk over them, oldest first, from a ledger on.
+    """Collects the files that entries replaced long enough ago. The entries after a given ledger are
+    added one by one, the oldest first.
 
-    The time of the replacing entry decides. A clock that went back keeps more, never less.
+    The time of the entry that replaced a file decides. A clock that went back keeps more files,
+    never fewer.
     """
 
     def __init__(self, ledger: Ledger, until_seconds: float) -> None:
         self.until_seconds = until_seconds
         self.paths: set[str] = set()
         self.sequence = ledger.sequence
-        """The oldest entry all of whose files are kept."""
+        """The oldest entry of which all files are kept."""
         self._is_recent = False
         self._state_paths_by_partition = {
-            place: _state_paths(account) for place, account in ledger.partitions.items()
+            name: _state_paths(account) for name, account in ledger.partitions.items()
         }
 
     def add_entry(self, manifest: Manifest) -> None:
-        """One more entry."""
+        """Add the next entry."""
         entry = manifest.entry
-        self._is_recent = self._is_recent or entry.at_seconds > self.until_seconds
+        if entry.at_seconds > self.until_seconds:
+            self._is_recent = True
         replaced = set(entry.removed_paths)
-        for place in {str(change.partition) for change in entry.changes}:
-            now = _state_paths(manifest.ledger.partitions[place])
-            replaced |= self._state_paths_by_partition.get(place, set()) - now
-            self.paths -= now
-            self._state_paths_by_partition[place] = now
-        if not self._is_recent:  # what later ones replaced is named by an entry that is kept
+        for name in {str(change.partition) for change in entry.changes}:
+            state_paths = _state_paths(manifest.ledger.partitions[name])
+            replaced |= self._state_paths_by_partition.get(name, set()) - state_paths
+            # An entry may name a state file again that an earlier entry had dropped.
+            self.paths -= state_paths
+            self._state_paths_by_partition[name] = state_paths
+        if not self._is_recent:
+            # Files that a recent entry replaced stay: the entry before it is kept whole.
             self.paths |= replaced
             self.sequence = entry.sequence
 

@@ -1,33 +1,36 @@
-"""Report: what a run did, on one page: certificates, findings, verdicts, rates, memory, a picture
-of the partitions.
+"""Report: what a run did, on one page, with certificates, findings, verdicts, rates, memory and a
+picture of the partitions.
 
-Made of the ledger alone, so it can be made again for any entry of the past.
+It is made of the ledger alone, so it can be made again for any entry of the past.
 
-Next room: operations/report_page.py makes HTML of it; cli/report.py writes the file.
+Next: operations/report_page.py renders it as HTML; cli/report.py writes the file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from seriatim import __version__
 from seriatim.errors import ConfigError
 from seriatim.ledger.commit import read_head
-from seriatim.ledger.model import Change, Entry, Ledger, Manifest
+from seriatim.ledger.model import Account, Certificate, Change, Entry, Ledger, Manifest
 from seriatim.ledger.verdicts import describe_failed_range
 from seriatim.operations.report_page import Card, PageFinding, PageTable, PartitionBar, ReportPage
 from seriatim.ports import LedgerStore
 
 ENTRIES_MAX = 20
-"""How far a report goes back that was asked for by its last entry alone."""
+"""How many entries a report covers if its first entry is not given."""
+PARTITIONS_NAMED_MAX = 5
+NO_VALUE = "–"
 
 
 def build_report(
     store: LedgerStore, stream: str, sequence: int | None = None, since: int | None = None
 ) -> tuple[int, ReportPage]:
-    """The entries after `since` up to `sequence` as a page; by default the last few. The last
-    entry, and the page.
+    """The entries after `since` up to `sequence` as a page; by default the newest ones. Returns the
+    sequence of the last entry, and the page.
     """
     head = read_head(store, stream)
     if head is None:
@@ -35,34 +38,38 @@ def build_report(
             f"{stream}: it was never run, so there is nothing to report",
             next=f"seriatim run {stream}",
         )
-    last = head.ledger.sequence if sequence is None else sequence
-    if not 0 <= last <= head.ledger.sequence:
+    newest = head.ledger.sequence
+    until = newest if sequence is None else sequence
+    if not 0 <= until <= newest:
         raise ConfigError(
-            f"{stream}: there is no entry {last}", next=f"give one from 0 to {head.ledger.sequence}"
+            f"{stream}: there is no entry {until}", next=f"give one from 0 to {newest}"
         )
-    first = max(-1, last - ENTRIES_MAX) if since is None else min(since, last - 1)
-    manifests = [store.manifest_at(stream, number) for number in range(first + 1, last + 1)]
-    before = store.ledger_at(stream, first) if first >= 0 else Ledger(stream=stream)
-    return last, build_report_page(stream, before, manifests)
+    after = max(-1, until - ENTRIES_MAX) if since is None else min(since, until - 1)
+    manifests = [store.manifest_at(stream, number) for number in range(after + 1, until + 1)]
+    ledger_before = store.ledger_at(stream, after) if after >= 0 else Ledger(stream=stream)
+    return until, build_report_page(stream, ledger_before, manifests)
 
 
 def build_report_page(stream: str, before: Ledger, manifests: Sequence[Manifest]) -> ReportPage:
-    """What entries did, for people."""
-    after, entries = manifests[-1].ledger, [manifest.entry for manifest in manifests]
+    """What these entries did, as a page for people. `before` is the ledger before the first one."""
+    after = manifests[-1].ledger
+    entries = [manifest.entry for manifest in manifests]
+    findings = []
+    for entry in entries:
+        findings += [
+            PageFinding(finding.render(stream), finding.level) for finding in entry.findings
+        ]
+    period = f"{_format_time(entries[0])} to {_format_time(entries[-1])}"
     return ReportPage(
         title=f"{stream}: entry {after.sequence}",
-        subtitle=f"{_format_time(entries[0])} to {_format_time(entries[-1])}, entries {entries[0].sequence} to {after.sequence}",
+        subtitle=f"{period}, entries {entries[0].sequence} to {after.sequence}",
         cards=_cards(after, entries),
-        findings=[
-            PageFinding(one.render(stream), one.level)
-            for entry in entries
-            for one in entry.findings
-        ],
-        bars=[_bar(place, before, after) for place in after.partitions],
+        findings=findings,
+        bars=[_bar(name, before, after) for name in after.partitions],
         tables=[
             _certificates(entries),
             _verdicts(entries),
-            _failed(after),
+            _failed_ranges(after),
             _halts(after),
             _log(entries),
         ],
@@ -72,18 +79,29 @@ def build_report_page(stream: str, before: Ledger, manifests: Sequence[Manifest]
 
 
 def _cards(after: Ledger, entries: Sequence[Entry]) -> list[Card]:
-    changes = [change for entry in entries for change in entry.changes if change.certificate]
-    counts = [change.certificate.counts for change in changes if change.certificate]
-    messages, records = sum(one.messages for one in counts), sum(one.records for one in counts)
-    took = sum(entry.took_seconds for entry in entries if entry.kind == "slice")
-    peak = max((entry.peak_memory_bytes for entry in entries), default=0)
-    errors = sum(one.level == "error" for entry in entries for one in entry.findings)
+    """The figures at the top of the page."""
+    messages = 0
+    records = 0
+    slice_seconds = 0.0
+    peak_memory_bytes = 0
+    errors = 0
+    for entry in entries:
+        peak_memory_bytes = max(peak_memory_bytes, entry.peak_memory_bytes)
+        errors += sum(finding.level == "error" for finding in entry.findings)
+        if entry.kind == "slice":
+            slice_seconds += entry.took_seconds
+        for change in entry.changes:
+            if change.certificate is not None:
+                messages += change.certificate.counts.messages
+                records += change.certificate.counts.records
     quarantined = sum(account.quarantined for account in after.partitions.values())
+    rate = f"{messages / slice_seconds:,.0f}" if slice_seconds > 0 else NO_VALUE
+    memory = f"{peak_memory_bytes / 1e6:,.0f} MB" if peak_memory_bytes else NO_VALUE
     return [
         Card("messages", f"{messages:,}"),
         Card("records", f"{records:,}"),
-        Card("messages a second", f"{messages / took:,.0f}" if took > 0 else "–"),
-        Card("peak memory of a task", f"{peak / 1e6:,.0f} MB" if peak else "–"),
+        Card("messages a second", rate),
+        Card("peak memory of a task", memory),
         Card("findings", str(errors), "bad" if errors else "good"),
         Card("in quarantine", str(quarantined), "bad" if quarantined else ""),
         Card("circuit", after.circuit, "bad" if after.circuit == "open" else "good"),
@@ -92,86 +110,99 @@ def _cards(after: Ledger, entries: Sequence[Entry]) -> list[Card]:
 
 
 def _bar(partition_name: str, before: Ledger, after: Ledger) -> PartitionBar:
-    account, was = after.partitions[partition_name], before.partitions.get(partition_name)
-    end, halt = max(account.log_end, account.frontier), account.halt
-    waits = end - account.frontier
-    notes = [
-        f"epoch {account.epoch}" if account.epoch else "",
-        f"{waits:,} wait" if waits else "",
-        f"held by {account.hold}" if account.hold else "",
-        f"{halt.finding} at {halt.offset}" if halt else "",
-        "retired" if account.retired else "",
-    ]
-    known = was is not None and was.topic_id == account.topic_id
+    account = after.partitions[partition_name]
+    old_account = before.partitions.get(partition_name)
+    log_end = max(account.log_end, account.frontier)
+    frontier_before = account.initial_frontier
+    if old_account is not None and old_account.topic_id == account.topic_id:
+        frontier_before = old_account.frontier
     return PartitionBar(
         label=partition_name,
         start=account.initial_frontier,
-        before=was.frontier if known and was else account.initial_frontier,
+        before=frontier_before,
         frontier=account.frontier,
-        end=end,
-        halt=halt.offset if halt else -1,
-        note=", ".join(filter(None, notes)),
+        end=log_end,
+        halt=account.halt.offset if account.halt else -1,
+        note=_partition_note(account, log_end - account.frontier),
     )
+
+
+def _partition_note(account: Account, waiting_messages: int) -> str:
+    notes = []
+    if account.epoch:
+        notes.append(f"epoch {account.epoch}")
+    if waiting_messages:
+        notes.append(f"{waiting_messages:,} wait")
+    if account.hold:
+        notes.append(f"held by {account.hold}")
+    if account.halt:
+        notes.append(f"{account.halt.finding} at {account.halt.offset}")
+    if account.retired:
+        notes.append("retired")
+    return ", ".join(notes)
 
 
 def _certificates(entries: Iterable[Entry]) -> PageTable:
     rows = []
     for entry in entries:
-        for change in entry.changes:
-            if (made := change.certificate) is not None:
-                counts = made.counts
-                holes = (
-                    ", ".join(f"{count} {cause}" for cause, count in sorted(made.holes.items()))
-                    or "none"
-                )
-                rows.append(
-                    [
-                        *(
-                            entry.sequence,
-                            str(made.partition),
-                            made.start,
-                            made.until,
-                            counts.messages,
-                        ),
-                        *(
-                            counts.records,
-                            counts.headless,
-                            made.sessions,
-                            holes,
-                            made.digests.get("values", "")[:12],
-                        ),
-                    ]
-                )
-    columns = ("entry", "partition", "from", "until", "messages", "records", "headless", "sessions")
-    return PageTable(
-        title="Certificates", columns=(*columns, "missing offsets", "digest of values"), rows=rows
+        rows += [
+            _certificate_row(entry.sequence, change.certificate)
+            for change in entry.changes
+            if change.certificate is not None
+        ]
+    columns = (
+        "entry",
+        "partition",
+        "from",
+        "until",
+        "messages",
+        "records",
+        "headless",
+        "sessions",
+        "missing offsets",
+        "digest of values",
     )
+    return PageTable(title="Certificates", columns=columns, rows=rows)
+
+
+def _certificate_row(sequence: int, certificate: Certificate) -> list[Any]:
+    counts = certificate.counts
+    holes = [f"{count} {cause}" for cause, count in sorted(certificate.holes.items())]
+    return [
+        sequence,
+        str(certificate.partition),
+        certificate.start,
+        certificate.until,
+        counts.messages,
+        counts.records,
+        counts.headless,
+        certificate.sessions,
+        ", ".join(holes) or "none",
+        certificate.digests.get("values", "")[:12],
+    ]
 
 
 def _verdicts(entries: Iterable[Entry]) -> PageTable:
-    rows = [
-        [
-            entry.sequence,
-            f"{entry.judged_after + 1} to {entry.judged_until}",
-            place,
-            result,
-            entry.reason,
+    rows = []
+    for entry in entries:
+        if entry.kind != "verdict":
+            continue
+        judged = f"{entry.judged_after + 1} to {entry.judged_until}"
+        rows += [
+            [entry.sequence, judged, partition, verdict, entry.reason]
+            for partition, verdict in entry.verdict.items()
         ]
-        for entry in entries
-        if entry.kind == "verdict"
-        for place, result in entry.verdict.items()
-    ]
     columns = ("entry", "judged", "partition", "verdict", "what was looked at")
     return PageTable(
         title="Verdicts", columns=columns, rows=rows, empty="No check in these entries."
     )
 
 
-def _failed(after: Ledger) -> PageTable:
-    rows = [
-        [one.partition, one.start, one.until, describe_failed_range(one)]
-        for one in after.failed_ranges
-    ]
+def _failed_ranges(after: Ledger) -> PageTable:
+    rows = []
+    for failed_range in after.failed_ranges:
+        text = describe_failed_range(failed_range)
+        rows.append([failed_range.partition, failed_range.start, failed_range.until, text])
     columns = ("partition", "from", "until", "what")
     return PageTable(
         title="What keeps the circuit open", columns=columns, rows=rows, empty="Nothing."
@@ -179,18 +210,19 @@ def _failed(after: Ledger) -> PageTable:
 
 
 def _halts(after: Ledger) -> PageTable:
-    rows = [
-        [place, account.halt.finding, account.halt.offset, account.halt.cause]
-        for place, account in after.partitions.items()
-        if account.halt is not None
-    ]
+    rows = []
+    for partition, account in after.partitions.items():
+        halt = account.halt
+        if halt is not None:
+            rows.append([partition, halt.finding, halt.offset, halt.cause])
     columns = ("partition", "finding", "offset", "cause")
     return PageTable(title="What waits for a person", columns=columns, rows=rows, empty="Nothing.")
 
 
 def _log(entries: Iterable[Entry]) -> PageTable:
-    rows = [
-        [
+    rows = []
+    for entry in entries:
+        row = [
             entry.sequence,
             entry.kind,
             _format_time(entry),
@@ -198,8 +230,7 @@ def _log(entries: Iterable[Entry]) -> PageTable:
             _describe_partitions(entry.changes),
             entry.reason,
         ]
-        for entry in entries
-    ]
+        rows.append(row)
     return PageTable(
         title="Entries",
         columns=("entry", "kind", "when", "took", "partitions", "reason"),
@@ -208,11 +239,14 @@ def _log(entries: Iterable[Entry]) -> PageTable:
 
 
 def _describe_partitions(changes: Sequence[Change]) -> str:
-    places = [str(change.partition) for change in changes]
-    return ", ".join(places[:5]) + (f" and {len(places) - 5} more" if len(places) > 5 else "")
+    names = [str(change.partition) for change in changes]
+    text = ", ".join(names[:PARTITIONS_NAMED_MAX])
+    if len(names) > PARTITIONS_NAMED_MAX:
+        text += f" and {len(names) - PARTITIONS_NAMED_MAX} more"
+    return text
 
 
 def _format_time(entry: Entry) -> str:
     if entry.at_seconds <= 0:
-        return "–"
+        return NO_VALUE
     return datetime.fromtimestamp(entry.at_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

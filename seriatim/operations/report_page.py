@@ -1,10 +1,11 @@
-"""The page: a report as one HTML file that needs nothing else: no script, no font, no link to
-anywhere. Pure.
+"""Report page: render a report as one HTML file that needs nothing else: no script, no font, no link
+to anywhere. All functions are pure.
 
-Everything that came from outside (names of topics and sessions, texts of findings) is escaped, here
-and nowhere else: `text` makes text safe, and only what `tag` and `text` made is put into a page.
+Everything that came from outside (names of topics and sessions, texts of findings) is escaped here
+and nowhere else: `safe_text` makes text safe, and a page consists only of what `html_tag` and
+`safe_text` returned.
 
-Next room: operations/report.py gathers what is shown.
+Next: operations/report.py gathers what is shown.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from seriatim.engine.findings import shorten
 
 PAGE_TEXT_MAX = 500
 PAGE_ROWS_MAX = 500
-BAR_WIDTH, BAR_HEIGHT = 420, 14
+FINDING_LINES_MAX = 40
+BAR_WIDTH = 420
+BAR_HEIGHT = 14
+BAR_SEGMENT_WIDTH_MIN = 1.5
+"""Narrower segments of a bar could not be seen."""
 LIGHT = """color-scheme: light; --ink: #1c2733; --soft: #5d6b7a; --line: #d7dee6; --page: #ffffff; --card: #f5f7fa;
   --good: #2c7a4b; --bad: #b3261e; --warn: #9a6700; --done: #3b6ea8; --wait: #e3a13b;"""
 DARK = """color-scheme: dark; --ink: #e4e9ef; --soft: #9aa7b5; --line: #35414e; --page: #12181f; --card: #1b232c;
@@ -30,7 +35,7 @@ COLOURS = f"""
 :root[data-theme="light"] {{ {LIGHT} }}
 :root[data-theme="dark"] {{ {DARK} }}
 """
-"""By the system's wish, or by the one that a page around it was given."""
+"""Light or dark as the system prefers, or as the page around the report is set to."""
 PAGE_STYLE = """
 body { margin: 2rem auto; max-width: 70rem; padding: 0 1rem; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }
@@ -53,7 +58,7 @@ svg .new { fill: var(--good); } svg .wait { fill: var(--wait); } svg .halt { fil
 
 
 class Card(Struct, frozen=True):
-    """A number at the top."""
+    """A figure at the top of the page."""
 
     label: str
     value: str
@@ -61,14 +66,14 @@ class Card(Struct, frozen=True):
 
 
 class PageFinding(Struct, frozen=True):
-    """A finding, as a person reads it."""
+    """A finding as a text for people."""
 
     text: str
     level: str = "error"
 
 
 class PartitionBar(Struct, frozen=True, kw_only=True):
-    """A partition as a picture: what was folded before, what is new, what waits, where it halted."""
+    """A partition as a bar: what was folded before, what is new, what waits, and where it halted."""
 
     label: str
     start: int
@@ -80,7 +85,7 @@ class PartitionBar(Struct, frozen=True, kw_only=True):
 
 
 class PageTable(Struct, frozen=True, kw_only=True):
-    """Rows under a headline."""
+    """A table under a headline."""
 
     title: str
     columns: tuple[str, ...]
@@ -89,7 +94,7 @@ class PageTable(Struct, frozen=True, kw_only=True):
 
 
 class ReportPage(Struct, frozen=True, kw_only=True):
-    """A whole report."""
+    """The content of a report."""
 
     title: str
     subtitle: str
@@ -101,43 +106,50 @@ class ReportPage(Struct, frozen=True, kw_only=True):
 
 
 def render_page(page: ReportPage) -> str:
-    """The page as one file."""
-    head_line = [
+    """The page as the text of one HTML file."""
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head += CONTENT_SECURITY_POLICY
+    head += html_tag("title", safe_text(page.title))
+    head += f"<style>{COLOURS}{PAGE_STYLE}</style>"
+    body_lines = [
         html_tag("h1", safe_text(page.title)),
         html_tag("p", safe_text(page.subtitle), css="soft"),
+        *render_sections(page),
+        html_tag("p", safe_text(page.footer), css="soft"),
     ]
-    body = [*head_line, *render_sections(page), html_tag("p", safe_text(page.footer), css="soft")]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">{CONTENT_SECURITY_POLICY}'
-    head += f"{html_tag('title', safe_text(page.title))}<style>{COLOURS}{PAGE_STYLE}</style>"
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n'
-        + "\n".join(body)
-        + "\n</body></html>\n"
-    )
+    body = "\n".join(body_lines)
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
 
 
 def render_sections(page: ReportPage) -> list[str]:
-    """What is between a page's title and its last line."""
-    return [
-        html_tag("div", *map(_render_card, page.cards), css="cards"),
-        *(_render_findings(page.findings)),
-        *([html_tag("h2", safe_text("Partitions")), _render_bars(page.bars)] if page.bars else []),
-        *(part for table in page.tables for part in _render_table(table)),
-    ]
+    """The parts of the page between its title and its last line."""
+    cards = [_render_card(card) for card in page.cards]
+    sections = [html_tag("div", *cards, css="cards")]
+    sections += _render_findings(page.findings)
+    if page.bars:
+        sections.append(html_tag("h2", safe_text("Partitions")))
+        sections.append(_render_bars(page.bars))
+    for table in page.tables:
+        sections += _render_table(table)
+    return sections
 
 
-CONTENT_SECURITY_POLICY = "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-"""Were anything to slip in all the same, no browser would run or load it."""
+CONTENT_SECURITY_POLICY = (
+    '<meta http-equiv="Content-Security-Policy" '
+    "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+)
+"""A second line of defence: should unsafe content get into a page, no browser runs or loads it."""
 
 
 def safe_text(value: Any) -> str:
-    """Anything as safe text, of a length that a page can bear."""
+    """A value as escaped text, shortened to a length that fits on a page."""
     return escape(shorten(str(value), PAGE_TEXT_MAX), quote=True)
 
 
 def html_tag(name: str, *children: str, css: str = "") -> str:
-    """An element around what is safe already."""
-    return f"<{name}{f' class={chr(34)}{css}{chr(34)}' if css else ''}>{''.join(children)}</{name}>"
+    """An element around children that are safe already."""
+    attribute = f' class="{css}"' if css else ""
+    return f"<{name}{attribute}>{''.join(children)}</{name}>"
 
 
 def _render_card(card: Card) -> str:
@@ -153,11 +165,11 @@ def _render_findings(findings: Sequence[PageFinding]) -> Iterable[str]:
     yield html_tag("h2", safe_text("Findings"))
     if not findings:
         yield html_tag("p", safe_text("None."), css="soft")
-    for one in findings[:PAGE_ROWS_MAX]:
-        screen = escape(
-            "\n".join(shorten(line, PAGE_TEXT_MAX) for line in one.text.splitlines()[:40])
-        )
-        yield html_tag("pre", screen, css=one.level if one.level in ("error", "warning") else "")
+    for finding in findings[:PAGE_ROWS_MAX]:
+        lines = finding.text.splitlines()[:FINDING_LINES_MAX]
+        text = "\n".join(shorten(line, PAGE_TEXT_MAX) for line in lines)
+        css = finding.level if finding.level in ("error", "warning") else ""
+        yield html_tag("pre", escape(text), css=css)
     if len(findings) > PAGE_ROWS_MAX:
         yield html_tag("p", safe_text(f"… and {len(findings) - PAGE_ROWS_MAX} more"), css="soft")
 
@@ -167,68 +179,70 @@ def _render_table(table: PageTable) -> Iterable[str]:
     if not table.rows:
         yield html_tag("p", safe_text(table.empty), css="soft")
         return
-    numbers = [
-        all(isinstance(row[i], int | float) for row in table.rows)
-        for i in range(len(table.columns))
-    ]
-    css = ["number" if number else "" for number in numbers]
-    head = html_tag(
-        "tr",
-        *(
-            html_tag("th", safe_text(name), css=kind)
-            for name, kind in zip(table.columns, css, strict=True)
-        ),
-    )
-    rows = [
-        html_tag("tr", *(_render_cell(value, kind) for value, kind in zip(row, css, strict=True)))
-        for row in table.rows[:PAGE_ROWS_MAX]
-    ]
-    yield html_tag("table", head, *rows)
+    column_css = []
+    header_cells = []
+    for i, name in enumerate(table.columns):
+        is_number_column = all(isinstance(row[i], int | float) for row in table.rows)
+        css = "number" if is_number_column else ""
+        column_css.append(css)
+        header_cells.append(html_tag("th", safe_text(name), css=css))
+    lines = [html_tag("tr", *header_cells)]
+    for row in table.rows[:PAGE_ROWS_MAX]:
+        cells = [_render_cell(value, css) for value, css in zip(row, column_css, strict=True)]
+        lines.append(html_tag("tr", *cells))
+    yield html_tag("table", *lines)
     if len(table.rows) > PAGE_ROWS_MAX:
-        yield html_tag(
-            "p", safe_text(f"… and {len(table.rows) - PAGE_ROWS_MAX} more rows"), css="soft"
-        )
+        rest = f"… and {len(table.rows) - PAGE_ROWS_MAX} more rows"
+        yield html_tag("p", safe_text(rest), css="soft")
 
 
 def _render_cell(value: Any, css: str) -> str:
-    tone = value if value in ("good", "bad") else css
-    return html_tag("td", safe_text("" if value is None else value), css=tone)
+    if value in ("good", "bad"):
+        css = value
+    text = "" if value is None else value
+    return html_tag("td", safe_text(text), css=css)
 
 
 def _render_bars(bars: Sequence[PartitionBar]) -> str:
-    rows = [
-        html_tag(
-            "tr",
-            html_tag("td", safe_text(bar.label)),
-            html_tag("td", _render_bar(bar)),
-            html_tag("td", safe_text(bar.note), css="soft"),
-        )
-        for bar in bars[:PAGE_ROWS_MAX]
-    ]
+    rows = []
+    for bar in bars[:PAGE_ROWS_MAX]:
+        label_cell = html_tag("td", safe_text(bar.label))
+        bar_cell = html_tag("td", _render_bar(bar))
+        note_cell = html_tag("td", safe_text(bar.note), css="soft")
+        rows.append(html_tag("tr", label_cell, bar_cell, note_cell))
     return html_tag("table", *rows)
 
 
 def _render_bar(bar: PartitionBar) -> str:
-    """From the first offset to the log end, to scale; each part at least a hair wide."""
-    length = max(bar.end - bar.start, 1)
-
-    def part(css: str, begin: int, end: int) -> str:
-        if end <= begin:
-            return ""
-        x, width = (
-            (begin - bar.start) / length * BAR_WIDTH,
-            max((end - begin) / length * BAR_WIDTH, 1.5),
-        )
-        return f'<rect class="{css}" x="{x:.1f}" y="0" width="{width:.1f}" height="{BAR_HEIGHT}"></rect>'
-
-    before, frontier = min(max(bar.before, bar.start), bar.frontier), max(bar.frontier, bar.start)
-    parts = [
+    """The bar as a picture, to scale, from the first offset to the log end."""
+    frontier = max(bar.frontier, bar.start)
+    before = min(max(bar.before, bar.start), bar.frontier)
+    segments = [
         f'<rect class="back" x="0" y="0" width="{BAR_WIDTH}" height="{BAR_HEIGHT}"></rect>',
-        part("done", bar.start, before),
-        part("new", before, frontier),
-        part("wait", frontier, bar.end),
-        part("halt", bar.halt, bar.halt + max(1, length // 150)) if bar.halt >= bar.start else "",
+        _render_segment(bar, "done", bar.start, before),
+        _render_segment(bar, "new", before, frontier),
+        _render_segment(bar, "wait", frontier, bar.end),
     ]
-    said = safe_text(f"{bar.label}: folded {bar.start} to {bar.frontier}, log end {bar.end}")
+    if bar.halt >= bar.start:
+        halt_length = max(1, _bar_length(bar) // 150)
+        segments.append(_render_segment(bar, "halt", bar.halt, bar.halt + halt_length))
+    label = safe_text(f"{bar.label}: folded {bar.start} to {bar.frontier}, log end {bar.end}")
     size = f'width="{BAR_WIDTH}" height="{BAR_HEIGHT}" viewBox="0 0 {BAR_WIDTH} {BAR_HEIGHT}"'
-    return f'<svg {size} role="img" aria-label="{said}">{"".join(parts)}</svg>'
+    return f'<svg {size} role="img" aria-label="{label}">{"".join(segments)}</svg>'
+
+
+def _bar_length(bar: PartitionBar) -> int:
+    """How many offsets the bar stands for. At least 1, because lengths are divided by it."""
+    return max(bar.end - bar.start, 1)
+
+
+def _render_segment(bar: PartitionBar, css: str, begin: int, end: int) -> str:
+    """One coloured segment, from offset `begin` to `end`; nothing if it is empty."""
+    if end <= begin:
+        return ""
+    length = _bar_length(bar)
+    x = (begin - bar.start) / length * BAR_WIDTH
+    width = max((end - begin) / length * BAR_WIDTH, BAR_SEGMENT_WIDTH_MIN)
+    return (
+        f'<rect class="{css}" x="{x:.1f}" y="0" width="{width:.1f}" height="{BAR_HEIGHT}"></rect>'
+    )

@@ -1,6 +1,8 @@
-"""Glance: what a look at Kafka said, as the file that pages read. Changes nothing.
+"""Status file: what a look at Kafka found, as the content of the file that pages read. Changes
+nothing.
 
-Next room: operations/stream_status.py says how it stands later; web/write_status.py keeps it.
+Next: operations/stream_status.py brings the content up to date later; web/write_status.py writes
+the file.
 """
 
 from __future__ import annotations
@@ -28,47 +30,50 @@ def build_saved_status(
     has_run: bool,
     previous: SavedStatus | None = None,
 ) -> SavedStatus:
-    """The file's content. `ran`: a run came to its end just now; `before` knows when the last one
-    did.
+    """The content of the file. `has_run` says that a run ended just now; otherwise `previous` knows
+    when the newest one did.
     """
-    found, now = watch_input.status_values, watch_input.at_seconds
-    places = msgspec.convert(found["partitions"], list[PartitionStatus])
-    sessions = msgspec.convert(
-        found["quarantined"][:QUARANTINED_LISTED_MAX], list[QuarantinedSession]
-    )
+    values = watch_input.status_values
+    partitions = []
+    for partition in msgspec.convert(values["partitions"], list[PartitionStatus]):
+        limit_seconds = _warning_limit_seconds(partition, stream, watch_input.clocks)
+        partitions.append(replace(partition, limit_seconds=limit_seconds))
+    listed_sessions = values["quarantined"][:QUARANTINED_LISTED_MAX]
+    last_run_seconds = _last_run_seconds(watch_input, previous)
+    if has_run:
+        last_run_seconds = watch_input.at_seconds
     return SavedStatus(
         stream=stream.name,
-        at_seconds=now,
+        at_seconds=watch_input.at_seconds,
         sequence=watch_input.ledger.sequence,
-        last_run_seconds=now if has_run else _last_run_seconds(watch_input, previous),
+        last_run_seconds=last_run_seconds,
         tier=stream.tier,
-        verdict=found["verdict"],
-        circuit=found["circuit"],
-        checked=found["checked"],
+        verdict=values["verdict"],
+        circuit=values["circuit"],
+        checked=values["checked"],
         rate=watch_input.ledger.pace.rate,
-        partitions=[
-            replace(one, limit_seconds=_warning_limit_seconds(one, stream, watch_input.clocks))
-            for one in places
-        ],
-        quarantined=sessions,
-        quarantined_count=len(found["quarantined"]),
+        partitions=partitions,
+        quarantined=msgspec.convert(listed_sessions, list[QuarantinedSession]),
+        quarantined_count=len(values["quarantined"]),
         concerns=watch_result.concerns,
     )
 
 
 def _last_run_seconds(watch_input: WatchInput, previous: SavedStatus | None) -> float | None:
-    """When a run last ended: as it was noted, and not before it last committed something."""
-    noted = previous.last_run_seconds if previous else None
-    return max(noted or 0.0, watch_input.ledger.pace.at_seconds) or None
+    """When the newest run ended: as the file says, or when something was committed since. None if
+    no run ended yet.
+    """
+    noted_seconds = 0.0
+    if previous is not None and previous.last_run_seconds is not None:
+        noted_seconds = previous.last_run_seconds
+    return max(noted_seconds, watch_input.ledger.pace.at_seconds) or None
 
 
 def _warning_limit_seconds(
     partition: PartitionStatus, stream: Stream, clocks: PartitionClocks
 ) -> float | None:
-    """The time left at which a person is told of this partition."""
+    """The time left below which a person is warned about this partition; None if it has no limit."""
     clock = clocks.get(Partition(partition.topic, partition.partition))
-    return (
-        clock.times_left[0].warning_seconds(stream.alerts.time_left_warning_hours)
-        if clock and clock.times_left
-        else None
-    )
+    if clock is None or not clock.times_left:
+        return None
+    return clock.times_left[0].warning_seconds(stream.alerts.time_left_warning_hours)

@@ -122,9 +122,8 @@ def _all_concerns(stream: Stream, watch_input: WatchInput) -> list[Concern]:
     clocks = watch_input.clocks
     values = watch_input.status_values
     now_seconds = watch_input.at_seconds
-    concerns = []
-    for finding in time_left_warnings(stream, ledger, clocks):
-        concerns.append(_time_left_concern(finding, stream.name))
+    warnings = time_left_warnings(stream, ledger, clocks)
+    concerns = [_time_left_concern(finding, stream.name) for finding in warnings]
     concerns += _status_concerns(values)
     concerns += _buffer_concerns(stream, values["buffers"], now_seconds)
     concerns += _late_run_concerns(stream, ledger, clocks, now_seconds)

@@ -186,7 +186,7 @@ class Mix:
             pass
         finally:
             arm(None)
-        if self.current().reached().sequence >= 0:
+        if self.current().published_version().sequence >= 0:
             self.check()
 
     def _last(self) -> int:

@@ -80,18 +80,18 @@ def test_any_lawful_mix_on_disk_is_good(tmp_path: Path, seed: int) -> None:
 
     parts = ((), ("topic",), ("topic", "partition"))[seed % 3]
     made = DiskStream(tmp_path, tier="none", sequence=None, output_partitions=parts)
-    sight = RecordScan(tmp_path)
-    Lawful(seed, made, sight=sight, checker=Silent()).live(12)
+    record_scanner = RecordScan(tmp_path)
+    Lawful(seed, made, record_scanner=record_scanner, checker=Silent()).live(12)
 
 
 class Silent:
     """Judges nothing but promises: what suites say of records is tested elsewhere."""
 
-    def records(self, *_: Any) -> list[Any]:
+    def check_records(self, *_: Any) -> list[Any]:
         """Nothing."""
         return []
 
-    def evidence(self, suite: Any, rows: Any) -> list[Any]:
+    def check_evidence(self, suite: Any, rows: Any) -> list[Any]:
         """Every promise holds."""
         assert [row for row in rows if not row.holds] == [], suite.name
         return []
@@ -107,7 +107,9 @@ def test_any_world_of_the_simulator_is_good(seeds: range) -> None:
 
         def tried(run: Any = run, chaos: Chaos = chaos) -> None:
             run()
-            chaos.world.ledger.refusals = 0  # what was left of a storm would refuse the check itself
+            chaos.world.ledger.refusals = (
+                0  # what was left of a storm would refuse the check itself
+            )
             if chaos.world.ledger.commits:
                 must_be_good(chaos.world)
 
