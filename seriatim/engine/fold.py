@@ -898,15 +898,12 @@ class Fold:
         self.counts.ended += 1
         offset = self._batch.start + position
         self.tally.mark_repaired(session, name, offset, "end")
-        fresh = Session(is_undoable=session.is_undoable, is_touched=True, last_offset=offset)
-        fresh.timestamp = int(self._batch.timestamps[position])
-        for field in Session.__struct_fields__:
-            # Distances are measured after the batch: until then they are those of the old session.
-            if field not in DISTANCE_FIELDS:
-                setattr(session, field, getattr(fresh, field))
+        timestamp = int(self._batch.timestamps[position])
+        _forget_session(session, offset, timestamp)
         self._ended_positions.append(position)
         if name in self.undos:
-            self.undos[name] = Undo(runner, self.undos[name].since)
+            since = self.undos[name].since
+            self.undos[name] = Undo(runner, since)
 
     # Errors of the machine.
 
@@ -1122,6 +1119,17 @@ class Fold:
                 # cannot be saved proves nothing. So an offset that is noted already stays.
                 self.half_changed_sessions.setdefault(name, EACH_MESSAGE)
         return touched
+
+
+def _forget_session(session: Session, offset: int, timestamp: int) -> None:
+    """Make a session as new, last met at this offset."""
+    new_session = Session(
+        is_undoable=session.is_undoable, is_touched=True, last_offset=offset, timestamp=timestamp
+    )
+    for field in Session.__struct_fields__:
+        # Distances are measured after the batch. Until then they are those of the old session.
+        if field not in DISTANCE_FIELDS:
+            setattr(session, field, getattr(new_session, field))
 
 
 def describe_error(error: BaseException) -> str:

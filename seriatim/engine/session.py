@@ -148,21 +148,31 @@ class FoldOutput(Struct):
 
     def name_records(self, names: Sequence[str | None], sequences: Sequence[int | None]) -> None:
         """Give each record its session, its sequence and its number within its message."""
-        has_one_record_per_message = self.positions == list(range(len(names)))
-        if not self.source_messages and has_one_record_per_message:  # the usual case
+        positions = self.positions
+        self.indexes = [0] * len(positions)
+        has_one_record_per_message = positions == list(range(len(names)))
+        if has_one_record_per_message and not self.source_messages:  # the usual case
             self.sessions = list(names)  # type: ignore[arg-type]  # a record has a session
             self.sequences = list(sequences)
-            self.indexes = [0] * len(names)
             return
-        self.sessions = [names[i] for i in self.positions]  # type: ignore[misc]  # a record has a session
-        self.sequences = [sequences[i] for i in self.positions]
-        self.indexes = [0] * len(self.positions)
-        if len(set(self.positions)) < len(self.positions):
-            for row in range(1, len(self.positions)):
-                if self.positions[row] == self.positions[row - 1]:
-                    self.indexes[row] = self.indexes[row - 1] + 1
-        for row, source in self.source_messages.items():
-            self.sequences[row] = source.sequence
+        self.sessions = [names[i] for i in positions]  # type: ignore[misc]  # a record has a session
+        self.sequences = [sequences[i] for i in positions]
+        has_several_per_message = len(set(positions)) < len(positions)
+        if has_several_per_message:
+            self._number_records()
+        for row, message in self.source_messages.items():
+            self.sequences[row] = message.sequence
+
+    def _number_records(self) -> None:
+        """Number the records of each message from 0. They follow each other."""
+        previous_position = -1
+        index = 0
+        for row, position in enumerate(self.positions):
+            index += 1
+            if position != previous_position:
+                index = 0
+            self.indexes[row] = index
+            previous_position = position
 
 
 class SessionEndRecords(Struct):

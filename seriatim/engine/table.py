@@ -52,13 +52,22 @@ class PreconditionError(Exception):
 
 def column_type(name: str) -> Any:
     """The Python type of a column type of a stream file; None if there is none of that name."""
-    match = DECIMAL_TYPE.fullmatch(name)
-    if match is None:
+    decimal_size = _decimal_size(name)
+    if decimal_size is None:
         return COLUMN_TYPES.get(name)
-    precision = int(match[1])
-    scale = int(match[2])
+    precision, scale = decimal_size
     is_valid = 1 <= precision <= PRECISION_MAX and scale <= precision
     return Decimal if is_valid else None
+
+
+def _decimal_size(type_name: str) -> tuple[int, int] | None:
+    """Precision and scale of a decimal type; None if the type is no decimal."""
+    match = DECIMAL_TYPE.fullmatch(type_name)
+    if match is None:
+        return None
+    precision = int(match[1])
+    scale = int(match[2])
+    return precision, scale
 
 
 def rfc3339(text: str) -> str | None:
@@ -67,13 +76,19 @@ def rfc3339(text: str) -> str | None:
     if match is None:
         return None
     year, month, day, hour, minute, second, fraction, zone = match.groups()
-    time = f"{hour or '00'}:{minute or '00'}:{second or '00'}"
+    hour = hour or "00"
+    minute = minute or "00"
+    second = second or "00"
+    time = f"{year}-{month}-{day}T{hour}:{minute}:{second}"
     if fraction:
         time += f".{fraction}"
-    if zone and zone not in "Zz":
+    if zone is None:
+        return time
+    if zone not in "Zz":
+        sign = zone[0]
         digits = zone[1:].replace(":", "").ljust(4, "0")
-        zone = f"{zone[0]}{digits[:2]}:{digits[2:]}"
-    return f"{year}-{month}-{day}T{time}{zone or ''}"
+        zone = f"{sign}{digits[:2]}:{digits[2:]}"
+    return time + zone
 
 
 class TableMachine:
@@ -121,11 +136,10 @@ class TableMachine:
         ]
         self._single_key_position = self.key_positions[0] if len(key) == 1 else None
         """The position of the key column, if there is only one. It is the usual case and faster."""
-
-        def make_structs(column_types: dict[str, str]) -> _MessageStructs:
-            return _message_structs(key, column_types, type_field, rows_field, sequence, session)
-
-        structs = make_structs(columns)
+        self._state_decoder: msgspec.msgpack.Decoder[list[Row]] = msgspec.msgpack.Decoder(
+            _state_type(columns)
+        )
+        structs = _message_structs(key, columns, type_field, rows_field, sequence, session)
         self.snapshot_struct: Any = structs.snapshot
         self.insert_struct: Any = structs.insert
         self.update_struct: Any = structs.update
@@ -135,17 +149,12 @@ class TableMachine:
         self._decoder = structs.decoder()
         # The same messages with times as text. msgspec reads times as RFC 3339 only; a message with
         # times in another form is decoded with these, and then its times are converted.
-        text_structs = make_structs(_with_times_as_text(columns))
-        self._text_decoder = text_structs.decoder()
-        self._struct_of_text_struct: dict[Any, Any] = {
-            text_structs.snapshot: structs.snapshot,
-            text_structs.insert: structs.insert,
-            text_structs.update: structs.update,
-            text_structs.delete: structs.delete,
-        }
-        self._state_decoder: msgspec.msgpack.Decoder[list[Row]] = msgspec.msgpack.Decoder(
-            _state_type(columns)
+        text_columns = _with_times_as_text(columns)
+        text_structs = _message_structs(
+            key, text_columns, type_field, rows_field, sequence, session
         )
+        self._text_decoder = text_structs.decoder()
+        self._struct_of_text_struct: dict[Any, Any] = dict(zip(text_structs, structs, strict=True))
 
     def decode(self, values: Sequence[bytes | None]) -> list[Any]:
         """Typed messages, with a `Poison` where a value does not fit the table."""
@@ -169,10 +178,7 @@ class TableMachine:
         try:
             if struct is self.snapshot_struct:
                 fields = asdict(text_message)
-                fields["rows"] = [
-                    self._row_struct(**self._convert_times(row, self._timestamp_positions))
-                    for row in text_message.rows
-                ]
+                fields["rows"] = [self._convert_row(row) for row in text_message.rows]
                 return struct(**fields)
             # Of a delete only the key counts: its other columns may contain anything.
             positions = self._timestamp_positions
@@ -182,13 +188,20 @@ class TableMachine:
         except (ValueError, msgspec.ValidationError):
             return poison
 
+    def _convert_row(self, text_row: Any) -> Any:
+        """A row of a snapshot, with its texts converted to times."""
+        fields = self._convert_times(text_row, self._timestamp_positions)
+        return self._row_struct(**fields)
+
     def _convert_times(self, text_row: Any, positions: Sequence[int]) -> dict[str, Any]:
         """The fields of a row, with its texts at these positions converted to times."""
         fields = asdict(text_row)
         for position in positions:
-            text = fields[f"c{position}"]
+            field = f"c{position}"
+            text = fields[field]
             if isinstance(text, str):
-                fields[f"c{position}"] = msgspec.convert(rfc3339(text) or text, datetime)
+                time = rfc3339(text) or text
+                fields[field] = msgspec.convert(time, datetime)
         return fields
 
     def _poison_if_unfit(self, message: Any) -> Any:
@@ -363,10 +376,10 @@ class TableMachine:
 
     def _delete_record(self, old: Row) -> Row:
         """The record of a row that is gone: of its columns only the key is set."""
-        key_only = tuple(
-            [value if i in self.key_positions else None for i, value in enumerate(old)]
-        )
-        return self._record("delete", key_only, old)
+        values: list[Any] = [None] * self._width
+        for position in self.key_positions:
+            values[position] = old[position]
+        return self._record("delete", tuple(values), old)
 
     def _refuse_or_count(self, contradiction: str, row: Row) -> None:
         """Refuse a message that the rows contradict; a lenient machine only counts it."""
@@ -421,7 +434,11 @@ def normalize_values(columns: Mapping[str, str], values: dict[str, Any]) -> dict
     """Values as they are in a table, in whatever form the producer wrote them: times in UTC,
     decimals with all digits of their scale.
     """
-    return {name: _normalize_value(columns.get(name, ""), value) for name, value in values.items()}
+    normalized = {}
+    for name, value in values.items():
+        type_name = columns.get(name, "")
+        normalized[name] = _normalize_value(type_name, value)
+    return normalized
 
 
 def _with_zone(time: datetime) -> datetime:
@@ -436,14 +453,12 @@ def _normalize_value(type_name: str, value: Any) -> Any:
         return _with_zone(value).astimezone(UTC)
     if not isinstance(value, Decimal):
         return value
-    match = DECIMAL_TYPE.fullmatch(type_name)
-    if match is None:
+    decimal_size = _decimal_size(type_name)
+    if decimal_size is None or describe_misfit(type_name, value):
         return value
-    precision = int(match[1])
-    scale = int(match[2])
-    if _decimal_check(precision, scale)(value):
-        return value
-    return value.quantize(Decimal(1).scaleb(-scale), context=Context(prec=PRECISION_MAX))
+    _, scale = decimal_size
+    last_digit = Decimal(1).scaleb(-scale)
+    return value.quantize(last_digit, context=Context(prec=PRECISION_MAX))
 
 
 def _record_columns(columns: dict[str, str], *, has_before_image: bool) -> dict[str, str]:
@@ -545,42 +560,49 @@ def _row_fields(
     fields: list[Any] = []
     for i, (name, type_name) in enumerate(columns.items()):
         value_type = column_type(type_name)
+        field = f"c{i}"
         if name in key:
-            fields.append((f"c{i}", value_type))
+            fields.append((field, value_type))
         elif if_missing == "unset":
-            fields.append((f"c{i}", value_type | None | UnsetType, UNSET))
+            fields.append((field, value_type | None | UnsetType, UNSET))
         elif if_missing == "null":
-            fields.append((f"c{i}", value_type | None, None))
+            fields.append((field, value_type | None, None))
         else:
-            fields.append((f"c{i}", Any, None))
+            fields.append((field, Any, None))
     return fields
 
 
 def _column_checks(columns: dict[str, str]) -> list[tuple[int, Callable[[Any], str]]]:
-    """Checks beyond the type, by position: a JSON value may be one that the column cannot hold."""
+    """The checks of the columns that have one, with the positions of the columns."""
     checks: list[tuple[int, Callable[[Any], str]]] = []
     for i, type_name in enumerate(columns.values()):
-        match = DECIMAL_TYPE.fullmatch(type_name)
-        if match:
-            checks.append((i, _decimal_check(int(match[1]), int(match[2]))))
-        elif type_name == "timestamp":
-            checks.append((i, _timestamp_check))
+        check = _column_check(type_name)
+        if check is not None:
+            checks.append((i, check))
     return checks
 
 
 def describe_misfit(type_name: str, value: Any) -> str:
     """Why a value does not fit a column of this type; empty if it does."""
-    match = DECIMAL_TYPE.fullmatch(type_name)
-    if match:
-        return _decimal_check(int(match[1]), int(match[2]))(value)
+    check = _column_check(type_name)
+    if check is None:
+        return ""
+    return check(value)
+
+
+def _column_check(type_name: str) -> Callable[[Any], str] | None:
+    """The check beyond the type, where a value of the type may be one that the column cannot hold.
+    It returns what is wrong; empty if nothing is.
+    """
+    decimal_size = _decimal_size(type_name)
+    if decimal_size is not None:
+        return _decimal_check(*decimal_size)
     if type_name == "timestamp":
-        return _timestamp_check(value)
-    return ""
+        return _timestamp_check
+    return None
 
 
 def _decimal_check(precision: int, scale: int) -> Callable[[Any], str]:
-    """A function that says why a decimal does not fit; empty if it does."""
-
     def check(value: Decimal) -> str:
         if not value.is_finite():
             return f"is {value}"
