@@ -1,9 +1,8 @@
-"""The page room: every stream's health as HTML, from the ledger's manifests and the status file
-alone. An edge.
+"""Web: pages with the health of every stream, from the ledger's manifests and the status file alone.
 
-A page asks neither Kafka nor Spark. `leave.py` writes the status file where a run or a watch ends;
-`read.py` gathers what is on disk; `draw.py`, `streams.py`, `stream.py` and `entry.py` make HTML of
-it; `app.py` serves it, to whoever may see the DAG.
+A page asks neither Kafka nor Spark. `write_status.py` writes the status file at the end of a run or
+of a watch. `read.py` reads what is on disk. `draw.py`, `history.py`, `streams.py`, `stream.py` and
+`entry.py` make HTML of it. `app.py` serves it to users who may see the DAG.
 
-Next room: plugins/seriatim_page.py joins it to Airflow; cli/top.py shows the same in a terminal.
+Next: plugins/seriatim_page.py adds the pages to Airflow; cli/top.py shows the same in a terminal.
 """

@@ -1,6 +1,6 @@
-"""Addresses: where pages are. Each part of one is made safe here.
+"""Addresses of pages. Each part of an address is escaped here.
 
-Next room: app.py answers them; mails and tasks link to them.
+Next: web/app.py answers them; mails and tasks link to them.
 """
 
 from __future__ import annotations
@@ -8,19 +8,22 @@ from __future__ import annotations
 from urllib.parse import quote, urlencode
 
 MOUNT = "/seriatim"
-"""Where Airflow's API server has the pages."""
+"""The path below which Airflow's API server has the pages."""
 
 
-def page_path(*parts: str | int) -> str:
-    """A path below the mount."""
-    return "".join(f"/{quote(str(part), safe='')}" for part in parts)
+def page_path(*segments: str | int) -> str:
+    """The path of a page, below the mount."""
+    return "".join(f"/{quote(str(segment), safe='')}" for segment in segments)
 
 
 def report_url(airflow_url: str, stream: str, sequence: int) -> str:
-    """A report, as an address for mails."""
-    return f"{airflow_url.rstrip('/')}{MOUNT}{page_path('stream', stream, 'reports', sequence)}"
+    """The address of a report, for mails."""
+    path = page_path("stream", stream, "reports", sequence)
+    return f"{airflow_url.rstrip('/')}{MOUNT}{path}"
 
 
 def run_url(airflow_url: str, dag_id: str, run_id: str) -> str:
-    """What a run did, as an address for tasks."""
-    return f"{airflow_url.rstrip('/')}{MOUNT}{page_path('dag', dag_id, 'run')}?{urlencode({'run_id': run_id})}"
+    """The address of a run's page, for tasks."""
+    path = page_path("dag", dag_id, "run")
+    query = urlencode({"run_id": run_id})
+    return f"{airflow_url.rstrip('/')}{MOUNT}{path}?{query}"

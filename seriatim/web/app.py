@@ -1,11 +1,11 @@
-"""The app: pages by address, for whoever may see the DAG of that name. Read-only; asks neither
-Kafka nor Spark.
+"""The web app: a page for each address, for users who may see the DAG of that name. It only reads,
+and asks neither Kafka nor Spark.
 
-Who is asking, and what that person may see, is told by a *gate*: a dependency that refuses who is
-not logged in and answers with a `Visitor`. Addresses name a stream by its name and an entry by its
-number, and nothing else: no part of an address is ever a path on the disk.
+The *gate* says who is asking, and what that person may see: it is a FastAPI dependency that refuses
+users who are not logged in, and returns a `Visitor` for the others. Addresses name a stream by its
+name and an entry by its number, and nothing else: no part of an address is ever a path on the disk.
 
-Next room: plugins/seriatim_page.py gives it Airflow's login; read.py finds what is shown.
+Next: plugins/seriatim_page.py passes a gate with Airflow's login; web/read.py reads what is shown.
 """
 
 from __future__ import annotations
@@ -43,24 +43,26 @@ STATIC_FILES = {
     "mark.svg": ("image/svg+xml", ICON_SVG.strip()),
 }
 NUMBER_DIGITS_MAX = 12
+"""Digits of an entry's number in an address, at most."""
+ERROR_LINES_MAX = 40
 LOGIN_STATUS_CODES = (401, 403)
-"""Nobody is logged in; or by a token of another time, which is no good any more."""
+"""The user is not logged in, or has a token that has expired."""
 
 
 class Visitor(Protocol):
-    """Who is asking."""
+    """The user who asks for a page."""
 
     def may_see(self, dag_id: str) -> bool:
-        """Whether this person may see a DAG; streams have the names of their DAGs."""
+        """Whether the user may see a DAG. A stream has the name of its DAG."""
         ...
 
     def may_see_of(self, names: list[str]) -> list[str]:
-        """Those of many that this person may see."""
+        """The names whose DAG the user may see."""
         ...
 
 
 class RunSpan(Struct, frozen=True):
-    """When a run of the scheduler was, and how it ended."""
+    """When a run of the scheduler began and ended, and its state."""
 
     began_seconds: float
     ended_seconds: float
@@ -68,23 +70,23 @@ class RunSpan(Struct, frozen=True):
 
 
 FindRun = Callable[[str, str], RunSpan | None]
-"""A run by DAG and run id."""
+"""Finds a run by its DAG and run id; None: there is none."""
 
 
-class PageMissingError(Exception):  # an answer: 404, in words
-    """There is no such thing, or it is not this person's to see."""
+class PageMissingError(Exception):
+    """There is no such page, or the user may not see it. It becomes a page with code 404."""
 
 
 def create_app(reader: PageReader, gate: Callable[..., Any], find_run: FindRun) -> FastAPI:
-    """The app, behind a gate."""
+    """The app. `gate` is the dependency that returns the visitor."""
     app = FastAPI(title="Seriatim", docs_url=None, redoc_url=None, openapi_url=None)
-    here = Depends(gate)
-    _add_stream_pages(app, reader, here)
-    _add_dag_tabs(app, reader, here, find_run)
+    visitor_dependency = Depends(gate)
+    _add_stream_pages(app, reader, visitor_dependency)
+    _add_dag_tabs(app, reader, visitor_dependency, find_run)
 
     @app.get("/static/{name}")
     def static(name: str) -> Response:
-        """What all pages share; it says nothing about anybody's streams."""
+        """Files that all pages share. They need no login: nothing of a stream is in them."""
         if name not in STATIC_FILES:
             return Response(
                 "there is no such file",
@@ -92,12 +94,13 @@ def create_app(reader: PageReader, gate: Callable[..., Any], find_run: FindRun) 
                 media_type="text/plain",
                 headers=RESPONSE_HEADERS,
             )
-        kept = {**RESPONSE_HEADERS, "Cache-Control": "max-age=3600"}
-        kind, content = STATIC_FILES[name]
-        return Response(content, media_type=kind, headers=kept)
+        headers = {**RESPONSE_HEADERS, "Cache-Control": "max-age=3600"}
+        media_type, content = STATIC_FILES[name]
+        return Response(content, media_type=media_type, headers=headers)
 
+    # Added last: it matches every address that no route above it does.
     @app.get("/{rest:path}")
-    def other(rest: str, visitor: Visitor = here) -> Response:  # noqa: ARG001  # the gate comes first
+    def unknown_page(rest: str, visitor: Visitor = visitor_dependency) -> Response:  # noqa: ARG001  # the gate comes first
         raise PageMissingError(f"there is no page {rest!r}")
 
     _add_error_pages(app)
@@ -105,77 +108,68 @@ def create_app(reader: PageReader, gate: Callable[..., Any], find_run: FindRun) 
 
 
 def _add_stream_pages(app: FastAPI, reader: PageReader, visitor_dependency: Any) -> None:
-    """All streams, one stream, one entry, one report."""
+    """The pages of all streams, of one stream, of one entry, of one report."""
 
     @app.get("/")
     def all_streams(request: Request, visitor: Visitor = visitor_dependency) -> Response:
         names = visitor.may_see_of(reader.stream_names())
-        return _html_response(
-            streams.render_streams_page(
-                _mount_path(request), [reader.stream_status(name) for name in names], reader.clock()
-            )
-        )
+        statuses = [reader.stream_status(name) for name in names]
+        page = streams.render_streams_page(_mount_path(request), statuses, reader.clock())
+        return _html_response(page)
 
     @app.get("/stream/{name}")
     def one_stream(request: Request, name: str, visitor: Visitor = visitor_dependency) -> Response:
         _refuse_invisible(visitor, name)
-        return _html_response(
-            stream.render_stream_page(
-                _mount_path(request), reader.stream_history(name), reader.clock()
-            )
-        )
+        stream_history = reader.stream_history(name)
+        page = stream.render_stream_page(_mount_path(request), stream_history, reader.clock())
+        return _html_response(page)
 
     @app.get("/stream/{name}/entry/{number}")
     def one_entry(
         request: Request, name: str, number: str, visitor: Visitor = visitor_dependency
     ) -> Response:
         _refuse_invisible(visitor, name)
-        return _html_response(
-            entry.render_entry_page(
-                _mount_path(request), name, reader.slice_row(name, _parse_sequence(number))
-            )
-        )
+        slice_row = reader.slice_row(name, _parse_sequence(number))
+        page = entry.render_entry_page(_mount_path(request), name, slice_row)
+        return _html_response(page)
 
     @app.get("/stream/{name}/reports/{number}")
     def one_report(name: str, number: str, visitor: Visitor = visitor_dependency) -> Response:
         _refuse_invisible(visitor, name)
-        return _html_response(
-            reader.read_report(name, _parse_sequence(number)), policy=REPORT_POLICY
-        )
+        report = reader.read_report(name, _parse_sequence(number))
+        return _html_response(report, policy=REPORT_POLICY)
 
 
 def _add_dag_tabs(
     app: FastAPI, reader: PageReader, visitor_dependency: Any, find_run: FindRun
 ) -> None:
-    """What Airflow shows beside a DAG and beside a run."""
+    """The pages that Airflow shows as tabs of a DAG and of a run."""
 
     @app.get("/dag/{dag_id}")
     def dag(request: Request, dag_id: str, visitor: Visitor = visitor_dependency) -> Response:
-        """The tab on a DAG. Airflow shows it on every DAG; those that are no streams are told."""
+        """The tab of a DAG. Airflow shows it on every DAG, also on those that are no streams."""
         _refuse_other_dags(reader, visitor, dag_id)
-        return _html_response(
-            stream.render_stream_page(
-                _mount_path(request), reader.stream_history(dag_id), reader.clock()
-            )
-        )
+        stream_history = reader.stream_history(dag_id)
+        page = stream.render_stream_page(_mount_path(request), stream_history, reader.clock())
+        return _html_response(page)
 
     @app.get("/dag/{dag_id}/run")
     def run(
         request: Request, dag_id: str, run_id: str = "", visitor: Visitor = visitor_dependency
     ) -> Response:
-        """The tab on a run: what was committed while it lasted."""
+        """The tab of a run: what was committed while it lasted."""
         _refuse_other_dags(reader, visitor, dag_id)
         span = find_run(dag_id, run_id)
         if span is None:
             raise PageMissingError(f"{dag_id} has no run {run_id!r}")
-        found, count = reader.entries_between(dag_id, span.began_seconds, span.ended_seconds)
-        return _html_response(
-            entry.render_run_page(_mount_path(request), dag_id, run_id, found, span.state, count)
-        )
+        manifests, count = reader.entries_between(dag_id, span.began_seconds, span.ended_seconds)
+        base = _mount_path(request)
+        page = entry.render_run_page(base, dag_id, run_id, manifests, span.state, count)
+        return _html_response(page)
 
 
 def _add_error_pages(app: FastAPI) -> None:
-    """What goes wrong, as a page; who is not logged in goes to Airflow's login and comes back."""
+    """The pages of errors. A user who is not logged in is sent to Airflow's login instead."""
 
     @app.exception_handler(PageMissingError)
     def missing(request: Request, error: PageMissingError) -> Response:
@@ -183,62 +177,63 @@ def _add_error_pages(app: FastAPI) -> None:
 
     @app.exception_handler(SeriatimError)
     def trouble(request: Request, error: SeriatimError) -> Response:
-        code = 404 if isinstance(error, ConfigError) else 503
-        return _error_page(
-            request, "Not there" if code == 404 else "It cannot be read", error.render(), code
-        )
+        if isinstance(error, ConfigError):
+            return _error_page(request, "Not there", error.render(), 404)
+        return _error_page(request, "It cannot be read", error.render(), 503)
 
     @app.exception_handler(OSError)
     def unreadable(request: Request, error: OSError) -> Response:
-        return _error_page(
-            request,
-            "It cannot be read",
-            f"{error}\nnext: look at the disk and at who may read there",
-            503,
-        )
+        message = f"{error}\nnext: look at the disk and at who may read there"
+        return _error_page(request, "It cannot be read", message, 503)
 
     @app.exception_handler(HTTPException)
     def refused(request: Request, error: HTTPException) -> Response:
-        if error.status_code in LOGIN_STATUS_CODES and "text/html" in request.headers.get(
-            "accept", ""
-        ):
-            outer = _mount_path(request).rpartition("/")[0]
-            back = quote(
-                f"{request.url.path}{f'?{request.url.query}' if request.url.query else ''}", safe=""
-            )
-            return RedirectResponse(
-                f"{outer}/api/v2/auth/login?next={back}", headers=RESPONSE_HEADERS
-            )
-        title = "Log in to Airflow first" if error.status_code in LOGIN_STATUS_CODES else "Refused"
-        return _error_page(request, title, str(error.detail), error.status_code)
+        if error.status_code not in LOGIN_STATUS_CODES:
+            return _error_page(request, "Refused", str(error.detail), error.status_code)
+        # Only a browser that loads a page is redirected; the script of a page gets the error.
+        if "text/html" in request.headers.get("accept", ""):
+            return _login_redirect(request)
+        return _error_page(request, "Log in to Airflow first", str(error.detail), error.status_code)
+
+
+def _login_redirect(request: Request) -> Response:
+    """To Airflow's login, and from there back to the page."""
+    airflow_path = _mount_path(request).rpartition("/")[0]
+    page = request.url.path
+    if request.url.query:
+        page += f"?{request.url.query}"
+    address = f"{airflow_path}/api/v2/auth/login?next={quote(page, safe='')}"
+    return RedirectResponse(address, headers=RESPONSE_HEADERS)
 
 
 def _mount_path(request: Request) -> str:
-    """Where the app is mounted, whatever is in front of it."""
+    """The path below which the app is mounted, with that of a proxy in front of it."""
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
 def _html_response(
     content: str | bytes, status: int = 200, policy: str = CONTENT_POLICY
 ) -> Response:
+    # Names may hold lone surrogates, which UTF-8 cannot encode.
     body = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
     return HTMLResponse(body, status, {**RESPONSE_HEADERS, "Content-Security-Policy": policy})
 
 
 def _error_page(request: Request, title: str, message: str, status: int) -> Response:
-    body = [element("pre", "\n".join(safe_text(line) for line in message.splitlines()[:40]))]
-    return _html_response(
-        page_shell(_mount_path(request), title, [("Streams", "/")], "", body), status
-    )
+    lines = [safe_text(line) for line in message.splitlines()[:ERROR_LINES_MAX]]
+    body = [element("pre", "\n".join(lines))]
+    page = page_shell(_mount_path(request), title, [("Streams", "/")], "", body)
+    return _html_response(page, status)
 
 
 def _refuse_invisible(visitor: Visitor, name: str) -> None:
-    """Who may not see a stream is told the same as if there were none."""
+    """Raise the same error for a stream that the user may not see as for one that does not exist."""
     if not visitor.may_see(name):
         raise PageMissingError(f"there is no stream {name!r}, or you may not see it")
 
 
 def _refuse_other_dags(reader: PageReader, visitor: Visitor, dag_id: str) -> None:
+    """Raise an error for a DAG that the user may not see, or that is no stream."""
     _refuse_invisible(visitor, dag_id)
     if dag_id not in reader.stream_names():
         raise PageMissingError(
@@ -247,7 +242,7 @@ def _refuse_other_dags(reader: PageReader, visitor: Visitor, dag_id: str) -> Non
 
 
 def _parse_sequence(digits: str) -> int:
-    """An entry's number."""
+    """An entry's number from an address."""
     if not (digits.isascii() and digits.isdigit() and len(digits) <= NUMBER_DIGITS_MAX):
         raise PageMissingError(f"an entry is a number, not {digits!r}")
     return int(digits)

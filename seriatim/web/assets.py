@@ -1,12 +1,12 @@
-"""The look of pages: one style sheet, one small script, one mark. Served as files of their own; no
-address is in them.
+"""The style sheet, the script and the icon of all pages. They are served as files of their own, and
+no address is in them.
 
-The script takes over the colours of the Airflow around us, and puts fresh content in place of the
-old every few seconds, so that nobody loses where they have scrolled to. Without it a page is as
-readable, as of when it was loaded.
+The script takes over the colours of the Airflow around the page. Every few seconds it replaces the
+content by fresh content and keeps the scroll position. Without it a page is as readable, and stays
+as it was when it was loaded.
 
-Next room: app.py serves them; operations/report_page.py has the look of reports, which this one
-goes on from.
+Next: web/app.py serves them; operations/report_page.py has the style of reports, which this style
+sheet extends.
 """
 
 from __future__ import annotations

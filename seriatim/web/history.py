@@ -1,6 +1,6 @@
-"""History: the last entries of a ledger as rows and as a small chart. Pure: values in, HTML out.
+"""History: the last ledger entries as table rows and as a small chart. Pure: values in, HTML out.
 
-Next room: stream.py puts it on a stream's page.
+Next: web/stream.py puts them on a stream's page.
 """
 
 from __future__ import annotations
@@ -14,31 +14,41 @@ from seriatim.engine.findings import format_duration
 from seriatim.ledger.model import Manifest
 from seriatim.operations.report_page import safe_text
 from seriatim.web.address import page_path
-from seriatim.web.draw import cell, chip, element, link, table
+from seriatim.web.draw import (
+    cell,
+    chip,
+    element,
+    link,
+    number_cell,
+    render_number,
+    table,
+    text_element,
+)
 
-CHART_WIDTH, CHART_HEIGHT, CHART_TOP, CHART_LEFT = 960, 190, 24, 8
+CHART_WIDTH = 960
+CHART_HEIGHT = 190
+CHART_TOP = 24
+CHART_LEFT = 8
+CHART_BOTTOM = 4
 SLICES_MIN = 12
-"""There is room for so many at least: two slices are no wall."""
+"""The chart has space for at least so many slices: two of them should not fill it."""
 COLUMNS = [
-    *(
-        ("entry", "number"),
-        ("kind", ""),
-        ("when", ""),
-        ("messages", "number"),
-        ("records", "number"),
-    ),
-    *(
-        ("took", "number"),
-        ("a second", "number"),
-        ("lag after", "number"),
-        ("missing offsets", "number"),
-    ),
-    *(("findings", "number"), ("certificate", "")),
+    ("entry", "number"),
+    ("kind", ""),
+    ("when", ""),
+    ("messages", "number"),
+    ("records", "number"),
+    ("took", "number"),
+    ("a second", "number"),
+    ("lag after", "number"),
+    ("missing offsets", "number"),
+    ("findings", "number"),
+    ("certificate", ""),
 ]
 
 
 class EntryRow(Struct, frozen=True, kw_only=True):
-    """One entry, in numbers."""
+    """One ledger entry, in numbers."""
 
     sequence: int
     kind: str
@@ -53,139 +63,165 @@ class EntryRow(Struct, frozen=True, kw_only=True):
     partitions: int
     reason: str
     bad_partitions: int
-    """Verdict: partitions that were found bad."""
+    """Of a verdict: how many partitions are bad."""
 
     @property
     def rate(self) -> float | None:
-        """Messages a second."""
-        return (
-            self.messages / self.took_seconds if self.messages and self.took_seconds > 0 else None
-        )
+        """Messages a second; None: it folded none."""
+        if self.messages and self.took_seconds > 0:
+            return self.messages / self.took_seconds
+        return None
+
+    @property
+    def findings_tone(self) -> str:
+        """The CSS class of the number of findings."""
+        if self.errors:
+            return "bad"
+        if self.warnings:
+            return "warn"
+        return "soft"
 
 
 def entry_row(manifest: Manifest) -> EntryRow:
-    """An entry in numbers."""
-    entry, made = (
-        manifest.entry,
-        [one.certificate for one in manifest.entry.changes if one.certificate],
-    )
-    accounts = manifest.ledger.partitions.values()
+    """A ledger entry in numbers."""
+    entry = manifest.entry
+    certificates = [change.certificate for change in entry.changes if change.certificate]
+    lag = 0
+    for account in manifest.ledger.partitions.values():
+        if not account.retired:
+            lag += max(0, account.log_end - account.frontier)
+    finding_levels = [finding.level for finding in entry.findings]
     return EntryRow(
         sequence=entry.sequence,
         kind=entry.kind,
         at_seconds=entry.at_seconds,
-        messages=sum(one.counts.messages for one in made),
-        records=sum(one.counts.records for one in made),
+        messages=sum(certificate.counts.messages for certificate in certificates),
+        records=sum(certificate.counts.records for certificate in certificates),
         took_seconds=entry.took_seconds,
-        lag=sum(max(0, one.log_end - one.frontier) for one in accounts if not one.retired),
-        holes=sum(sum(one.holes.values()) for one in made),
-        errors=sum(one.level == "error" for one in entry.findings),
-        warnings=sum(one.level == "warning" for one in entry.findings),
-        partitions=len(made) or len(entry.changes) or len(entry.verdict),
+        lag=lag,
+        holes=sum(sum(certificate.holes.values()) for certificate in certificates),
+        errors=finding_levels.count("error"),
+        warnings=finding_levels.count("warning"),
+        partitions=len(certificates) or len(entry.changes) or len(entry.verdict),
         reason=entry.reason,
-        bad_partitions=sum(result == "bad" for result in entry.verdict.values()),
+        bad_partitions=list(entry.verdict.values()).count("bad"),
     )
 
 
 def entries_table(base: str, stream: str, rows: Sequence[EntryRow]) -> str:
     """Entries as a table, newest first."""
-    return table(COLUMNS, (_entry_html(base, stream, one) for one in rows), stack=True)
+    return table(COLUMNS, [_entry_html(base, stream, row) for row in rows], stack=True)
 
 
 def _entry_html(base: str, stream: str, row: EntryRow) -> str:
-    proof = f"{row.partitions} partition{'s' * (row.partitions != 1)}"
-    if row.kind == "verdict":
-        said = (
-            chip(f"{row.bad_partitions} bad", "bad") if row.bad_partitions else chip("good", "good")
-        )
-    elif row.messages:
-        said = link(base, page_path("stream", stream, "entry", row.sequence), proof)
-    else:
-        said = element("span", safe_text(row.reason or proof), css="soft")
-    holes = element("span", safe_text(f"{row.holes:,}"), css="warn" if row.holes else "soft")
-    found = element("span", safe_text(f"{row.errors + row.warnings:,}"), css=_tone(row))
+    entry_path = page_path("stream", stream, "entry", row.sequence)
+    holes = text_element("span", f"{row.holes:,}", css="warn" if row.holes else "soft")
+    findings = text_element("span", f"{row.errors + row.warnings:,}", css=row.findings_tone)
+    rate = None if row.rate is None else round(row.rate)
     return element(
         "tr",
-        cell(
-            link(base, page_path("stream", stream, "entry", row.sequence), str(row.sequence)),
-            "entry",
-            "number",
-        ),
+        cell(link(base, entry_path, str(row.sequence)), "entry", "number"),
         cell(safe_text(row.kind), "kind"),
         cell(safe_text(render_moment(row.at_seconds)), "when"),
-        cell(safe_text(f"{row.messages:,}"), "messages", "number"),
-        cell(safe_text(f"{row.records:,}"), "records", "number"),
-        cell(safe_text(_render_duration(row.took_seconds)), "took", "number"),
-        cell(safe_text("–" if row.rate is None else f"{row.rate:,.0f}"), "a second", "number"),
-        cell(safe_text(f"{row.lag:,}"), "lag after", "number"),
+        number_cell(f"{row.messages:,}", "messages"),
+        number_cell(f"{row.records:,}", "records"),
+        number_cell(_render_duration(row.took_seconds), "took"),
+        number_cell(render_number(rate), "a second"),
+        number_cell(f"{row.lag:,}", "lag after"),
         cell(holes, "missing offsets", "number"),
-        cell(found, "findings", "number"),
-        cell(said, "certificate"),
+        cell(findings, "findings", "number"),
+        cell(_certificate_html(base, entry_path, row), "certificate"),
     )
+
+
+def _certificate_html(base: str, entry_path: str, row: EntryRow) -> str:
+    """A verdict's result, a link to the certificates of a slice, or the reason of another entry."""
+    if row.kind == "verdict":
+        if row.bad_partitions:
+            return chip(f"{row.bad_partitions} bad", "bad")
+        return chip("good", "good")
+    partitions = f"{row.partitions} partition"
+    if row.partitions != 1:
+        partitions += "s"
+    if row.messages:
+        return link(base, entry_path, partitions)
+    return text_element("span", row.reason or partitions, css="soft")
 
 
 def _render_duration(seconds: float) -> str:
-    return "–" if seconds <= 0 else f"{seconds:.1f} s" if seconds < 10 else format_duration(seconds)
-
-
-def _tone(row: EntryRow) -> str:
-    return "bad" if row.errors else "warn" if row.warnings else "soft"
+    if seconds <= 0:
+        return "–"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return format_duration(seconds)
 
 
 def render_moment(seconds: float) -> str:
-    """A moment, for people."""
-    return "–" if seconds <= 0 else f"{datetime.fromtimestamp(seconds, UTC):%m-%d %H:%M:%S} UTC"
+    """A date and time for people; a dash for one that is not known."""
+    if seconds <= 0:
+        return "–"
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return f"{moment:%m-%d %H:%M:%S} UTC"
 
 
 def rate_chart(rows: Sequence[EntryRow]) -> str:
-    """Messages a second as columns, lag as a line, over the slices, oldest first. Nothing of fewer
-    than two.
+    """Messages a second as columns and lag as a line over the slices, oldest first.
+
+    Fewer than two slices make no chart: "" comes back.
     """
-    slices = [one for one in rows if one.rate is not None]
+    slices = [row for row in rows if row.rate is not None]
     if len(slices) < 2:
         return ""
-    rates, lags = [one.rate or 0.0 for one in slices], [one.lag for one in slices]
-    fastest, longest = max(rates), max(*lags, 1)
-    step, room = (
-        (CHART_WIDTH - 2 * CHART_LEFT) / max(len(slices), SLICES_MIN),
-        CHART_HEIGHT - CHART_TOP - 4,
-    )
-    points = [
-        (CHART_LEFT + (i + 0.5) * step, CHART_TOP + room * (1 - lag / longest))
-        for i, lag in enumerate(lags)
-    ]
-    columns = [
-        _chart_column(one, CHART_LEFT + (i + 0.14) * step, step * 0.72, room * rate / fastest)
-        for i, (one, rate) in enumerate(zip(slices, rates, strict=True))
-    ]
-    line = " ".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(points))
-    keys = element(
-        "p",
-        element("span", css="key rate"),
-        safe_text(f"messages a second, at most {fastest:,.0f}"),
-        element("span", css="key lag"),
-        safe_text(f"messages that wait after each, at most {max(lags):,}"),
-        css="soft small",
-    )
-    said = f"the last {len(slices)} slices: messages a second and lag"
-    drawn = element(
+    highest_rate = max(row.rate or 0.0 for row in slices)
+    highest_lag = max(row.lag for row in slices)
+    step = (CHART_WIDTH - 2 * CHART_LEFT) / max(len(slices), SLICES_MIN)
+    plot_height = CHART_HEIGHT - CHART_TOP - CHART_BOTTOM
+    columns = []
+    lag_points = []
+    for i, row in enumerate(slices):
+        column_height = plot_height * (row.rate or 0.0) / highest_rate
+        columns.append(
+            _chart_column(row, CHART_LEFT + (i + 0.14) * step, step * 0.72, column_height)
+        )
+        lag_share = row.lag / max(highest_lag, 1)
+        lag_points.append(
+            (CHART_LEFT + (i + 0.5) * step, CHART_TOP + plot_height * (1 - lag_share))
+        )
+    chart = element(
         "svg",
         *columns,
-        element("path", css="lag", d=line),
-        *(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3"></circle>' for x, y in points),
+        *_lag_line(lag_points),
         css="chart",
         viewBox=f"0 0 {CHART_WIDTH} {CHART_HEIGHT}",
         role="img",
-        aria_label=said,
+        aria_label=f"the last {len(slices)} slices: messages a second and lag",
     )
-    return drawn + keys
+    return chart + _chart_legend(highest_rate, highest_lag)
 
 
 def _chart_column(row: EntryRow, x: float, width: float, height: float) -> str:
-    said = safe_text(
+    title = safe_text(
         f"entry {row.sequence}: {row.rate or 0:,.0f} messages a second, {row.lag:,} wait after it"
     )
-    size = (
-        f'x="{x:.1f}" y="{CHART_HEIGHT - 4 - height:.1f}" width="{width:.1f}" height="{height:.1f}"'
+    y = CHART_HEIGHT - CHART_BOTTOM - height
+    size = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+    return f'<rect class="rate" {size}><title>{title}</title></rect>'
+
+
+def _lag_line(points: Sequence[tuple[float, float]]) -> list[str]:
+    """A line through the points, and a dot at each."""
+    corners = [f"{x:.1f} {y:.1f}" for x, y in points]
+    line = element("path", css="lag", d="M" + " L".join(corners))
+    dots = [f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3"></circle>' for x, y in points]
+    return [line, *dots]
+
+
+def _chart_legend(highest_rate: float, highest_lag: int) -> str:
+    return element(
+        "p",
+        element("span", css="key rate"),
+        safe_text(f"messages a second, at most {highest_rate:,.0f}"),
+        element("span", css="key lag"),
+        safe_text(f"messages that wait after each, at most {highest_lag:,}"),
+        css="soft small",
     )
-    return f'<rect class="rate" {size}><title>{said}</title></rect>'

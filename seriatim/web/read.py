@@ -1,9 +1,9 @@
-"""Read: what pages show, gathered from the disk: stream files, status files, manifests. Asks
-nobody, changes nothing.
+"""Reads what pages show from the disk: stream files, status files and manifests. It asks neither
+Kafka nor Spark, and changes nothing.
 
 What does not change (a manifest, a stream file until it is edited) is read once.
 
-Next room: storage/status_file.py reads the files; streams.py, stream.py and entry.py draw.
+Next: storage/status_file.py reads the files; web/streams.py, web/stream.py and web/entry.py draw.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ from seriatim.stream import STREAM_NAME
 from seriatim.stream_files import StreamFile
 
 HISTORY = 40
-"""Entries that a stream's page goes back."""
+"""How many entries a stream's page shows."""
 VERDICT_SEARCH_ENTRIES = 50
-"""Entries after a slice among which its verdict is sought."""
+"""How many entries after a slice are searched for its verdict."""
 CACHED_VALUES_MAX = 2_000
+"""Values of each cache, at most."""
 Stamp = TypeVar("Stamp")
 Value = TypeVar("Value")
 
 
 class StreamHistory(Struct, frozen=True):
-    """A stream, with its last entries, newest first."""
+    """A stream and its last entries, newest first."""
 
     stream_status: StreamStatus
     file: StreamFile
     ledger: Ledger | None
     manifests: list[Manifest]
     trouble: str = ""
-    """Why it goes back no further."""
+    """Why there are not more entries: one of the past is damaged."""
 
 
 class SliceRow(Struct, frozen=True):
-    """One entry, the ledger before it, and those that judged it later."""
+    """One entry, the ledger before it, and the verdicts about it."""
 
     manifest: Manifest
     ledger_before: Ledger
@@ -56,117 +57,138 @@ class SliceRow(Struct, frozen=True):
 
 
 class PageReader:
-    """Everything below one folder of stream files."""
+    """Reads all streams of one folder of stream files."""
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
-        self.folder, self.clock = folder, clock
+        self.folder = folder
+        self.clock = clock
         self._files = OrderedDict[str, tuple[int, StreamFile]]()
+        """By stream: the time at which its file was changed, and the file."""
         self._ledgers = OrderedDict[str, tuple[str, Ledger]]()
+        """By output folder and stream: the hash of the last manifest, and its ledger."""
         self._lock = Lock()
+        """Guards both caches: the web server answers requests in several threads."""
 
     def stream_names(self) -> list[str]:
-        """All streams."""
+        """The names of all streams."""
         return stream_files.list_streams(self.folder)
 
     def stream_status(self, name: str) -> StreamStatus:
-        """One stream, or why nothing can be said of it: one that is broken does not hide the
-        others.
+        """The status of one stream. If it cannot be read, the status says why.
+
+        It never raises for a broken stream, so that the list shows the others.
         """
         try:
             file = self.stream_file(name)
             files = self._status_files(file)
-            status, seen = files.read_status(), files.witness()
-            newer = seen is not None and (status is None or status.sequence != seen[0])
-            ledger = self._last_ledger(files) if newer else None
+            status = files.read_status()
+            witness = files.witness()
+            ledger = None
+            # The manifest is only read if entries were committed since the status was written.
+            if witness is not None and (status is None or status.sequence != witness[0]):
+                ledger = self._last_ledger(files)
         except (OSError, SeriatimError) as error:
             return StreamStatus(stream=name, verdict="unknown", trouble=str(error))
         return stream_status_now(name, file.stream.tier, status, ledger, self.clock())
 
     def stream_history(self, name: str) -> StreamHistory:
-        """One stream with its last entries."""
+        """One stream and its last entries."""
         file = self.stream_file(name)
         files = self._status_files(file)
         ledger = self._last_ledger(files)
-        now = stream_status_now(name, file.stream.tier, files.read_status(), ledger, self.clock())
+        saved_status = files.read_status()
+        status = stream_status_now(name, file.stream.tier, saved_status, ledger, self.clock())
         manifests: list[Manifest] = []
+        trouble = ""
         try:
+            # `extend` keeps the manifests that came before an error.
             manifests.extend(files.manifests_backward(HISTORY))
-        except (
-            IntegrityError
-        ) as error:  # one damaged entry of the past does not hide how the stream is
-            return StreamHistory(now, file, ledger, manifests, error.render())
-        return StreamHistory(now, file, ledger, manifests)
+        except IntegrityError as error:
+            trouble = error.render()
+        return StreamHistory(status, file, ledger, manifests, trouble)
 
     def entries_between(
         self, name: str, began_seconds: float, ended_seconds: float
     ) -> tuple[list[Manifest], int]:
-        """The last entries made in a stretch of time, oldest first, and how many were made in all."""
+        """The last entries of a period of time, oldest first, and how many there are in all."""
         files = self._status_files(self.stream_file(name))
-        last = (files.witness() or (-1, ""))[0]
+        sequences = range(self._last_sequence(files) + 1)
 
-        def made(number: int) -> float:
-            return files.manifest(number).entry.at_seconds
+        def commit_time(sequence: int) -> float:
+            return files.manifest(sequence).entry.at_seconds
 
-        first, end = (
-            bisect_left(range(last + 1), began_seconds, key=made),
-            bisect_right(range(last + 1), ended_seconds, key=made),
-        )
-        return [files.manifest(number) for number in range(max(first, end - HISTORY), end)], max(
-            0, end - first
-        )
+        # By halves: a ledger may have a million entries, and few of them are read.
+        start = bisect_left(sequences, began_seconds, key=commit_time)
+        end = bisect_right(sequences, ended_seconds, key=commit_time)
+        shown_start = max(start, end - HISTORY)
+        manifests = [files.manifest(sequence) for sequence in range(shown_start, end)]
+        return manifests, max(0, end - start)
 
     def slice_row(self, name: str, sequence: int) -> SliceRow:
-        """One entry, and who judged it."""
+        """One entry, and the verdicts about it."""
         files = self._status_files(self.stream_file(name))
         manifest = files.manifest(sequence)
-        before = files.manifest(sequence - 1).ledger if sequence else Ledger(stream=name)
-        last = (files.witness() or (sequence, ""))[0]
-        later = range(sequence + 1, min(last, sequence + VERDICT_SEARCH_ENTRIES) + 1)
-        verdicts = [
-            one
-            for one in map(files.manifest, later)
-            if one.entry.judged_after < sequence <= one.entry.judged_until
-        ]
-        return SliceRow(
-            manifest, before, verdicts, last, self._report_path(files.root, sequence).is_file()
-        )
+        ledger_before = Ledger(stream=name)
+        if sequence > 0:
+            ledger_before = files.manifest(sequence - 1).ledger
+        last_sequence = self._last_sequence(files, default=sequence)
+        search_end = min(last_sequence, sequence + VERDICT_SEARCH_ENTRIES)
+        verdicts = []
+        for later_sequence in range(sequence + 1, search_end + 1):
+            later_manifest = files.manifest(later_sequence)
+            entry = later_manifest.entry
+            if entry.judged_after < sequence <= entry.judged_until:
+                verdicts.append(later_manifest)
+        has_report = self._report_path(files.root, sequence).is_file()
+        return SliceRow(manifest, ledger_before, verdicts, last_sequence, has_report)
 
     def read_report(self, name: str, sequence: int) -> bytes:
-        """A report as a run or a check wrote it; else the same made of the entry alone."""
+        """A report as a run or a check wrote it. If there is none, it is made from the entry."""
         files = self._status_files(self.stream_file(name))
-        files.manifest(sequence)  # an entry that is not there has no report
+        # Raises for an entry that does not exist, even if a file of that name does.
+        files.manifest(sequence)
         try:
             return self._report_path(files.root, sequence).read_bytes()
         except FileNotFoundError:
-            from seriatim.operations.report import build_report_page
-            from seriatim.operations.report_page import render_page
+            return self._build_report(name, sequence)
 
-            found = self.slice_row(name, sequence)
-            return render_page(
-                build_report_page(name, found.ledger_before, [found.manifest])
-            ).encode("utf-8", "backslashreplace")
+    def _build_report(self, name: str, sequence: int) -> bytes:
+        from seriatim.operations.report import build_report_page
+        from seriatim.operations.report_page import render_page
+
+        slice_row = self.slice_row(name, sequence)
+        report = build_report_page(name, slice_row.ledger_before, [slice_row.manifest])
+        return render_page(report).encode("utf-8", "backslashreplace")
 
     def stream_file(self, name: str) -> StreamFile:
-        """A stream of this folder, by its name alone."""
+        """The file of a stream, by its name. A ConfigError refuses names of other files."""
         path = self.folder / f"{name}.toml"
         if not STREAM_NAME.fullmatch(name) or not path.is_file():
             raise ConfigError(
                 f"there is no stream {name!r}", next="the list of streams has those that there are"
             )
-        changed = path.stat().st_mtime_ns
+        changed_ns = path.stat().st_mtime_ns
         return self._cached(
-            self._files, name, changed, lambda: stream_files.load_stream(name, self.folder)
+            self._files, name, changed_ns, lambda: stream_files.load_stream(name, self.folder)
         )
 
+    @staticmethod
+    def _last_sequence(files: StatusFiles, default: int = -1) -> int:
+        """The number of the last entry, as the witness has it."""
+        witness = files.witness()
+        if witness is None:
+            return default
+        return witness[0]
+
     def _last_ledger(self, files: StatusFiles) -> Ledger | None:
-        seen = files.witness()
-        if seen is None:
+        """The ledger as of the last entry; None: there is no entry."""
+        witness = files.witness()
+        if witness is None:
             return None
+        sequence, manifest_hash = witness
+        cache_key = f"{files.root}#{files.stream}"
         return self._cached(
-            self._ledgers,
-            f"{files.root}#{files.stream}",
-            seen[1],
-            lambda: files.manifest(seen[0]).ledger,
+            self._ledgers, cache_key, manifest_hash, lambda: files.manifest(sequence).ledger
         )
 
     def _cached(
@@ -176,7 +198,10 @@ class PageReader:
         stamp: Stamp,
         read: Callable[[], Value],
     ) -> Value:
-        """What was read before, if it is that still: of each place the last alone is remembered."""
+        """The value that was read before, if its stamp is still the same; else it is read anew.
+
+        Reading happens outside the lock: two threads may read the same value, and neither waits.
+        """
         with self._lock:
             if key in cache and cache[key][0] == stamp:
                 cache.move_to_end(key)

@@ -1,7 +1,8 @@
-"""Leave: the status file, written where a run or a watch ends. That it cannot be written fails
-neither: it is said.
+"""Writes the status file at the end of a run or of a watch, for the pages.
 
-Next room: operations/stream_status.py says what is in it.
+Neither fails if the file cannot be written: the reason is returned instead.
+
+Next: operations/stream_status.py has the content of the file.
 """
 
 from __future__ import annotations
@@ -25,19 +26,17 @@ if TYPE_CHECKING:
 def write_status_after_run(
     file: StreamFile, log: Log, store: LedgerStore, state: StateStore, clock: Clock
 ) -> str:
-    """Look once more, at the end of a run, and leave what is seen. What went wrong with it, if
-    anything did.
+    """Observe the stream at the end of a run, and write the status file.
+
+    The text that comes back says why that failed; it is empty if it did not.
     """
     try:
-        seen = read_watch_input(file.stream, log, store, state, clock)
-        write_status_file(
-            file, seen, assess_watch_input(file.stream, seen), store, is_after_run=True
-        )
-    except (
-        OSError,
-        SeriatimError,
-    ) as trouble:  # the run is done and committed: this does not undo it
-        return str(trouble)
+        watch_input = read_watch_input(file.stream, log, store, state, clock)
+        watch_result = assess_watch_input(file.stream, watch_input)
+        write_status_file(file, watch_input, watch_result, store, is_after_run=True)
+    except (OSError, SeriatimError) as error:
+        # The run is committed already: a page that is not up to date must not fail it.
+        return str(error)
     return ""
 
 
@@ -49,21 +48,20 @@ def write_status_file(
     *,
     is_after_run: bool = False,
 ) -> SavedStatus:
-    """Keep a look for pages."""
+    """Write the status file from an observation of the stream, and return its content."""
     files = StatusFiles(Path(file.stream.output.path))
-    made = build_saved_status(
+    status = build_saved_status(
         file.stream, watch_input, watch_result, has_run=is_after_run, previous=files.read_status()
     )
-    made = replace(made, gaps_open=_count_open_gaps(file, store, watch_input))
-    if watch_input.ledger.sequence >= 0:  # a stream that was never run has no folder to keep it in
-        files.write_status(made)
-    return made
+    status = replace(status, gaps_open=_count_open_gaps(file, store, watch_input))
+    # A stream that was never run has no output folder for the file.
+    if watch_input.ledger.sequence >= 0:
+        files.write_status(status)
+    return status
 
 
 def _count_open_gaps(file: StreamFile, store: LedgerStore, watch_input: WatchInput) -> int | None:
-    """How many stretches of output are not to be trusted, as of the ledger; None: the table cannot
-    be read.
-    """
+    """How many ranges of the output are not to be trusted; None: the table cannot be read."""
     from seriatim.operations.derived_tables import read_gaps
     from seriatim.storage.derived_tables import DeltaDerived
 
@@ -71,6 +69,8 @@ def _count_open_gaps(file: StreamFile, store: LedgerStore, watch_input: WatchInp
         return 0
     derived = DeltaDerived(Path(file.stream.output.path), file.stream.output.compression)
     try:
-        return sum(gap.closed is None for gap in read_gaps(store, derived, watch_input.ledger))
-    except SeriatimError:  # a run or `seriatim rebuild` mends it; whoever looks is not kept from it
+        gaps = read_gaps(store, derived, watch_input.ledger)
+        return sum(gap.closed is None for gap in gaps)
+    except SeriatimError:
+        # A run or `seriatim rebuild` repairs the table. The rest of the status is still right.
         return None
