@@ -55,11 +55,11 @@ def test_records_that_end_sessions_share_an_offset(store: Made) -> None:
     as one likes.
     """
     files, read = store
-    writer = files.records(A3, "old-id", "0-41-a")
-    writer.end(41, ending(2))
-    writer.end(41, ending(1, 3))
+    writer = files.record_writer(A3, "old-id", "0-41-a")
+    writer.write_end_records(41, ending(2))
+    writer.write_end_records(41, ending(1, 3))
     file = writer.close()
-    assert (file.rows, file.first, file.last) == (5, 41, 41)
+    assert (file.rows, file.first_offset, file.last_offset) == (5, 41, 41)
     rows = read(file)
     assert [row["index"] for row in rows] == [0, 1, 2, 3, 4]
     assert {
@@ -80,7 +80,7 @@ def test_values_that_do_not_fit_are_named(store: Made) -> None:
     ended = SessionEndRecords()
     ended.add("s", Session(), 0, [("delete", "a", 1), ("delete", "b", "one")])
     with pytest.raises(UnfitRecordsError) as unfit:
-        store[0].records(A3, "id", "0-0-a").end(0, ended)
+        store[0].record_writer(A3, "id", "0-0-a").write_end_records(0, ended)
     assert unfit.value.rows == [1]
 
 
@@ -92,10 +92,10 @@ def test_every_session_comes_once_and_newest(kind: str, tmp_path: Path) -> None:
         A3, "0-0-a", {f"s{i}": Session(state_bytes=b"old", timestamp=1) for i in range(5)}, ()
     )
     second = files.save(A3, "0-5-b", {"s3": Session(state_bytes=b"new", timestamp=2)}, ())
-    found = list(files.each((first, second)))
+    found = list(files.all_sessions((first, second)))
     assert sorted(name for name, _ in found) == ["s0", "s1", "s2", "s3", "s4"]
-    assert {session.saved for name, session in found if name == "s3"} == {b"new"}
-    assert list(files.each(())) == []
+    assert {session.state_bytes for name, session in found if name == "s3"} == {b"new"}
+    assert list(files.all_sessions(())) == []
 
 
 @pytest.mark.parametrize("kind", ["memory", "delta"])
@@ -103,7 +103,7 @@ def test_a_witness_is_moved_aside(kind: str, tmp_path: Path) -> None:
     """It is a witness no more, and what it was is not lost."""
     ledger: Any = MemoryLedger() if kind == "memory" else DeltaLedger(tmp_path)
     ledger.put_witness(5, "ab" * 32)
-    path = ledger.set_witness_aside("because")
+    path = ledger.archive_witness("because")
     assert ledger.witness() is None
     assert path == "head-5-abababababab.json"
     if kind == "delta":

@@ -187,9 +187,9 @@ def test_a_run_asks_old_manifests_once(tmp_path: Path, monkeypatch: pytest.Monke
     made = filled(tmp_path)
     compacted(made)
     asked: list[int] = []
-    real = type(made.ledger).manifest
+    real = type(made.ledger).manifest_at
     monkeypatch.setattr(
-        type(made.ledger), "manifest", lambda *given: asked.append(given[2]) or real(*given)
+        type(made.ledger), "manifest_at", lambda *given: asked.append(given[2]) or real(*given)
     )
     sweep_dead(made.ledger, made.files, head_of(made))
     assert asked == []
@@ -244,7 +244,7 @@ def test_thousands_of_files_become_few(tmp_path: Path, pieces: int) -> None:
     shattered(made, pieces)
     before, old = records(tmp_path), version(tmp_path)
     assert len(files(tmp_path)) == pieces
-    size = sum(file.bytes for file in made.ledger.active_files(head_of(made)))
+    size = sum(file.size_bytes for file in made.ledger.active_files(head_of(made)))
     done = compacted(made, bytes_target=size // 10)
     assert 10 <= len(files(tmp_path)) <= 12
     assert len([piece for piece in done.pieces if piece.groups]) == 2

@@ -51,16 +51,16 @@ def test_a_bit_anywhere_in_a_record_file(seed: int, tmp_path: Path) -> None:
     """The repair of a session that shares the file mends the file as well."""
     made, chance = built(tmp_path), random.Random(seed)
     files = {file.path: file for file in made.ledger.active_files(made.ledger.head("s"))}
-    path = tmp_path / sorted(files, key=lambda path: files[path].first)[seed % 2]
+    path = tmp_path / sorted(files, key=lambda path: files[path].first_offset)[seed % 2]
     content = bytearray(path.read_bytes())
     content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
     path.write_bytes(content)
     mend = tools(made)
     RepairRun(mend).apply(plan_repair(mend, RepairRequest()), 1000)
     assert plan_repair(tools(made), RepairRequest(partition="in-a/0")).actions[1:] == ()
-    entry = made.ledger.manifest("s", made.ledger.head("s").ledger.sequence).entry
+    entry = made.ledger.manifest_at("s", made.ledger.head("s").ledger.sequence).entry
     assert not mend.fold_context.joiner.find_damaged_files(entry.changes[0].records)
-    assert str(path.relative_to(tmp_path)) in entry.removed
+    assert str(path.relative_to(tmp_path)) in entry.removed_paths
 
 
 def test_what_parquet_cannot_read_is_damage_and_is_named(tmp_path: Path) -> None:

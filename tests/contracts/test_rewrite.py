@@ -84,11 +84,11 @@ def test_files_become_one_with_the_same_records(side: Side) -> None:
     olds = [side.written("0-0-a", 0, 1), side.written("0-2-a", 4), side.written("0-5-a", 5, 9)]
     new = side.rewriter.concatenate(P, "id", "compact-x-0", olds)
     assert side.rows(new) == [row for old in olds for row in side.rows(old)]
-    assert (new.rows, new.first, new.last) == (10, 0, 9)
+    assert (new.rows, new.first_offset, new.last_offset) == (10, 0, 9)
     assert "compact-x-0" in new.path
     assert set(side.files.paths(P)) == {new.path, *(old.path for old in olds)}
     if side.root is not None:
-        assert (new.bytes, new.digest) == (
+        assert (new.size_bytes, new.digest) == (
             (side.root / new.path).stat().st_size,
             file_digest(side.root / new.path),
         )
@@ -160,9 +160,9 @@ def test_intents_are_kept_until_they_are_dropped(side: Side) -> None:
 
 def test_how_far_was_swept_is_noted(side: Side) -> None:
     """Nothing, as long as nobody said so."""
-    assert side.files.swept() == (-1, "")
+    assert side.files.oldest_complete_entry() == (-1, "")
     side.files.put_oldest_complete_entry(7, "abc")
-    assert side.files.swept() == (7, "abc")
+    assert side.files.oldest_complete_entry() == (7, "abc")
 
 
 def test_an_intent_that_cannot_be_read_protects_what_it_may_stand_for(tmp_path: Path) -> None:
@@ -181,4 +181,4 @@ def test_an_intent_that_cannot_be_read_protects_what_it_may_stand_for(tmp_path: 
 def test_a_note_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     """Everything is looked at again."""
     (tmp_path / "swept.json").write_bytes(b"[]")
-    assert Side(tmp_path).files.swept() == (-1, "")
+    assert Side(tmp_path).files.oldest_complete_entry() == (-1, "")
