@@ -59,11 +59,12 @@ def accept(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Accept a topic as it is in Kafka now, a restored ledger, or output that a check called bad.
+    """Accept a changed topic, a restored ledger, or a bad check.
 
-    A topic that was created again starts a new life: the sessions of its old life end, and records
-    that take their rows back are part of the decision. The next run reads the new topic from its
-    first offset. A retired topic is read again from where it stopped.
+    A topic is accepted as it is in Kafka now. A topic that was created again starts a new life: the
+    sessions of its old life end, and records that take their rows back are part of the decision.
+    The next run reads the new topic from its first offset. A retired topic is read again from where
+    it stopped.
 
     Use --restored after the output folder was restored on purpose. Use --sequence N after a bad
     check: it accepts everything that was judged up to that entry, and closes the circuit.
@@ -98,9 +99,10 @@ def retire(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Retire a topic that is over: no run reads or discovers it any more. Its state is kept.
+    """Retire a topic that is over.
 
-    The topic stays retired, even if it is created again, until `seriatim accept` takes it back.
+    No run reads or discovers the topic any more. Its state is kept. The topic stays retired, even
+    if it is created again, until `seriatim accept` takes it back.
 
     Example: seriatim retire demo demo-a --because "replaced by demo-b"
     """

@@ -61,7 +61,7 @@ def bisect(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Find the first message of a session after which an invariant does not hold.
+    """Find the first message after which an invariant is broken.
 
     The messages around it are shown as well. The search checks saved states first, and then folds
     by halves between two of them. An invariant may use the names state, offset, time, session,

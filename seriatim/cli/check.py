@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @app.command()
 def check(stream: StreamName, json: Json = False) -> None:
-    """Judge every ledger entry that was not judged yet, by the suites in expectations/.
+    """Judge the ledger entries that no check has judged yet.
 
-    The verdict is a ledger entry of its own: good or bad for each partition. A bad verdict (exit
-    code 3) opens the circuit: nothing newer is published until the partition is repaired and
-    checked again, or until a person accepts it. A check that is itself broken (exit code 2) gives
-    no verdict at all.
+    They are judged by the suites in expectations/. The verdict is a ledger entry of its own: good
+    or bad for each partition. A bad verdict (exit code 3) opens the circuit: nothing newer is
+    published until the partition is repaired and checked again, or until a person accepts it. A
+    check that is itself broken (exit code 2) gives no verdict at all.
 
     Example: seriatim check demo --json
     """

@@ -44,13 +44,14 @@ def compact(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Join small record files, merge state files, and delete files that are outdated.
+    """Join small files, and delete outdated ones.
 
-    No record changes. Record files are joined up to about `file_bytes_target`. The command may run
-    beside folds and repairs and stops neither: if one of them commits first, the compaction of that
-    partition is dropped, and the output says so. Partitions under repair are left out. A file that
-    an entry replaced is deleted `keep_versions_days` after that entry; until then older versions
-    can be read. A damaged file is named and refused (exit code 3), never copied.
+    No record changes. State files are merged. Record files are joined up to about
+    `file_bytes_target`. The command may run beside folds and repairs and stops neither: if one of
+    them commits first, the compaction of that partition is dropped, and the output says so.
+    Partitions under repair are left out. A file that an entry replaced is deleted
+    `keep_versions_days` after that entry; until then older versions can be read. A damaged file is
+    named and refused (exit code 3), never copied.
 
     Example: seriatim compact demo --dry-run
     """

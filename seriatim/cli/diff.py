@@ -41,10 +41,11 @@ class ComparedOutput(Struct):
 
 @app.command()
 def diff(left_output: LeftOutput, right_output: RightOutput, json: Json = False) -> None:
-    """Compare the records of two outputs by offset: count the differences, and print the first.
+    """Compare the records of two outputs, offset by offset.
 
-    Only what both outputs have folded is compared. Partitions, offsets and columns that only one
-    of them has are named. The exit code is 0 if nothing differs, and 3 if something does.
+    The differences are counted, and the first ones are printed. Only what both outputs have folded
+    is compared. Partitions, offsets and columns that only one of them has are named. The exit code
+    is 0 if nothing differs, and 3 if something does.
 
     Example: seriatim diff demo /tmp/again
     """

@@ -27,10 +27,11 @@ NAME_WIDTH = 14
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per check.")] = False,
 ) -> None:
-    """Check everything that Seriatim needs, and say how to fix what is missing.
+    """Check what Seriatim needs on this machine.
 
-    ✓ means good. ✗ means required and missing. – means optional and not set up, or that it could be
-    better. The exit code is 0 if nothing required is missing, else 2.
+    Each problem is shown with the way to fix it. ✓ means good. ✗ means required and missing. –
+    means optional and not set up, or that it could be better. The exit code is 0 if nothing
+    required is missing, else 2.
 
     Example: seriatim doctor
     """

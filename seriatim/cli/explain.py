@@ -52,10 +52,11 @@ def explain(
     topic: Topic = None,
     json: Json = False,
 ) -> None:
-    """Show every message that touched a row, the records it gave, and what the row is now.
+    """Show every message that touched a row of the output.
 
-    The command goes from the committed records back to the offsets of Kafka. For the stock machine
-    it also shows messages that named the row and left no record: quarantined, dropped, headless, or
+    Each message is shown with the records it gave. The last line is what the row is now. The
+    command goes from the committed records back to the offsets of Kafka. For the stock machine it
+    also shows messages that named the row and left no record: quarantined, dropped, headless, or
     contradicted by the rows. If several sessions have such a row, they are listed; choose one with
     --session.
 

@@ -58,7 +58,7 @@ def gaps(
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the gaps: ranges of output that must not be trusted, and what closed them.
+    """List the gaps: output that must not be trusted.
 
     Each gap has its offsets, its session (none means all sessions), its finding, and how it was
     closed. The list is as of the ledger. The Delta table `gaps` below the output path has the same
@@ -94,10 +94,11 @@ def gaps(
 
 @app.command()
 def rebuild(stream: StreamName, json: Json = False) -> None:
-    """Make the tables `gaps` and `quarantine` again, from the first entry of the ledger on.
+    """Make the tables `gaps` and `quarantine` again.
 
-    Runs keep these tables up to date by themselves. Use this command if a table was deleted or
-    changed by hand. Readers see the old table until the new one is complete.
+    They are made from the first entry of the ledger on. Runs keep these tables up to date by
+    themselves. Use this command if a table was deleted or changed by hand. Readers see the old
+    table until the new one is complete.
 
     Example: seriatim rebuild demo
     """
@@ -127,11 +128,11 @@ def release(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Take a session out of quarantine by hand: its next messages apply to its last good state.
+    """Take a session out of quarantine by hand.
 
-    The messages that were set aside stay in the table `quarantine`. Usually the next snapshot of
-    the session releases it. Do it by hand for sessions without snapshots, or after the producer was
-    repaired.
+    The next messages of the session apply to its last good state. The messages that were set aside
+    stay in the table `quarantine`. Usually the next snapshot of the session releases it. Do it by
+    hand for sessions without snapshots, or after the producer was repaired.
 
     Example: seriatim quarantine release demo session-00007 --because "the producer sends the row
     again"

@@ -28,9 +28,10 @@ def fetch(
         ),
     ] = None,
 ) -> None:
-    """Fetch JARs that are missing or damaged, and verify every file by its SHA-256.
+    """Fetch JARs that are missing or damaged.
 
-    SERIATIM_IVY_SETTINGS names your own Ivy settings file, for a mirror or for credentials.
+    Every file is verified by its SHA-256. SERIATIM_IVY_SETTINGS names your own Ivy settings file,
+    for a mirror or for credentials.
 
     Example: seriatim jars fetch --group spark
     """

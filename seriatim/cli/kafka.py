@@ -14,9 +14,7 @@ from seriatim import config
 from seriatim.cli import app, print_notice
 from seriatim.errors import PlatformError
 
-kafka = typer.Typer(
-    help="Start and stop the embedded Kafka: one real broker on 127.0.0.1.", no_args_is_help=True
-)
+kafka = typer.Typer(help="Start and stop the embedded Kafka broker.", no_args_is_help=True)
 app.add_typer(kafka, name="kafka")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -38,10 +36,11 @@ def start(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Start the broker unless it is running, wait until it answers, and leave it running.
+    """Start the broker, and leave it running.
 
-    The broker does not create topics by itself; --set auto.create.topics.enable=true changes that.
-    Settings are valid for this start only.
+    It is one real broker on 127.0.0.1. If it is running already, it is left as it is. The command
+    returns when the broker answers. The broker does not create topics by itself; --set
+    auto.create.topics.enable=true changes that. Settings are valid for this start only.
 
     Example: seriatim kafka start --port 9092 --set log.retention.hours=1
     """
@@ -70,7 +69,9 @@ def stop() -> None:
 
 @kafka.command()
 def status(json: Json = False) -> None:
-    """Print the broker's address, process and data folder. The exit code is 4 if none is running.
+    """Print the broker's address, process and data folder.
+
+    The exit code is 4 if no broker is running.
 
     Example: seriatim kafka status --json
     """

@@ -50,11 +50,11 @@ def demo(
         ),
     ] = "",
 ) -> None:
-    """Send a snapshot and then updates of each session: the messages that streams/demo.toml folds.
+    """Send snapshots and updates of sample tables.
 
-    Topics that do not exist are created. A fault happens at the given message of this run. With
-    --answer, and with snapshot_requests in the stream file, a session in quarantine gets the
-    snapshot that releases it without a person.
+    These are the messages that streams/demo.toml folds. Topics that do not exist are created. A
+    fault happens at the given message of this run. With --answer, and with snapshot_requests in the
+    stream file, a session in quarantine gets the snapshot that releases it without a person.
 
     Example: seriatim produce demo --messages 50000 --fault drop:1000 --fault poison:2000
     """

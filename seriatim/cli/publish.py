@@ -56,12 +56,12 @@ def publish(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Bring the table `current` to the last checked entry, in one commit.
+    """Bring the table `current` to the last checked entry.
 
-    `current` has the rows of each session as they are now. Its readers never see records that no
-    check has judged; --unchecked and --sequence go further. The command reads only records since
-    the published entry. Partitions that were repaired are made again. The table never goes back by
-    itself: `--rebuild --sequence N` makes it as of an earlier entry.
+    This is one commit. `current` has the rows of each session as they are now. Its readers never
+    see records that no check has judged; --unchecked and --sequence go further. The command reads
+    only records since the published entry. Partitions that were repaired are made again. The table
+    never goes back by itself: `--rebuild --sequence N` makes it as of an earlier entry.
 
     Example: seriatim publish demo
     """

@@ -71,9 +71,10 @@ def repair(
     messages_max: MessagesMax = None,
     json: Json = False,
 ) -> None:
-    """Find what is damaged and show how to repair it. With --apply, repair it in one commit.
+    """Find what is damaged, and show or apply the repair.
 
-    Damaged means: files that are lost or damaged, sessions in quarantine, partitions that wait, and
+    Without --apply the plan is shown. With --apply everything is repaired in one commit. Damaged
+    means: files that are lost or damaged, sessions in quarantine, partitions that wait, and
     partitions whose check failed. You can also name a partition or a session yourself. Each is
     rewound to the last good state before the damage, and folded again; other partitions go on. If
     the command is killed, the same command continues.
@@ -155,12 +156,13 @@ def backfill(
     messages_max: MessagesMax = None,
     json: Json = False,
 ) -> None:
-    """Fold a range again with the code as it is now, and replace its output in one commit.
+    """Fold a range again, and replace its output in one commit.
 
-    The range is widened: back to the last saved state before it, and for each session forward to
-    the point where its state is as committed again, or to the frontier. --dry-run prints exactly
-    that range. Everything outside of it stays as it is. With --machine unchanged nothing is changed
-    if any record or any session's state comes out differently.
+    It is folded with the code as it is now. The range is widened: back to the last saved state
+    before it, and for each session forward to the point where its state is as committed again, or
+    to the frontier. --dry-run prints exactly that range. Everything outside of it stays as it is.
+    With --machine unchanged nothing is changed if any record or any session's state comes out
+    differently.
 
     Example: seriatim backfill demo --partitions demo-a/3 --from 41000 --until 52000 --dry-run
     """

@@ -68,7 +68,7 @@ def replay(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Fold messages again without a commit: stop at a message, or write a folder to compare.
+    """Fold messages again without a commit, to look into them.
 
     With SESSION the replay stops before each message for which the condition is true. On a terminal
     it stops in pdb, inside the machine's own `apply`, with the names `state`, `message` and

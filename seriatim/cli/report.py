@@ -31,10 +31,10 @@ def report(
     open_it: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a report of the last entries as one HTML file without other files; print its path.
+    """Write a report of the last entries as one HTML file.
 
-    Each run and each check writes a report by itself. A report is made of the ledger alone, so any
-    report of the past can be made again.
+    The file needs no other file. Its path is printed. Each run and each check writes a report by
+    itself. A report is made of the ledger alone, so any report of the past can be made again.
 
     Example: seriatim report demo --open
     """

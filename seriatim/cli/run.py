@@ -64,12 +64,12 @@ def run(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Fold a stream from its frontier to the current log ends, slice by slice.
+    """Fold a stream from its frontier to the current log ends.
 
-    The run can be killed anywhere and started again. Exit codes: 0 done, 2 bad configuration,
-    3 new integrity finding, 4 platform trouble (try again), 5 another run moved the frontier,
-    130 and 143 stopped (Ctrl-C, SIGTERM). With --check a finding does not stop the steps after it,
-    and with --json each step prints its own object.
+    It folds slice by slice. The run can be killed anywhere and started again. Exit codes: 0 done, 2
+    bad configuration, 3 new integrity finding, 4 platform trouble (try again), 5 another run moved
+    the frontier, 130 and 143 stopped (Ctrl-C, SIGTERM). With --check a finding does not stop the
+    steps after it, and with --json each step prints its own object.
 
     Example: seriatim run demo --messages-max 500000
     """
@@ -299,10 +299,11 @@ def plan(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what the next run would do: ranges per partition, new topics, what waits.
+    """Show what the next run would do, and commit nothing.
 
-    Nothing is committed. A topic or partition that the stream does not have is refused. Topics that
-    keep messages for less than 72 hours are named in a warning.
+    The plan has the ranges of each partition, new topics, and what waits. A topic or partition that
+    the stream does not have is refused. Topics that keep messages for less than 72 hours are named
+    in a warning.
 
     Example: seriatim plan demo
     """

@@ -61,11 +61,11 @@ def state(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what the machine holds for a session: now, as of an entry, after an offset, or at a
-    time.
+    """Show what the machine holds for a session, now or earlier.
 
-    To reach an offset, the nearest saved state before it is taken, and the messages that Kafka has
-    are folded on it. Offsets are inclusive: --at-offset 41337 is the state after that message.
+    Earlier means as of a ledger entry, after an offset, or at a time. To reach an offset, the
+    nearest saved state before it is taken, and the messages that Kafka has are folded on it.
+    Offsets are inclusive: --at-offset 41337 is the state after that message.
 
     Example: seriatim state demo session-00007 --at-offset 41337
 

@@ -42,7 +42,7 @@ def status(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show partitions, frontier, lag, time left, what waits, and the sessions in quarantine.
+    """Show partitions, lag, time left, halts and quarantine.
 
     Without STREAM all streams are shown. A stream with a wrong file, or with a ledger that is
     refused, is reported and does not hide the others.
@@ -107,10 +107,10 @@ def version(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Print the Delta version of the records table that a ledger entry made.
+    """Print the Delta version that a ledger entry made.
 
-    Use it to read the table as of that entry. Who reads the table at its checked version never sees
-    records that no check has judged.
+    It is a version of the records table. Use it to read the table as of that entry. Who reads the
+    table at its checked version never sees records that no check has judged.
 
     Example: seriatim version demo --sequence 12
 

@@ -90,9 +90,10 @@ def top(
     ] = True,
     json: Json = False,
 ) -> None:
-    """Show all streams at a glance, live: tier, verdict, lag, time left, rate, quarantine, gaps.
+    """Show all streams at a glance, live.
 
-    Ctrl-C ends it. What needs a person comes first, with the command to type. A stream that cannot
+    Each stream has a line with tier, verdict, lag, time left, rate, quarantine and gaps. Ctrl-C
+    ends it. What needs a person comes first, with the command to type. A stream that cannot
     be asked about is shown as it was last seen, with the age of that look. With --json it prints
     one object for each stream, once.
 

@@ -40,8 +40,9 @@ def trace(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show each message of a session: offset, time, message, row changes, records, findings.
+    """Show a session message by message, with what each did.
 
+    Each message has its offset and time, and the row changes, records and findings that it gave.
     The command folds in this process, from the nearest saved state on, with the stream's own
     machine and tier. It needs no Spark, and changes nothing. It begins at the session's first
     message and ends at the frontier. If --until is beyond the frontier, it shows what the next run

@@ -63,9 +63,10 @@ def verify(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Check a stream's output: files, digests, ledger, witness, certificates, records, state.
+    """Check a stream's output independently of its runs.
 
-    The first difference is named, and the exit code is 3. A clean pass is signed off in
+    Files, digests, ledger, witness and certificates are checked, and that the records fold to the
+    state. The first difference is named, and the exit code is 3. A clean pass is signed off in
     verified.json, and the next pass continues from there. With --at messages are judged instead:
     each session begins with a snapshot, its sequence has no hole, repeat or disorder, and no offset
     is missing.

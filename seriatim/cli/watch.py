@@ -56,7 +56,7 @@ def watch(
     ] = True,
     json: Json = False,
 ) -> None:
-    """Report lag, time left, and what needs a person, for all streams.
+    """Report lag, time left, and what needs a person.
 
     What needs a person: halts, quarantine, missing runs, data that is about to expire. The command
     looks until Ctrl-C. A stream that cannot be looked at is reported, and looked at again. With
