@@ -52,6 +52,7 @@ from seriatim.engine.session import (
     Counts,
     FoldOutput,
     QuarantinedMessage,
+    Row,
     Session,
     WaitingMessage,
 )
@@ -979,7 +980,7 @@ class Fold:
         message: Any,
         position: int,
         waiting_message: WaitingMessage | None = None,
-    ) -> Sequence[tuple[Any, ...]]:
+    ) -> Sequence[Row]:
         """Apply a message of a session that raised in an earlier try. The records are checked, and
         if anything raises, the state is as before the message.
         """
@@ -1003,7 +1004,7 @@ class Fold:
             return waiting_message.value
         return self._batch.values[position]
 
-    def _apply_and_save_each(self, session: Session, message: Any) -> Sequence[tuple[Any, ...]]:
+    def _apply_and_save_each(self, session: Session, message: Any) -> Sequence[Row]:
         """Apply a message, with the state saved before and after it."""
         runner = self.runner
         state_before = runner.dump(session.state)

@@ -20,7 +20,7 @@ from msgspec.structs import astuple
 
 from seriatim.engine.messages import Poison, decode_messages, plain_values
 from seriatim.engine.record_kinds import RowKeySpec, make_other_record_types, table_of_record
-from seriatim.engine.session import FoldOutput, Session
+from seriatim.engine.session import FoldOutput, Row, Session
 from seriatim.errors import ConfigError
 
 S = TypeVar("S")
@@ -90,8 +90,8 @@ class Runner(Protocol):
     def sequences(self, messages: Sequence[Any]) -> Sequence[int | None]: ...
     def session(self, message: Any) -> str: ...
     def start(self, session: str) -> Any: ...
-    def apply(self, state: Any, message: Any) -> Sequence[tuple[Any, ...]]: ...
-    def end(self, state: Any) -> Sequence[tuple[Any, ...]]: ...
+    def apply(self, state: Any, message: Any) -> Sequence[Row]: ...
+    def end(self, state: Any) -> Sequence[Row]: ...
     def fold_usual(
         self,
         sessions: Mapping[str, Session],
@@ -100,7 +100,7 @@ class Runner(Protocol):
         messages: Sequence[Any],
         output: FoldOutput,
     ) -> Iterable[int]: ...
-    def check_records(self, records: Sequence[tuple[Any, ...]]) -> None: ...
+    def check_records(self, records: Sequence[Row]) -> None: ...
     def dump(self, state: Any) -> bytes: ...
     def load(self, state_bytes: bytes, version: int) -> Any: ...
     def to_plain(self, state: Any) -> Any: ...
@@ -148,7 +148,7 @@ class UserMachine:
         self._get_sequence = attrgetter(sequence or "sequence")
         self._machine_apply = self.machine.apply
 
-    def _set_record_types(self, name: str, record_types: tuple[Any, ...]) -> None:
+    def _set_record_types(self, name: str, record_types: Sequence[Any]) -> None:
         """Set what depends on the kinds of records. The first kind goes to the table `records`."""
         self.record_type = record_types[0]
         self.columns = record_columns(name, self.record_type)
@@ -217,7 +217,7 @@ class UserMachine:
         """The session as a field of the message."""
         return str(getattr(message, self._session_field or ""))
 
-    def apply(self, state: Any, message: Any) -> Sequence[tuple[Any, ...]]:
+    def apply(self, state: Any, message: Any) -> Sequence[Row]:
         """The records of one message as tuples in the order of `columns`. Each has the values that
         the record had when the machine gave it.
         """
@@ -228,14 +228,14 @@ class UserMachine:
             for record in self._machine_apply(state, message)
         ]
 
-    def end(self, state: Any) -> Sequence[tuple[Any, ...]]:
+    def end(self, state: Any) -> Sequence[Row]:
         """The records that take a session's output back."""
         return [self._to_row("end", record) for record in self.machine.end(state)]
 
-    def _to_row(self, method: str, record: Any) -> tuple[Any, ...]:
+    def _to_row(self, method: str, record: Any) -> Row:
         """A record as a tuple. Lists are copied, because the machine may go on changing them."""
         record_type = record.__class__
-        tuple_type: type[tuple[Any, ...]] | None = self.other_record_types.get(record_type)
+        tuple_type: type[Row] | None = self.other_record_types.get(record_type)
         if tuple_type is None:
             if record_type is not self.record_type:
                 types = (self.record_type, *self.other_record_types)
@@ -255,7 +255,7 @@ class UserMachine:
         """The positions of messages that the fold must take through `apply`: all of them."""
         return range(len(messages))
 
-    def check_records(self, records: Sequence[tuple[Any, ...]]) -> None:
+    def check_records(self, records: Sequence[Row]) -> None:
         """Refuse records whose values do not fit their columns."""
         for record in records:
             columns = self.other_columns.get(table_of_record(record), self.columns)
@@ -444,7 +444,7 @@ def _column_type(name: str, field: str, field_type: Any) -> str:
     return SCALAR_TYPES[field_type]
 
 
-def _members_of_union(type_or_union: Any) -> tuple[Any, ...]:
+def _members_of_union(type_or_union: Any) -> Sequence[Any]:
     """The members of a union type; a type that is no union by itself."""
     if get_origin(type_or_union) in (typing.Union, UnionType):
         return get_args(type_or_union)

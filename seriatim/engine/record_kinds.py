@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from seriatim.engine.session import FoldOutput, SessionEndRecords
+from seriatim.engine.session import FoldOutput, Row, SessionEndRecords
 from seriatim.errors import ConfigError
 
 OTHER_TABLE_PREFIX = "records-"
@@ -46,7 +46,7 @@ class OtherTableRecord(tuple[Any, ...]):
     table: ClassVar[str] = MAIN_TABLE
 
 
-def table_of_record(row: tuple[Any, ...]) -> str:
+def table_of_record(row: Row) -> str:
     """The table of a record."""
     return row.table if isinstance(row, OtherTableRecord) else MAIN_TABLE
 
@@ -85,7 +85,7 @@ def make_other_record_types(
     return tuple_types
 
 
-def rows_by_table(rows: Iterable[tuple[Any, ...]]) -> dict[str, list[int]]:
+def rows_by_table(rows: Iterable[Row]) -> dict[str, list[int]]:
     """The positions of the rows of each table."""
     positions: dict[str, list[int]] = {}
     for position, row in enumerate(rows):

@@ -12,6 +12,9 @@ from msgspec import Struct, field
 
 from seriatim.engine.messages import MessageBatch
 
+Row = tuple[Any, ...]
+"""The values of one record, or of one row of a table, in the order of the columns."""
+
 
 class WaitingMessage(Struct, frozen=True, array_like=True):
     """A message that came before its turn and waits in the window."""
@@ -131,7 +134,7 @@ class FoldOutput(Struct):
     indexes: list[int] = field(default_factory=list)
     sequences: list[int | None] = field(default_factory=list)
     sessions: list[str] = field(default_factory=list)
-    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     quarantined_messages: list[QuarantinedMessage] = field(default_factory=list)
     source_messages: dict[int, WaitingMessage] = field(default_factory=dict)
     """The messages of records whose message waited in the window, by row. All other records come
@@ -141,7 +144,7 @@ class FoldOutput(Struct):
     columnar_records: ColumnarRecords | None = None
     """Records of messages that a compiled fold has folded. The lists above are of the others."""
 
-    def add_records(self, position: int, records: Sequence[tuple[Any, ...]]) -> None:
+    def add_records(self, position: int, records: Sequence[Row]) -> None:
         """Add the records of the message at this position."""
         self.positions += [position] * len(records)
         self.rows += records
@@ -182,11 +185,9 @@ class SessionEndRecords(Struct):
     timestamps: list[int] = field(default_factory=list)
     sessions: list[str] = field(default_factory=list)
     sequences: list[int | None] = field(default_factory=list)
-    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
 
-    def add(
-        self, name: str, session: Session, first_index: int, rows: Sequence[tuple[Any, ...]]
-    ) -> None:
+    def add(self, name: str, session: Session, first_index: int, rows: Sequence[Row]) -> None:
         """Add the records of one session, numbered from `first_index`, with the timestamp and
         sequence of its last message.
         """

@@ -21,9 +21,12 @@ from msgspec.structs import asdict, astuple
 
 from seriatim.engine.messages import Poison, decode_message, decode_messages
 from seriatim.engine.record_kinds import RowKeySpec
-from seriatim.engine.session import FoldOutput, Session
+from seriatim.engine.session import FoldOutput, Row, Session
 
-Row = tuple[Any, ...]
+Columns = dict[str, str]
+"""Column names and the names of their types."""
+ValueCheck = Callable[[Any], str]
+"""Returns what is wrong with a value; empty if nothing is."""
 PRECISION_MAX = 38
 DECIMAL_TYPE = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -103,7 +106,7 @@ class TableMachine:
         self,
         *,
         key: Sequence[str],
-        columns: dict[str, str],
+        columns: Columns,
         before: bool = True,
         type_field: str = "type",
         rows_field: str = "rows",
@@ -122,7 +125,7 @@ class TableMachine:
         self.row_key_spec: RowKeySpec | None = RowKeySpec(
             key=tuple(key), columns=tuple(columns), deleted_when={"op": "delete"}
         )
-        self.other_columns: dict[str, dict[str, str]] = {}
+        self.other_columns: dict[str, Columns] = {}
         self.shape = _describe_shape(key, columns, session, sequence)
         self._has_sequence = sequence is not None
         self._width = len(columns)
@@ -139,20 +142,26 @@ class TableMachine:
         self._state_decoder: msgspec.msgpack.Decoder[list[Row]] = msgspec.msgpack.Decoder(
             _state_type(columns)
         )
-        structs = _message_structs(key, columns, type_field, rows_field, sequence, session)
-        self.snapshot_struct: Any = structs.snapshot
-        self.insert_struct: Any = structs.insert
-        self.update_struct: Any = structs.update
-        self.delete_struct: Any = structs.delete
+
+        def structs_of(columns: Columns) -> _MessageStructs:
+            return _message_structs(key, columns, type_field, rows_field, sequence, session)
+
+        self._set_structs(structs_of(columns), structs_of(_with_times_as_text(columns)))
+
+    def _set_structs(self, structs: _MessageStructs, text_structs: _MessageStructs) -> None:
+        """Set the message types.
+
+        `text_structs` are the same messages with times as text. msgspec reads times as RFC 3339
+        only; a message with times in another form is decoded with these, and then its times are
+        converted.
+        """
+        self.snapshot_struct = structs.snapshot
+        self.insert_struct = structs.insert
+        self.update_struct = structs.update
+        self.delete_struct = structs.delete
         self.snapshot_type: type | None = structs.snapshot
-        self._row_struct: Any = structs.row
+        self._row_struct = structs.row
         self._decoder = structs.decoder()
-        # The same messages with times as text. msgspec reads times as RFC 3339 only; a message with
-        # times in another form is decoded with these, and then its times are converted.
-        text_columns = _with_times_as_text(columns)
-        text_structs = _message_structs(
-            key, text_columns, type_field, rows_field, sequence, session
-        )
         self._text_decoder = text_structs.decoder()
         self._struct_of_text_struct: dict[Any, Any] = dict(zip(text_structs, structs, strict=True))
 
@@ -461,7 +470,7 @@ def _normalize_value(type_name: str, value: Any) -> Any:
     return value.quantize(last_digit, context=Context(prec=PRECISION_MAX))
 
 
-def _record_columns(columns: dict[str, str], *, has_before_image: bool) -> dict[str, str]:
+def _record_columns(columns: Columns, *, has_before_image: bool) -> Columns:
     """Columns of a record: the operation, the row, and the row before, if that is wanted."""
     record_columns = {"op": "string", **columns}
     if has_before_image:
@@ -471,7 +480,7 @@ def _record_columns(columns: dict[str, str], *, has_before_image: bool) -> dict[
 
 
 def _describe_shape(
-    key: Sequence[str], columns: dict[str, str], session: str | None, sequence: str | None
+    key: Sequence[str], columns: Columns, session: str | None, sequence: str | None
 ) -> str:
     """What saved state depends on, as text. It is stored, so it must not change."""
     column_list = ", ".join(f"{column} {type_name}" for column, type_name in columns.items())
@@ -480,14 +489,14 @@ def _describe_shape(
     return f"columns {column_list}; key {key_list}; {fields}"
 
 
-def _with_times_as_text(columns: dict[str, str]) -> dict[str, str]:
+def _with_times_as_text(columns: Columns) -> Columns:
     text_columns = {}
     for name, type_name in columns.items():
         text_columns[name] = "string" if type_name == "timestamp" else type_name
     return text_columns
 
 
-def _state_type(columns: dict[str, str]) -> Any:
+def _state_type(columns: Columns) -> Any:
     """The type of saved rows: a list of tuples, one value per column."""
     value_types = tuple(column_type(type_name) | None for type_name in columns.values())
     row_type: Any = tuple.__class_getitem__(value_types)
@@ -510,7 +519,7 @@ class _MessageStructs(NamedTuple):
 
 def _message_structs(
     key: Sequence[str],
-    columns: dict[str, str],
+    columns: Columns,
     type_field: str,
     rows_field: str,
     sequence: str | None,
@@ -552,7 +561,7 @@ def _message_structs(
 
 
 def _row_fields(
-    key: Sequence[str], columns: dict[str, str], if_missing: Literal["null", "unset", "ignored"]
+    key: Sequence[str], columns: Columns, if_missing: Literal["null", "unset", "ignored"]
 ) -> list[Any]:
     """Struct fields of a row. Key columns are required. A missing value of any other column is null
     or unset, or the column may contain anything and is ignored.
@@ -572,9 +581,9 @@ def _row_fields(
     return fields
 
 
-def _column_checks(columns: dict[str, str]) -> list[tuple[int, Callable[[Any], str]]]:
+def _column_checks(columns: Columns) -> list[tuple[int, ValueCheck]]:
     """The checks of the columns that have one, with the positions of the columns."""
-    checks: list[tuple[int, Callable[[Any], str]]] = []
+    checks: list[tuple[int, ValueCheck]] = []
     for i, type_name in enumerate(columns.values()):
         check = _column_check(type_name)
         if check is not None:
@@ -590,10 +599,8 @@ def describe_misfit(type_name: str, value: Any) -> str:
     return check(value)
 
 
-def _column_check(type_name: str) -> Callable[[Any], str] | None:
-    """The check beyond the type, where a value of the type may be one that the column cannot hold.
-    It returns what is wrong; empty if nothing is.
-    """
+def _column_check(type_name: str) -> ValueCheck | None:
+    """The check beyond the type, if a value of the type may be one that the column cannot hold."""
     decimal_size = _decimal_size(type_name)
     if decimal_size is not None:
         return _decimal_check(*decimal_size)
@@ -602,7 +609,7 @@ def _column_check(type_name: str) -> Callable[[Any], str] | None:
     return None
 
 
-def _decimal_check(precision: int, scale: int) -> Callable[[Any], str]:
+def _decimal_check(precision: int, scale: int) -> ValueCheck:
     def check(value: Decimal) -> str:
         if not value.is_finite():
             return f"is {value}"

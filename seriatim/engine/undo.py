@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from seriatim.engine.machine import Runner
-from seriatim.engine.session import Session
+from seriatim.engine.session import Row, Session
 
 EACH_MESSAGE = -1
 """Stands for an offset: save the state before and after each message of the session."""
@@ -45,9 +45,7 @@ class Undo:
         """
         self._values_bytes = 0
 
-    def apply(
-        self, session: Session, message: Any, value: bytes | None
-    ) -> Sequence[tuple[Any, ...]]:
+    def apply(self, session: Session, message: Any, value: bytes | None) -> Sequence[Row]:
         """Apply a message and return its records. If it raises, or its records do not fit, the state
         is as before.
         """

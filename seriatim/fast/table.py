@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import astuple
 
-from seriatim.engine.session import FoldOutput, Session
-from seriatim.engine.table import Row, TableMachine
+from seriatim.engine.session import FoldOutput, Row, Session
+from seriatim.engine.table import TableMachine
 from seriatim.errors import ensure
 from seriatim.fast import packed_state
 from seriatim.fast.column_kinds import COLUMN_KINDS

@@ -292,14 +292,3 @@ def longer_retention_setting(time_left: TimeLeft) -> str:
         return "retention.bytes=-1"
     seconds = max(2 * time_left.retention_seconds, SHORT_RETENTION_HOURS * HOUR_SECONDS)
     return f"retention.ms={round(seconds) * 1000}"
-
-
-def format_duration(seconds: float) -> str:
-    """A duration as people read it: 61 h 20 min."""
-    all_minutes, remaining_seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(all_minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    if minutes:
-        return f"{minutes} min {remaining_seconds} s"
-    return f"{remaining_seconds} s"
