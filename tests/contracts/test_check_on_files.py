@@ -182,7 +182,7 @@ def test_order_and_strangers_are_seen(looking: Any, rows_per_group: int) -> None
         ([row(7, topic_id="old"), row(1)], []),
     ):
         files, _ = walked(looking(rows, rows_per_group)[0])
-        assert [offset for _, offset, _ in files.misplaced_rows] == wrong
+        assert [misplaced.offset for misplaced in files.misplaced_rows] == wrong
 
 
 def test_old_records_and_other_sessions_are_left_out(looking: Any) -> None:
@@ -267,8 +267,8 @@ def test_an_expectation_says_how_many_and_where(
 ) -> None:
     """Both judge alike: the number of rows, the first offset, the file to blame."""
     _, checker = looking(ROWS)
-    judged = checker.records(Suite("s", (expectation,)), P, [FILE], {"new": 0})
-    found = [(one.broken, one.of, one.offset, one.files) for one in judged]
+    judged = checker.check_records(Suite("s", (expectation,)), P, [FILE], {"new": 0})
+    found = [(one.broken_count, one.row_count, one.example_offset, one.files) for one in judged]
     assert found == ([(broken, 6, offset, (FILE.path,))] if broken else [])
 
 
@@ -276,9 +276,9 @@ def test_old_records_are_not_judged_again(looking: Any) -> None:
     """Only what is new since then, of the lives that are asked for."""
     _, checker = looking(ROWS)
     suite = Suite("s", (expects("column_values_to_be_between", column="offset", min_value=4),))
-    assert checker.records(suite, P, [FILE], {"new": 4}) == []
-    assert checker.records(suite, P, [FILE], {"old": 0}) == []
-    assert checker.records(suite, P, [FILE], {"new": 3})[0].broken == 1
+    assert checker.check_records(suite, P, [FILE], {"new": 4}) == []
+    assert checker.check_records(suite, P, [FILE], {"old": 0}) == []
+    assert checker.check_records(suite, P, [FILE], {"new": 3})[0].broken_count == 1
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_a_broken_expectation_is_named(looking: Any, expectation: Expectation) -
     _, checker = looking(ROWS)
     good = expects("column_values_to_not_be_null", column="offset")
     with pytest.raises(BrokenCheckError) as broken:
-        checker.records(Suite("s", (good, expectation)), P, [FILE], {"new": 0})
+        checker.check_records(Suite("s", (good, expectation)), P, [FILE], {"new": 0})
     assert broken.value.expectation == expectation
 
 
@@ -348,10 +348,14 @@ def test_an_aggregate_is_about_a_stretch_of_rows(tmp_path: Path, library: Any) -
         pa.Table.from_pylist([row(n, v=n) for n in range(8)], schema=SCHEMA), path, row_group_size=4
     )
     suite = Suite("s", (expects("column_mean_to_be_between", column="v", max_value=3),))
-    one = library(tmp_path, 4).records(suite, P, [FILE], {"new": 0})
-    assert [(judged.broken, judged.of, judged.files) for judged in one] == [(1, 4, (FILE.path,))]
-    whole = library(tmp_path).records(suite, P, [FILE], {"new": 0})
-    assert [(judged.broken, judged.of, judged.found) for judged in whole] == [(1, 8, "3.5")]
+    one = library(tmp_path, 4).check_records(suite, P, [FILE], {"new": 0})
+    assert [(judged.broken_count, judged.row_count, judged.files) for judged in one] == [
+        (1, 4, (FILE.path,))
+    ]
+    whole = library(tmp_path).check_records(suite, P, [FILE], {"new": 0})
+    assert [(judged.broken_count, judged.row_count, judged.found) for judged in whole] == [
+        (1, 8, "3.5")
+    ]
 
 
 def test_a_damaged_file_is_unreadable(tmp_path: Path, library: Any) -> None:
@@ -362,12 +366,12 @@ def test_a_damaged_file_is_unreadable(tmp_path: Path, library: Any) -> None:
     with pytest.raises(UnreadableFileError, match=r"f\.parquet"):
         list(RecordScan(tmp_path).scan(FILE, WANTED))
     with pytest.raises(UnreadableFileError, match=r"f\.parquet"):
-        library(tmp_path).records(Suite("s", (EXPECTED[0][0],)), P, [FILE], {"new": 0})
+        library(tmp_path).check_records(Suite("s", (EXPECTED[0][0],)), P, [FILE], {"new": 0})
 
 
 def on_disk(made: DiskStream, library: Any, *own: Expectation) -> CheckResult:
     """Check a stream on disk."""
-    real = {"sight": RecordScan(made.root), "checker": library(made.root)}
+    real = {"record_scanner": RecordScan(made.root), "checker": library(made.root)}
     made._open()
     return check_stream(means(made, *own, **real))
 

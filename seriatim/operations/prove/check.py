@@ -1,14 +1,16 @@
-"""Check: gate 2. Every entry that was not judged yet is judged by suites, after the commit and
-beside the fold.
+"""Check: every entry that was not judged yet is judged by suites, after the commit and beside the
+fold.
 
-1. read the ledger: entries after the last judged one, and the files that are in the table now
-2. per partition that they changed: gather evidence, judge its new records by the suite of records
-3. judge the evidence by the suites of ledger and state
-4. commit the verdict: good or bad per partition. What a repair replaced meanwhile is void, and judged anew
+1. Read the ledger: the entries after the last judged one, and the files that are in the table now.
+2. For each partition that they changed: gather evidence, and check new records by the suite of
+   records.
+3. Check the evidence by the suites of ledger and state.
+4. Commit the verdict: good or bad per partition. What a repair replaced meanwhile is void, and is
+   judged anew.
 
-A check that breaks commits nothing: it is never a pass.
+A check that breaks commits nothing: it is never a good verdict.
 
-Next room: operations/prove/gather_evidence.py reads; operations/prove/verdict_rules.py decides;
+Next: operations/prove/gather_evidence.py reads; operations/prove/verdict_rules.py decides;
 ledger/verdicts.py says what a verdict does to the ledger.
 """
 
@@ -55,7 +57,7 @@ ProgressCallback = Callable[[int, int], None]
 
 
 class CheckContext(Struct, frozen=True, kw_only=True):
-    """What a check is made with."""
+    """What a check of one stream works with."""
 
     stream: str
     suites: Suites
@@ -69,11 +71,11 @@ class CheckContext(Struct, frozen=True, kw_only=True):
     clock: Clock
     new_attempt: Callable[[], str]
     peak_memory_bytes: Callable[[], int]
-    progress: ProgressCallback = lambda _done, _total: None
+    progress: ProgressCallback = lambda _records, _total: None
 
 
 class CheckResult(Struct, kw_only=True):
-    """What was judged, and what came of it."""
+    """What was judged, and the verdict."""
 
     judged_after: int
     judged_until: int
@@ -85,150 +87,172 @@ class CheckResult(Struct, kw_only=True):
     notes: list[str] = field(default_factory=list)
     """What could not be looked at, and why."""
     sequence: int = -1
-    """The verdict's entry; -1: there was nothing to judge."""
+    """The entry of the verdict; -1: there was nothing to judge."""
     ledger: Ledger
-    """After it."""
+    """The ledger after the verdict."""
 
 
 def check_stream(context: CheckContext) -> CheckResult:
-    """Judge every entry that was not judged yet."""
-    for left in reversed(range(TRIES_MAX)):
+    """Judge every entry that was not judged yet.
+
+    Other runs commit meanwhile, so a check may have to be tried again.
+    """
+    for attempts_left in reversed(range(TRIES_MAX)):
         head = read_head(context.ledger, context.stream)
         if head is None:
             raise ConfigError(
                 f"{context.stream}: it was never run", next=f"seriatim run {context.stream}"
             )
-        judging = CheckAttempt(context, head)
-        if not judging.evidence_ranges:
-            return judging.result
+        attempt = CheckAttempt(context, head)
+        if not attempt.evidence_ranges:
+            return attempt.result
         try:
-            return judging.run()
+            return attempt.run()
         except FencedError:
-            if not left:
+            if not attempts_left:
                 raise
-        except BrokenCheckError as trouble:
-            raise trouble.to_config_error(context.stream) from None
-        except UnreadableFileError as trouble:
+        except BrokenCheckError as broken_check:
+            raise broken_check.to_config_error(context.stream) from None
+        except UnreadableFileError as unreadable:
             if _has_ledger_moved(context, head):
                 continue
             raise IntegrityError(
-                f"{context.stream}: a record file cannot be read: {trouble}",
+                f"{context.stream}: a record file cannot be read: {unreadable}",
                 next=f"`seriatim verify {context.stream}` says what differs; nothing was judged",
             ) from None
     return raise_broken_promise("a check ends by a verdict or an error")
 
 
 def _has_ledger_moved(context: CheckContext, head: LedgerHead) -> bool:
-    """Whether the ledger went on: files that were in the table may be gone by right."""
-    now = read_head(context.ledger, context.stream)
-    return now is not None and now.ledger.sequence != head.ledger.sequence
+    """Whether the ledger went on: then files that were in the table may be gone by right."""
+    present_head = read_head(context.ledger, context.stream)
+    return present_head is not None and present_head.ledger.sequence != head.ledger.sequence
 
 
 class CheckAttempt:
-    """One try."""
+    """One attempt at a check, as of one entry of the ledger."""
 
     def __init__(self, context: CheckContext, head: LedgerHead) -> None:
-        self.context, self.head = context, head
+        """Step 1: what is to be judged."""
+        self.context = context
+        self.head = head
+        self.judgements: list[Judgement] = []
         ledger = head.ledger
-        since, to = ledger.judged_until, ledger.sequence
         self.result = CheckResult(
-            judged_after=since, judged_until=to, ledger=ledger, expectations=context.suites.count
+            judged_after=ledger.judged_until,
+            judged_until=ledger.sequence,
+            ledger=ledger,
+            expectations=context.suites.count,
         )
-        entries = [manifest.entry for manifest in context.ledger.entries(context.stream, since)]
-        entries = [
-            entry for entry in entries if entry.sequence <= to and not has_nothing_to_judge(entry)
-        ]
+        entries: list[Entry] = []
+        for manifest in context.ledger.entries(context.stream, ledger.judged_until):
+            entry = manifest.entry
+            if entry.sequence <= ledger.sequence and not has_nothing_to_judge(entry):
+                entries.append(entry)
         self.evidence_ranges: list[EvidenceRange] = []
         if entries:
-            before = context.ledger.ledger_at(context.stream, since)
-            self.evidence_ranges = evidence_ranges(
-                before, ledger, entries, context.ledger.active_files(head)
-            )
-        self.judgements: list[Judgement] = []
+            judged_ledger = context.ledger.ledger_at(context.stream, ledger.judged_until)
+            active_files = context.ledger.active_files(head)
+            self.evidence_ranges = evidence_ranges(judged_ledger, ledger, entries, active_files)
 
     def run(self) -> CheckResult:
         """Steps 2 to 4."""
-        began, done = self.context.clock.now_seconds(), self.result
-        total = sum(file.rows for place in self.evidence_ranges for file in place.new_files)
-        for place in self.evidence_ranges:
-            self._judge_range(place)
-            self.context.progress(done.records, max(total, done.records))
+        started_seconds = self.context.clock.now_seconds()
+        result = self.result
+        # 2. The partitions.
+        total_rows = 0
+        for evidence_range in self.evidence_ranges:
+            total_rows += sum(file.rows for file in evidence_range.new_files)
+        for evidence_range in self.evidence_ranges:
+            self._judge_range(evidence_range)
+            self.context.progress(result.records, max(total_rows, result.records))
         crash_point("check-judged")
-        for suite in (self.context.suites.ledger, self.context.suites.state):
-            self.judgements += self.context.checker.check_evidence(suite, done.evidence)
-        self._commit(self.context.clock.now_seconds() - began)
-        return done
+        # 3. The evidence.
+        suites = self.context.suites
+        for suite in (suites.ledger, suites.state):
+            self.judgements += self.context.checker.check_evidence(suite, result.evidence)
+        # 4. The verdict.
+        self._commit(self.context.clock.now_seconds() - started_seconds)
+        return result
 
     def _judge_range(self, evidence_range: EvidenceRange) -> None:
-        """Step 2."""
-        means = self.context
-        gathering = EvidenceGatherer(
+        """Step 2: gather the evidence of a partition, and check its new records."""
+        context = self.context
+        gatherer = EvidenceGatherer(
             evidence_range,
-            stream=means.stream,
+            stream=context.stream,
             judged_sequence=self.result.judged_after,
-            ledger=means.ledger,
-            state=means.open_state(),
-            records=means.records,
-            record_scanner=means.record_scanner,
-            table_spec=means.table_spec,
+            ledger=context.ledger,
+            state=context.open_state(),
+            records=context.records,
+            record_scanner=context.record_scanner,
+            table_spec=context.table_spec,
         )
-        evidence = list(gathering.evidence())
-        seen = {one.promise for one in evidence}
+        evidence = list(gatherer.evidence())
         ensure(
-            seen == gathering.promises(),
+            {row.promise for row in evidence} == gatherer.promises(),
             "every promise is looked at",
             place=str(evidence_range.partition),
         )
         if evidence_range.rewritten_files:
-            told = f"its records were not folded: {evidence_range.rewritten_files[0].path} was rewritten by somebody else (OPTIMIZE)"
-            self.result.notes.append(f"{evidence_range.partition}: {told}")
+            rewritten_path = evidence_range.rewritten_files[0].path
+            self.result.notes.append(
+                f"{evidence_range.partition}: its records were not folded: {rewritten_path}"
+                " was rewritten by somebody else (OPTIMIZE)"
+            )
         self.result.evidence += evidence
-        self.result.records += gathering.files.new_rows
-        files, suite = (
-            (*evidence_range.new_files, *evidence_range.rewritten_files),
-            means.suites.records,
-        )
+        self.result.records += gatherer.files.new_rows
+        files = (*evidence_range.new_files, *evidence_range.rewritten_files)
+        suite = context.suites.records
         if files and suite.expectations:
-            self.judgements += means.checker.check_records(
+            self.judgements += context.checker.check_records(
                 suite, evidence_range.partition, files, evidence_range.first_new_offsets
             )
 
     def _commit(self, took_seconds: float) -> None:
-        """Step 4."""
-        done, to = self.result, self.result.judged_until
-        scopes = [_check_scope(place) for place in self.evidence_ranges]
+        """Step 4: commit the verdict."""
+        result = self.result
+        scopes = [_check_scope(evidence_range) for evidence_range in self.evidence_ranges]
+        findings = check_findings(self.judgements, result.evidence, result.judged_until)
         entry = Entry(
             kind="verdict",
             attempt=self.context.new_attempt(),
             product_version=__version__,
             verdict=verdict_by_partition(scopes, self.judgements),
-            judged_after=done.judged_after,
-            judged_until=to,
-            failed_ranges=failed_ranges(scopes, self.judgements, to),
-            findings=tuple(check_findings(self.judgements, done.evidence, to)),
-            reason=f"{done.records} records, {len(done.evidence)} promises, {done.expectations} expectations",
+            judged_after=result.judged_after,
+            judged_until=result.judged_until,
+            failed_ranges=failed_ranges(scopes, self.judgements, result.judged_until),
+            findings=tuple(findings),
+            reason=f"{result.records} records, {len(result.evidence)} promises,"
+            f" {result.expectations} expectations",
             peak_memory_bytes=self.context.peak_memory_bytes(),
             took_seconds=max(0.0, took_seconds),
         )
-        after, made = commit(self.context.ledger, self.context.clock, self.head, entry)
-        done.verdict, done.findings = dict(made.verdict), list(made.findings)
-        done.sequence, done.ledger = made.sequence, after.ledger
+        head, committed_entry = commit(self.context.ledger, self.context.clock, self.head, entry)
+        # The committed entry may say less than ours: a repair may have replaced what we judged.
+        result.verdict = dict(committed_entry.verdict)
+        result.findings = list(committed_entry.findings)
+        result.sequence = committed_entry.sequence
+        result.ledger = head.ledger
 
 
 def _check_scope(evidence_range: EvidenceRange) -> CheckScope:
-    was, now = evidence_range.previous_account, evidence_range.account
-    start = min(evidence_range.first_new_offsets.values(), default=was.frontier if was else 0)
+    """The offsets of a partition that are judged."""
+    account = evidence_range.account
+    previous_account = evidence_range.previous_account
+    previous_frontier = previous_account.frontier if previous_account is not None else 0
+    start = min(evidence_range.first_new_offsets.values(), default=previous_frontier)
     return CheckScope(
         evidence_range.partition,
-        now.epoch,
+        account.epoch,
         start,
-        max(now.frontier, start),
+        max(account.frontier, start),
         evidence_range.new_files,
     )
 
 
 class AcceptedFailures(Struct):
-    """What a person accepted, or would, and the ledger after it (a dry run: as it is)."""
+    """The failed ranges that a person accepts, and the ledger after it (in a dry run, as it is)."""
 
     failures: list[FailedRange]
     ledger: Ledger
@@ -244,7 +268,10 @@ def accept_failed_check(
     *,
     dry_run: bool = False,
 ) -> AcceptedFailures:
-    """A person's word that what failed, judged up to entry `sequence`, is right as it is."""
+    """Accept, by the decision of a person, what failed in checks up to entry `sequence`.
+
+    If nothing failed up to there, it is refused.
+    """
     head = read_head(store, stream)
     if head is None:
         raise ConfigError(
@@ -252,7 +279,7 @@ def accept_failed_check(
             next=f"seriatim run {stream}",
         )
     refuse_if_nothing_failed(head.ledger, sequence)
-    accepted = [one for one in head.ledger.failed_ranges if one.judged_until <= sequence]
+    accepted = [failed for failed in head.ledger.failed_ranges if failed.judged_until <= sequence]
     if dry_run:
         return AcceptedFailures(accepted, head.ledger)
     entry = Entry(
@@ -262,21 +289,23 @@ def accept_failed_check(
         judged_until=sequence,
         reason=reason,
     )
-    return AcceptedFailures(accepted, commit(store, clock, head, entry)[0].ledger)
+    new_head, _ = commit(store, clock, head, entry)
+    return AcceptedFailures(accepted, new_head.ledger)
 
 
 def refuse_if_nothing_failed(ledger: Ledger, sequence: int) -> None:
-    """There must be something to accept."""
-    if any(one.judged_until <= sequence for one in ledger.failed_ranges):
-        return
+    """Refuse to accept up to an entry if nothing failed up to there."""
     if not ledger.failed_ranges:
         raise ConfigError(
             f"{ledger.stream}: nothing to accept: no check failed, the circuit is closed",
             next=f"`seriatim status {ledger.stream}` shows how it is",
         )
-    least = min(one.judged_until for one in ledger.failed_ranges)
+    lowest_sequence = min(failed.judged_until for failed in ledger.failed_ranges)
+    if lowest_sequence <= sequence:
+        return
+    descriptions = [describe_failed_range(failed) for failed in ledger.failed_ranges[:10]]
     raise ConfigError(
         f"{ledger.stream}: nothing that failed was judged up to entry {sequence}",
-        failed="\n".join(describe_failed_range(one) for one in ledger.failed_ranges[:10]),
-        next=f'seriatim accept {ledger.stream} --sequence {least} --because "…"',
+        failed="\n".join(descriptions),
+        next=f'seriatim accept {ledger.stream} --sequence {lowest_sequence} --because "…"',
     )

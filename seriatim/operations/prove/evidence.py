@@ -1,15 +1,16 @@
-"""Evidence: promises that no stock expectation can say, one row per partition and promise, for a
-suite to assert on.
+"""Evidence: promises that no stock expectation can express, one row per partition and promise, for
+a suite to assert on.
 
-dense     certificates account for every offset from the frontier before to the frontier after
-counted   the partition's record files hold as many records as the ledger says unique    each record
-is there once, in order, in a file of its own partition folded    folding the new records over the
-old state gives the new state (stock machine) linked    each before-image is the row as it was
-(stock machine, `before = true`)
+- dense: certificates account for every offset from the frontier before to the frontier after.
+- counted: the partition's record files hold as many records as the ledger says.
+- unique: each record is there once, in order, in a file of its own partition.
+- folded: folding the new records over the old state gives the new state (stock machine).
+- linked: each before-image is the row as it was (stock machine, `before = true`).
 
-Pure: a `RecordScanner` reads the files and gives their new rows as parts.
+This module is pure: a `RecordScanner` reads the files and returns their new rows, part by part.
 
-Next room: check.py makes a verdict of what suites say; operations/prove/check.py gathers.
+Next: operations/prove/gather_evidence.py gathers evidence; operations/prove/verdict_rules.py makes
+a verdict of what suites say.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from seriatim.operations.prove.rules import Row, normalize_row
 
 RowsByKey = Mapping[Any, Row]
 LoadRows = Callable[[str, list[str]], dict[str, RowsByKey]]
-"""Rows of these sessions of a life, as they were before."""
+"""The rows of these sessions of a topic id, as they were before."""
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
@@ -37,19 +38,19 @@ class Evidence(Struct, frozen=True, kw_only=True):
     broken_count: int = 0
     """How often it does not hold."""
     offset: int = -1
-    """The first place where it does not."""
+    """The first offset where it does not."""
     expected: str = ""
     found: str = ""
     files: tuple[str, ...] = ()
-    """Record files to blame; none: not known."""
+    """Record files that break it; none: not known."""
 
     @property
     def holds(self) -> bool:
-        """Whether it does."""
+        """Whether the promise holds."""
         return not self.broken_count
 
     def to_row(self) -> dict[str, Any]:
-        """As a row of the evidence frame."""
+        """The evidence as a row of the frame that suites check."""
         return {
             "topic": self.partition.topic,
             "partition": self.partition.number,
@@ -61,46 +62,57 @@ class Evidence(Struct, frozen=True, kw_only=True):
 
 
 class EvidenceRequest(Struct, frozen=True, kw_only=True):
-    """What is asked of a record file."""
+    """What is to be read of a record file."""
 
     partition: Partition
     first_new_offsets: dict[str, int]
-    """By topic id: the first offset that is new. Records of other lives are left out."""
+    """By topic id: the first offset that is new. Records of other topic ids are left out."""
     key_columns: tuple[str, ...] = ()
-    """Of the stock machine; none: its rows are not asked for."""
+    """The key of the stock machine; none: no rows are returned."""
     columns: tuple[str, ...] = ()
     has_before_images: bool = False
     bucket: tuple[int, int] = (0, 1)
-    """Rows of the sessions whose name falls into this one of so many."""
+    """Number and count: only rows of sessions whose name falls into this bucket."""
+
+
+SessionRow = tuple[str, str, Any, Row | None, int]
+"""Topic id, session, key, row (None: there is none), offset."""
 
 
 class PartitionEvidence(Struct, kw_only=True):
-    """New rows of a record file, in order, as far as the promises need them."""
+    """New rows of a part of a record file, in order, as far as the promises need them."""
 
     new_rows: int = 0
     total_rows: int = 0
-    """Rows of the file that were passed, new or not."""
+    """Rows of the file that were read, new or not."""
     disorder_offset: int = -1
     """The offset of the first row that does not come after the one before it."""
     foreign_offset: int = -1
     """The offset of the first row of another topic or partition."""
     offset_spans: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By topic id: first and last offset."""
-    first_rows: list[tuple[str, str, Any, Row | None, int]] = field(default_factory=list)
-    """Rows of sessions as they are met: topic id, session, key, before-image (None: there was no
-    row), offset.
-    """
-    last_rows: list[tuple[str, str, Any, Row | None, int]] = field(default_factory=list)
-    """The same as this part leaves them: topic id, session, key, row (None: deleted), offset."""
+    first_rows: list[SessionRow] = field(default_factory=list)
+    """The before-image of each row where this part first meets it."""
+    last_rows: list[SessionRow] = field(default_factory=list)
+    """Each row as this part leaves it."""
     unlinked_rows: int = 0
     """Rows whose before-image is not the row before them in this part."""
     unlinked_offset: int = -1
+    """The offset of the first of them."""
 
 
 class RecordScanner(Protocol):
-    """Committed record files, read again a part at a time. Raises `UnreadableFileError` (ports.py)."""
+    """Reads committed record files again, a part at a time. Raises `UnreadableFileError` (ports.py)."""
 
     def scan(self, file: File, request: EvidenceRequest) -> Iterator[PartitionEvidence]: ...
+
+
+class _BrokenPromise(Struct, frozen=True):
+    """One place where a promise does not hold."""
+
+    offset: int
+    expected: str
+    actual: str
 
 
 def dense_evidence(
@@ -109,160 +121,213 @@ def dense_evidence(
     changes: Iterable[tuple[Entry, Change]],
     after: Account,
 ) -> Evidence:
-    """Certificates join from the frontier before to the one now; a repair or a new life begins
-    where it says.
+    """Certificates join from the frontier before to the present one.
+
+    After a repair, and where a topic was created again, they begin where that change says.
     """
-    broken: list[tuple[int, str, str]] = []
-    at, life = (before.frontier, before.topic_id) if before else (-1, "")
+    broken: list[_BrokenPromise] = []
+    offset = -1
+    topic_id = ""
+    if before is not None:
+        offset = before.frontier
+        topic_id = before.topic_id
     for entry, change in changes:
-        if entry.kind != "slice":
-            at, life = (change.until if entry.kind in ("repair", "accept") else at), change.topic_id
-            continue
-        begins = at if life == change.topic_id else change.frontier
-        certificate = change.certificate
-        if (
-            certificate is None
-            or certificate.start != begins
-            or _accounted_offsets(certificate) != _range_length(certificate)
-        ):
-            found = (
-                "none"
-                if certificate is None
-                else f"[{certificate.start}, {certificate.until}) and {_accounted_offsets(certificate)} offsets"
-            )
-            broken.append((begins, f"a certificate for every offset from {begins} on", found))
-        at, life = change.until, change.topic_id
-    if at != after.frontier:
-        broken.append((at, f"certificates up to the frontier {after.frontier}", f"up to {at}"))
-    first = broken[0] if broken else (-1, "", "")
+        if entry.kind == "slice":
+            start = offset if topic_id == change.topic_id else change.frontier
+            if not _is_dense_from(change.certificate, start):
+                broken.append(
+                    _BrokenPromise(
+                        start,
+                        f"a certificate for every offset from {start} on",
+                        _describe_certificate(change.certificate),
+                    )
+                )
+        if entry.kind in ("slice", "repair", "accept"):
+            offset = change.until
+        topic_id = change.topic_id
+    if offset != after.frontier:
+        expected = f"certificates up to the frontier {after.frontier}"
+        broken.append(_BrokenPromise(offset, expected, f"up to {offset}"))
+    if not broken:
+        return Evidence(partition=partition, promise="dense")
     return Evidence(
         partition=partition,
         promise="dense",
         broken_count=len(broken),
-        offset=first[0],
-        expected=first[1],
-        found=first[2],
+        offset=broken[0].offset,
+        expected=broken[0].expected,
+        found=broken[0].actual,
     )
+
+
+def _is_dense_from(certificate: Certificate | None, start: int) -> bool:
+    """Whether a certificate begins at an offset and accounts for every offset of its range."""
+    if certificate is None or certificate.start != start:
+        return False
+    return _accounted_offsets(certificate) == certificate.until - certificate.start
 
 
 def _accounted_offsets(certificate: Certificate) -> int:
     return certificate.counts.messages + sum(certificate.holes.values())
 
 
-def _range_length(certificate: Certificate) -> int:
-    return certificate.until - certificate.start
+def _describe_certificate(certificate: Certificate | None) -> str:
+    if certificate is None:
+        return "none"
+    offset_range = f"[{certificate.start}, {certificate.until})"
+    return f"{offset_range} and {_accounted_offsets(certificate)} offsets"
+
+
+class _MisplacedRow(Struct, frozen=True):
+    """A record that is out of order, or that is there twice."""
+
+    file: File
+    offset: int
+    description: str
 
 
 class RecordFilesCheck:
-    """A partition's record files as they are read: counted, unique, in order."""
+    """Checks the record files of a partition while they are read: counted, unique, in order."""
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.new_rows = 0
         self.miscounted_files: list[tuple[File, int]] = []
-        self.misplaced_rows: list[tuple[File, int, str]] = []
+        """Files with another number of rows than committed, and how many they have."""
+        self.misplaced_rows: list[_MisplacedRow] = []
         self._last_offsets: dict[str, tuple[int, File]] = {}
+        """By topic id: the last offset so far, and the file that has it."""
 
     def check_parts(
         self, file: File, evidence_parts: Iterable[PartitionEvidence]
     ) -> Iterator[PartitionEvidence]:
-        """Pass a file's parts on, and look at them. Files come by their first offset."""
-        every, spans = 0, dict[str, tuple[int, int]]()
-        for part in evidence_parts:
-            every += part.total_rows
-            self.new_rows += part.new_rows
-            for offset, what in (
-                (part.disorder_offset, "out of order, or twice"),
-                (part.foreign_offset, "of another partition"),
-            ):
-                if offset >= 0:
-                    self.misplaced_rows.append((file, offset, what))
-            for life, (first, last) in part.offset_spans.items():
-                spans[life] = (spans[life][0] if life in spans else first, last)
-            yield part
-        if every != file.rows:
-            self.miscounted_files.append((file, every))
-        for life, (first, last) in spans.items():
-            if life in self._last_offsets and first <= self._last_offsets[life][0]:
-                self.misplaced_rows.append(
-                    (file, first, f"also in {self._last_offsets[life][1].path}")
-                )
-            self._last_offsets[life] = (last, file)
+        """Check the parts of a file, and pass them on. Files must come by their first offset."""
+        total_rows = 0
+        spans: dict[str, tuple[int, int]] = {}
+        for evidence_part in evidence_parts:
+            total_rows += evidence_part.total_rows
+            self.new_rows += evidence_part.new_rows
+            self._check_order(file, evidence_part)
+            for topic_id, (first_offset, last_offset) in evidence_part.offset_spans.items():
+                span_start = spans.get(topic_id, (first_offset, last_offset))[0]
+                spans[topic_id] = (span_start, last_offset)
+            yield evidence_part
+        if total_rows != file.rows:
+            self.miscounted_files.append((file, total_rows))
+        for topic_id, (first_offset, last_offset) in spans.items():
+            self._check_overlap(file, topic_id, first_offset)
+            self._last_offsets[topic_id] = (last_offset, file)
+
+    def _check_order(self, file: File, evidence_part: PartitionEvidence) -> None:
+        if evidence_part.disorder_offset >= 0:
+            self.misplaced_rows.append(
+                _MisplacedRow(file, evidence_part.disorder_offset, "out of order, or twice")
+            )
+        if evidence_part.foreign_offset >= 0:
+            self.misplaced_rows.append(
+                _MisplacedRow(file, evidence_part.foreign_offset, "of another partition")
+            )
+
+    def _check_overlap(self, file: File, topic_id: str, first_offset: int) -> None:
+        """A file begins after the end of the file before it."""
+        if topic_id not in self._last_offsets:
+            return
+        previous_offset, previous_file = self._last_offsets[topic_id]
+        if first_offset <= previous_offset:
+            description = f"also in {previous_file.path}"
+            self.misplaced_rows.append(_MisplacedRow(file, first_offset, description))
 
     def evidence(self, total_records: int, account: Account) -> Iterator[Evidence]:
-        """Counted and unique. `total`: the records of all files of the partition, of which the
-        ledger has the sum.
+        """The evidence for counted and unique.
+
+        `total_records` is the number of records in all files of the partition. The ledger has their
+        sum.
         """
-        expected, found, count = (
-            f"{account.records} records in all",
-            f"{total_records} in the table's files",
-            abs(total_records - account.records),
-        )
-        if self.miscounted_files and not count:
-            file, seen = self.miscounted_files[0]
-            expected, found, count = (
-                f"{file.rows} records in {file.path}",
-                f"{seen}",
-                abs(file.rows - seen),
-            )
-        yield Evidence(
+        yield self._counted_evidence(total_records, account)
+        yield self._unique_evidence()
+
+    def _counted_evidence(self, total_records: int, account: Account) -> Evidence:
+        expected = ""
+        actual = ""
+        broken_count = abs(total_records - account.records)
+        if broken_count:
+            expected = f"{account.records} records in all"
+            actual = f"{total_records} in the table's files"
+        elif self.miscounted_files:
+            file, rows = self.miscounted_files[0]
+            broken_count = abs(file.rows - rows)
+            expected = f"{file.rows} records in {file.path}"
+            actual = f"{rows}"
+        return Evidence(
             partition=self.partition,
             promise="counted",
-            broken_count=count,
-            expected=expected if count else "",
-            found=found if count else "",
+            broken_count=broken_count,
+            expected=expected,
+            found=actual,
             files=tuple(file.path for file, _ in self.miscounted_files),
         )
-        first = self.misplaced_rows[0] if self.misplaced_rows else None
-        yield Evidence(
+
+    def _unique_evidence(self) -> Evidence:
+        if not self.misplaced_rows:
+            return Evidence(partition=self.partition, promise="unique")
+        paths = dict.fromkeys(misplaced.file.path for misplaced in self.misplaced_rows)
+        return Evidence(
             partition=self.partition,
             promise="unique",
             broken_count=len(self.misplaced_rows),
-            offset=first[1] if first else -1,
-            expected="each record once, in order" if first else "",
-            found=f"a record {first[2]}" if first else "",
-            files=tuple(dict.fromkeys(file.path for file, _, _ in self.misplaced_rows)),
+            offset=self.misplaced_rows[0].offset,
+            expected="each record once, in order",
+            found=f"a record {self.misplaced_rows[0].description}",
+            files=tuple(paths),
         )
 
 
 class RowFold:
-    """New records folded over the rows as they were."""
+    """Folds new records over the rows as they were before."""
 
     def __init__(
         self, column_names: Iterable[str], load_rows: LoadRows, *, has_before_images: bool
     ) -> None:
-        self.column_names, self.load_rows, self.has_before_images = (
-            list(column_names),
-            load_rows,
-            has_before_images,
-        )
+        self.column_names = list(column_names)
+        self.load_rows = load_rows
+        self.has_before_images = has_before_images
         self.tables: dict[tuple[str, str], dict[Any, tuple[Row, int]]] = {}
-        self.unlinked_rows, self.unlinked_offset, self.first_broken_link = 0, -1, ("", "")
-        self.difference_count, self.difference_offset, self.first_difference = 0, -1, ("", "")
-        self.files_by_promise: dict[str, set[str]] = {"linked": set(), "folded": set()}
+        """By topic id and session, then by key: the row, and the offset of its last new record."""
+        self.unlinked_rows = 0
+        self.unlinked_offset = -1
+        self.first_broken_link = ("", "")
+        """What was expected and what was there, at `unlinked_offset`."""
+        self.difference_count = 0
+        self.difference_offset = -1
+        self.first_difference = ("", "")
+        """What was expected and what was there, at `difference_offset`."""
+        self.unlinked_paths: set[str] = set()
 
     def fold_part(self, evidence_part: PartitionEvidence, path: str) -> None:
-        """Fold a part."""
-        self.load_sessions({(life, session) for life, session, _, _, _ in evidence_part.first_rows})
+        """Fold the rows of one part of a file."""
+        sessions = {(topic_id, session) for topic_id, session, _, _, _ in evidence_part.first_rows}
+        self.load_sessions(sessions)
         if self.has_before_images:
             self._check_links(evidence_part, path)
-        for life, session, key, row, offset in evidence_part.last_rows:
+        for topic_id, session, key, row, offset in evidence_part.last_rows:
             if row is None:
-                self.tables[life, session].pop(key, None)
+                self.tables[topic_id, session].pop(key, None)
             else:
-                self.tables[life, session][key] = (row, offset)
+                self.tables[topic_id, session][key] = (row, offset)
 
     def load_sessions(self, sessions: set[tuple[str, str]]) -> None:
-        """Have these sessions, by topic id, as they were before."""
-        by_life: dict[str, list[str]] = {}
-        for life, name in sessions - self.tables.keys():
-            by_life.setdefault(life, []).append(name)
-        for life, names in by_life.items():
-            was = self.load_rows(life, names)
+        """Load the rows of these sessions, by topic id and name, as they were before."""
+        names_by_topic_id: dict[str, list[str]] = {}
+        for topic_id, name in sessions - self.tables.keys():
+            names_by_topic_id.setdefault(topic_id, []).append(name)
+        for topic_id, names in names_by_topic_id.items():
+            rows_by_session = self.load_rows(topic_id, names)
             for name in names:
-                self.tables[life, name] = {key: (row, -1) for key, row in was.get(name, {}).items()}
+                rows = rows_by_session.get(name, {})
+                self.tables[topic_id, name] = {key: (row, -1) for key, row in rows.items()}
 
     def _check_links(self, evidence_part: PartitionEvidence, path: str) -> None:
+        """Compare before-images with the rows as they were."""
         if evidence_part.unlinked_rows:
             self._record_broken_link(
                 evidence_part.unlinked_rows,
@@ -270,85 +335,106 @@ class RowFold:
                 path,
                 ("the row before it in the records", "another one"),
             )
-        for life, session, key, before, offset in evidence_part.first_rows:
-            was = self.tables[life, session].get(key)
-            if not same_rows(before, was[0] if was else None):
-                row = was[0] if was else None
-                self._record_broken_link(
-                    1, offset, path, (self.describe_row(row), self.describe_row(before))
-                )
+        for topic_id, session, key, before_image, offset in evidence_part.first_rows:
+            row, _ = self.tables[topic_id, session].get(key, (None, -1))
+            if not same_rows(before_image, row):
+                link = (self.describe_row(row), self.describe_row(before_image))
+                self._record_broken_link(1, offset, path, link)
 
     def _record_broken_link(
         self, count: int, offset: int, path: str, link: tuple[str, str]
     ) -> None:
         self.unlinked_rows += count
-        self.files_by_promise["linked"].add(path)
+        self.unlinked_paths.add(path)
         if self.unlinked_offset < 0 or offset < self.unlinked_offset:
-            self.unlinked_offset, self.first_broken_link = offset, link
+            self.unlinked_offset = offset
+            self.first_broken_link = link
 
     def compare_with_state(self, topic_id: str, name: str, state_rows: RowsByKey) -> None:
-        """Hold a session's rows, as its records make them, against its state. It is done with then."""
-        made = self.tables.pop((topic_id, name))
-        for key in {*made, *state_rows}:
-            row, offset = made.get(key, (None, -1))
-            if not same_rows(row, state_rows.get(key)):
-                self.difference_count += 1
-                if self.difference_count == 1 or 0 <= offset < self.difference_offset:
-                    found = f"{self.describe_row(state_rows.get(key))} in session {name[:100]!r}"
-                    self.difference_offset, self.first_difference = (
-                        offset,
-                        (self.describe_row(row), found),
-                    )
+        """Compare the rows of a session, as its records make them, with its state.
+
+        The session is forgotten afterwards, to hold few rows in memory.
+        """
+        table = self.tables.pop((topic_id, name))
+        for key in {*table, *state_rows}:
+            row, offset = table.get(key, (None, -1))
+            state_row = state_rows.get(key)
+            if same_rows(row, state_row):
+                continue
+            self.difference_count += 1
+            if self.difference_count == 1 or 0 <= offset < self.difference_offset:
+                self.difference_offset = offset
+                actual = f"{self.describe_row(state_row)} in session {name[:100]!r}"
+                self.first_difference = (self.describe_row(row), actual)
 
     def describe_row(self, row: Row | None) -> str:
-        """A row for a person."""
+        """A row for people."""
         if row is None:
             return "no such row"
-        return ", ".join(
-            f"{name}={value!r}" for name, value in zip(self.column_names, row, strict=True)
-        )[:200]
+        values = [f"{name}={value!r}" for name, value in zip(self.column_names, row, strict=True)]
+        return ", ".join(values)[:200]
 
 
 def row_evidence(
     partition: Partition, row_folds: Iterable[RowFold], files: tuple[str, ...]
 ) -> Iterator[Evidence]:
-    """Folded and linked, of walks through all sessions."""
+    """The evidence for folded and linked, from folds that cover all sessions together."""
     row_folds = list(row_folds)
-    differ = [walk for walk in row_folds if walk.difference_count]
-    first = min(differ, key=lambda walk: walk.difference_offset, default=None)
-    yield Evidence(
+    yield _folded_evidence(partition, row_folds, files)
+    if any(row_fold.has_before_images for row_fold in row_folds):
+        yield _linked_evidence(partition, row_folds)
+
+
+def _folded_evidence(
+    partition: Partition, row_folds: list[RowFold], files: tuple[str, ...]
+) -> Evidence:
+    differing = [row_fold for row_fold in row_folds if row_fold.difference_count]
+    if not differing:
+        return Evidence(partition=partition, promise="folded")
+    earliest = min(differing, key=lambda row_fold: row_fold.difference_offset)
+    expected, actual = earliest.first_difference
+    return Evidence(
         partition=partition,
         promise="folded",
-        broken_count=sum(walk.difference_count for walk in row_folds),
-        offset=first.difference_offset if first else -1,
-        expected=first.first_difference[0] if first else "",
-        found=first.first_difference[1] if first else "",
-        files=files if differ else (),
+        broken_count=sum(row_fold.difference_count for row_fold in differing),
+        offset=earliest.difference_offset,
+        expected=expected,
+        found=actual,
+        files=files,
     )
-    if any(walk.has_before_images for walk in row_folds):
-        broken = [walk for walk in row_folds if walk.unlinked_rows]
-        first = min(broken, key=lambda walk: walk.unlinked_offset, default=None)
-        yield Evidence(
-            partition=partition,
-            promise="linked",
-            broken_count=sum(walk.unlinked_rows for walk in row_folds),
-            offset=first.unlinked_offset if first else -1,
-            expected=first.first_broken_link[0] if first else "",
-            found=first.first_broken_link[1] if first else "",
-            files=tuple(
-                sorted({path for walk in broken for path in walk.files_by_promise["linked"]})
-            ),
-        )
+
+
+def _linked_evidence(partition: Partition, row_folds: list[RowFold]) -> Evidence:
+    unlinked = [row_fold for row_fold in row_folds if row_fold.unlinked_rows]
+    if not unlinked:
+        return Evidence(partition=partition, promise="linked")
+    earliest = min(unlinked, key=lambda row_fold: row_fold.unlinked_offset)
+    expected, actual = earliest.first_broken_link
+    paths: set[str] = set()
+    for row_fold in unlinked:
+        paths |= row_fold.unlinked_paths
+    return Evidence(
+        partition=partition,
+        promise="linked",
+        broken_count=sum(row_fold.unlinked_rows for row_fold in unlinked),
+        offset=earliest.unlinked_offset,
+        expected=expected,
+        found=actual,
+        files=tuple(sorted(paths)),
+    )
 
 
 def in_bucket(name: str, bucket: tuple[int, int]) -> bool:
-    """Whether a session's name falls into this one of so many."""
-    number, of = bucket
-    return of == 1 or crc32(name.encode("utf-8", "surrogatepass")) % of == number
+    """Whether the name of a session falls into a bucket, given as number and count."""
+    number, count = bucket
+    # A name may have lone surrogates, which plain UTF-8 refuses.
+    return count == 1 or crc32(name.encode("utf-8", "surrogatepass")) % count == number
 
 
 def same_rows(left: Row | None, right: Row | None) -> bool:
     """Whether two rows are the same; a time without a zone is in UTC."""
-    return left == right or (
-        left is not None and right is not None and normalize_row(left) == normalize_row(right)
-    )
+    if left == right:
+        return True
+    if left is None or right is None:
+        return False
+    return normalize_row(left) == normalize_row(right)

@@ -1,13 +1,13 @@
-"""Gather: the evidence of a check, partition by partition. What is new is read again; nothing is
-taken from a run.
+"""Gather the evidence of a check, partition by partition.
 
-New are the records at or after the frontier of the last judged entry, or at or after where a repair
-rewound to, of the files that are in the table now. They are folded over the state as of then: the
-last judged entry's, or, where a repair went further back, that of the newest entry before it. Files
-are read a part at a time, sessions in as many rounds as it takes to hold few rows in memory.
+What is new is read again; nothing is taken from a run. New are the records from the frontier of the
+last judged entry on, or from where a repair rewound to, in the files that are in the table now.
+They are folded over the state of that time: that of the last judged entry, or, where a repair went
+further back, that of the newest entry before. Files are read a part at a time, and sessions in as
+many rounds as it takes to hold few rows in memory.
 
-Next room: operations/prove/evidence.py has the promises; operations/prove/check.py makes a verdict
-of them.
+Next: operations/prove/evidence.py has the promises; operations/prove/check.py makes a verdict of
+them.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from seriatim.operations.prove.rules import Row
 from seriatim.ports import LedgerStore, RecordStore, StateStore
 
 ROWS_AT_ONCE = 500_000
-"""Records of a partition whose rows are held in memory together, at most; more are walked through
-in rounds.
+"""The most records of a partition whose rows are held in memory together. If there are more, the
+sessions are folded in rounds.
 """
 NAMES_AT_ONCE = 4_096
 EntryChanges = Sequence[tuple[Entry, Change]]
 
 
 class CheckTableSpec(Struct, frozen=True):
-    """The stock machine, as far as its records and state say it."""
+    """The stock machine, as far as its records and its state need it."""
 
     key_columns: tuple[str, ...]
     columns: tuple[str, ...]
@@ -53,9 +53,7 @@ class CheckTableSpec(Struct, frozen=True):
 
 
 class FoldBase(Struct, frozen=True):
-    """Where folding begins, for the life of a topic: its state files, and the first offset that is
-    not in them.
-    """
+    """Where folding begins for a topic id: state files, and the first offset that is not in them."""
 
     topic_id: str
     frontier: int = 0
@@ -67,50 +65,58 @@ class EvidenceRange(Struct, frozen=True, kw_only=True):
 
     partition: Partition
     previous_account: Account | None
+    """As of the last judged entry."""
     account: Account
     changes: EntryChanges
     record_files: tuple[File, ...]
-    """All its record files."""
+    """All record files of the partition."""
     first_new_offsets: dict[str, int]
     """By topic id: the first offset that is new."""
     rewritten_files: tuple[File, ...] = ()
-    """Files that somebody else made of ours (OPTIMIZE), and that may have new records of it."""
+    """Files that another program made of ours (OPTIMIZE), and that may have new records of this
+    partition.
+    """
     has_only_own_files: bool = True
-    """Whether all its records are in files of its own."""
+    """Whether all records of the partition are in files of its own."""
 
     @property
     def new_files(self) -> tuple[File, ...]:
-        """Its record files that have new records, by offset."""
+        """The record files that have new records, by offset."""
         return self.files_since(self.first_new_offsets)
 
     def files_since(self, first_offsets: Mapping[str, int]) -> tuple[File, ...]:
-        """Its record files with records at or after these offsets, by offset."""
+        """The record files with records from these offsets on, by offset."""
         lowest = min(first_offsets.values(), default=0)
-        return tuple(
-            sorted(
-                (file for file in self.record_files if file.last_offset >= lowest),
-                key=lambda file: file.first_offset,
-            )
-        )
+        files = [file for file in self.record_files if file.last_offset >= lowest]
+        files.sort(key=lambda file: file.first_offset)
+        return tuple(files)
 
 
 def evidence_ranges(
     before: Ledger, after: Ledger, entries: Iterable[Entry], active_files: Iterable[File]
 ) -> list[EvidenceRange]:
     """The partitions that the entries changed, and what is new in each."""
-    changes: dict[str, list[tuple[Entry, Change]]] = {}
+    changes_by_partition: dict[str, list[tuple[Entry, Change]]] = {}
     for entry in entries:
         for change in entry.changes:
             if change.certificate or change.records or change.state is not None:
-                changes.setdefault(str(change.partition), []).append((entry, change))
-    files: dict[str, list[File]] = {}
+                changes_by_partition.setdefault(str(change.partition), []).append((entry, change))
+    files_by_partition: dict[str, list[File]] = {}
+    foreign_files: list[File] = []
     for file in active_files:
-        place = "/".join(file.path.split("/")[1:-1])
-        files.setdefault(place if place in after.partitions else "", []).append(file)
-    return [
-        _evidence_range(place, before, after, many, files.get(place, []), files.get("", []))
-        for place, many in sorted(changes.items())
-    ]
+        # Our paths are TABLE/TOPIC/NUMBER/NAME. Other programs choose folders of their own.
+        partition_name = "/".join(file.path.split("/")[1:-1])
+        if partition_name in after.partitions:
+            files_by_partition.setdefault(partition_name, []).append(file)
+        else:
+            foreign_files.append(file)
+    ranges: list[EvidenceRange] = []
+    for partition_name, changes in sorted(changes_by_partition.items()):
+        own_files = files_by_partition.get(partition_name, [])
+        ranges.append(
+            _evidence_range(partition_name, before, after, changes, own_files, foreign_files)
+        )
+    return ranges
 
 
 def _evidence_range(
@@ -121,20 +127,17 @@ def _evidence_range(
     own_files: Sequence[File],
     foreign_files: Sequence[File],
 ) -> EvidenceRange:
-    was, since = (
-        before.partitions.get(partition_name),
-        _find_first_new_offsets(before.partitions.get(partition_name), changes),
-    )
+    previous_account = before.partitions.get(partition_name)
+    first_new_offsets = _find_first_new_offsets(previous_account, changes)
+    lowest = min(first_new_offsets.values(), default=0)
     return EvidenceRange(
         partition=Partition.parse(partition_name),
-        previous_account=was,
+        previous_account=previous_account,
         account=after.partitions[partition_name],
         changes=changes,
         record_files=tuple(own_files),
-        first_new_offsets=since,
-        rewritten_files=tuple(
-            file for file in foreign_files if file.last_offset >= min(since.values(), default=0)
-        ),
+        first_new_offsets=first_new_offsets,
+        rewritten_files=tuple(file for file in foreign_files if file.last_offset >= lowest),
         has_only_own_files=not foreign_files,
     )
 
@@ -142,18 +145,20 @@ def _evidence_range(
 def _find_first_new_offsets(
     previous_account: Account | None, changes: EntryChanges
 ) -> dict[str, int]:
-    since = {previous_account.topic_id: previous_account.frontier} if previous_account else {}
+    """By topic id: the frontier before, or where a repair rewound to."""
+    offsets: dict[str, int] = {}
+    if previous_account is not None:
+        offsets[previous_account.topic_id] = previous_account.frontier
     for entry, change in changes:
+        topic_id = change.topic_id
         if entry.kind == "repair" and (change.replaced_from >= 0 or change.records):
-            since[change.topic_id] = min(
-                since.get(change.topic_id, 0), max(change.replaced_from, 0)
-            )
-        since.setdefault(change.topic_id, 0)
-    return since
+            offsets[topic_id] = min(offsets.get(topic_id, 0), max(change.replaced_from, 0))
+        offsets.setdefault(topic_id, 0)
+    return offsets
 
 
 class EvidenceGatherer:
-    """Evidence of one partition."""
+    """Gathers the evidence of one partition."""
 
     def __init__(
         self,
@@ -167,179 +172,193 @@ class EvidenceGatherer:
         record_scanner: RecordScanner,
         table_spec: CheckTableSpec | None,
     ) -> None:
-        self.evidence_range, self.stream, self.judged_sequence = (
-            evidence_range,
-            stream,
-            judged_sequence,
-        )
-        self.ledger, self.state, self.records, self.record_scanner, self.table_spec = (
-            ledger,
-            state,
-            records,
-            record_scanner,
-            table_spec,
-        )
+        self.evidence_range = evidence_range
+        self.stream = stream
+        self.judged_sequence = judged_sequence
+        self.ledger = ledger
+        self.state = state
+        self.records = records
+        self.record_scanner = record_scanner
+        self.table_spec = table_spec
+        if evidence_range.rewritten_files:
+            # Records of other partitions are in the same file: they cannot be folded in order.
+            self.table_spec = None
         self.files = RecordFilesCheck(evidence_range.partition)
 
     def evidence(self) -> Iterator[Evidence]:
         """One row per promise."""
-        place, table = (
-            self.evidence_range,
-            None if self.evidence_range.rewritten_files else self.table_spec,
+        evidence_range = self.evidence_range
+        yield dense_evidence(
+            evidence_range.partition,
+            evidence_range.previous_account,
+            evidence_range.changes,
+            evidence_range.account,
         )
-        yield dense_evidence(place.partition, place.previous_account, place.changes, place.account)
-        if table is None:
-            self._scan_files(
-                EvidenceRequest(
-                    partition=place.partition, first_new_offsets=place.first_new_offsets
-                ),
-                None,
+        row_folds: list[RowFold] = []
+        if self.table_spec is not None:
+            row_folds = self._fold_in_rounds(self.table_spec, self._find_base())
+        else:
+            request = EvidenceRequest(
+                partition=evidence_range.partition,
+                first_new_offsets=evidence_range.first_new_offsets,
             )
-        walks = [] if table is None else list(self._walk_in_rounds(table, self._find_base()))
-        total = (
-            sum(file.rows for file in place.record_files)
-            if place.has_only_own_files
-            else place.account.records
-        )
-        yield from self.files.evidence(total, place.account)
-        if table is not None:
-            yield from row_evidence(
-                place.partition, walks, tuple(file.path for file in place.new_files)
-            )
+            self._scan_files(request, None)
+        total_records = evidence_range.account.records
+        if evidence_range.has_only_own_files:
+            total_records = sum(file.rows for file in evidence_range.record_files)
+        yield from self.files.evidence(total_records, evidence_range.account)
+        if self.table_spec is not None:
+            new_paths = tuple(file.path for file in evidence_range.new_files)
+            yield from row_evidence(evidence_range.partition, row_folds, new_paths)
 
     def promises(self) -> set[str]:
-        """What there must be evidence of: rows can be folded where the machine and the files say
-        how.
-        """
-        table = None if self.evidence_range.rewritten_files else self.table_spec
-        folded = {"folded"} if table else set()
-        return (
-            {"dense", "counted", "unique"}
-            | folded
-            | ({"linked"} if table and table.has_before_images else set())
-        )
+        """The promises that there must be evidence of.
 
-    def _walk_in_rounds(self, table_spec: CheckTableSpec, base: FoldBase) -> Iterator[RowFold]:
-        since = (
-            {**self.evidence_range.first_new_offsets, base.topic_id: base.frontier}
-            if base.topic_id
-            else self.evidence_range.first_new_offsets
-        )
-        rounds = 1 + sum(file.rows for file in self.evidence_range.new_files) // ROWS_AT_ONCE
-        for number in range(rounds):
-            wanted = EvidenceRequest(
+        Rows can be folded only if the machine and the files say how.
+        """
+        promises = {"dense", "counted", "unique"}
+        if self.table_spec is not None:
+            promises.add("folded")
+            if self.table_spec.has_before_images:
+                promises.add("linked")
+        return promises
+
+    def _fold_in_rounds(self, table_spec: CheckTableSpec, base: FoldBase) -> list[RowFold]:
+        """Fold the new records over the base, one bucket of sessions after the other."""
+        first_offsets = dict(self.evidence_range.first_new_offsets)
+        if base.topic_id:
+            first_offsets[base.topic_id] = base.frontier
+        new_row_count = sum(file.rows for file in self.evidence_range.new_files)
+        round_count = 1 + new_row_count // ROWS_AT_ONCE
+
+        def load_rows(topic_id: str, names: list[str]) -> dict[str, RowsByKey]:
+            return self._rows_before(base, table_spec, topic_id, names)
+
+        row_folds: list[RowFold] = []
+        for number in range(round_count):
+            request = EvidenceRequest(
                 partition=self.evidence_range.partition,
-                first_new_offsets=since,
+                first_new_offsets=first_offsets,
                 key_columns=table_spec.key_columns,
                 columns=table_spec.columns,
                 has_before_images=table_spec.has_before_images,
-                bucket=(number, rounds),
+                bucket=(number, round_count),
             )
-            walk = RowFold(
-                table_spec.columns,
-                lambda life, names: self._rows_before(base, table_spec, life, names),
-                has_before_images=table_spec.has_before_images,
+            row_fold = RowFold(
+                table_spec.columns, load_rows, has_before_images=table_spec.has_before_images
             )
-            self._scan_files(wanted, walk)
-            self._compare_with_state(walk, base, table_spec, wanted)
-            yield walk
+            self._scan_files(request, row_fold)
+            self._compare_with_state(row_fold, base, table_spec, request)
+            row_folds.append(row_fold)
+        return row_folds
 
-    def _scan_files(self, request: EvidenceRequest, walk: RowFold | None) -> None:
-        look = (
-            self.files
-            if request.bucket[0] == 0
-            else RecordFilesCheck(self.evidence_range.partition)
-        )
+    def _scan_files(self, request: EvidenceRequest, row_fold: RowFold | None) -> None:
+        """Read the files once, for the promises about files and, with `row_fold`, about rows."""
+        files_check = self.files
+        if request.bucket[0] > 0:
+            # The files are read again in every round, and they are to be counted only once.
+            files_check = RecordFilesCheck(self.evidence_range.partition)
         for file in self.evidence_range.files_since(request.first_new_offsets):
-            for part in look.check_parts(file, self.record_scanner.scan(file, request)):
-                if walk is not None:
-                    walk.fold_part(part, file.path)
+            scanned_parts = self.record_scanner.scan(file, request)
+            for evidence_part in files_check.check_parts(file, scanned_parts):
+                if row_fold is not None:
+                    row_fold.fold_part(evidence_part, file.path)
 
     def _rows_before(
         self, base: FoldBase, table_spec: CheckTableSpec, topic_id: str, names: list[str]
     ) -> dict[str, RowsByKey]:
-        """Sessions as they were before."""
+        """The rows of sessions in the base. For another topic id there are none."""
         if topic_id != base.topic_id:
             return {}
-        return {
-            name: _rows_of_session(table_spec, one)
-            for name, one in self.state.load(base.state, names).items()
-        }
+        sessions = self.state.load(base.state, names)
+        return {name: _rows_of_session(table_spec, session) for name, session in sessions.items()}
 
     def _compare_with_state(
-        self, walk: RowFold, base: FoldBase, table_spec: CheckTableSpec, request: EvidenceRequest
+        self,
+        row_fold: RowFold,
+        base: FoldBase,
+        table_spec: CheckTableSpec,
+        request: EvidenceRequest,
     ) -> None:
-        """Sessions that state files since then have, and those that records touched. An ended life
-        has none left.
+        """Compare the sessions of a bucket with their state.
+
+        1. Sessions that the state files since the base have.
+        2. Sessions that records touched.
+        3. Sessions of a topic that was deleted: they have no state any more.
         """
-        now, known = self.evidence_range.account, {file.path for file in base.state}
-        new = [file for file in now.state if file.path not in known]
-        names = (
-            name for name, _ in self.state.all_sessions(new) if in_bucket(name, request.bucket)
+        account = self.evidence_range.account
+        # 1. Sessions of new state files.
+        base_paths = {file.path for file in base.state}
+        new_state_files = [file for file in account.state if file.path not in base_paths]
+        names_in_state = (
+            name
+            for name, _ in self.state.all_sessions(new_state_files)
+            if in_bucket(name, request.bucket)
         )
-        for many in _chunks(names, NAMES_AT_ONCE):
-            self._compare_sessions(walk, table_spec, now, list(dict.fromkeys(many)))
-        for many in _chunks(
-            [name for life, name in list(walk.tables) if life == now.topic_id], NAMES_AT_ONCE
-        ):
-            self._compare_sessions(walk, table_spec, now, list(many))
-        for life, name in list(walk.tables):
-            walk.compare_with_state(life, name, {})
+        for names in _chunks(names_in_state, NAMES_AT_ONCE):
+            # Several state files may have the same session.
+            distinct_names = list(dict.fromkeys(names))
+            self._compare_sessions(row_fold, table_spec, account, distinct_names)
+        # 2. Sessions of records. The comparison takes sessions out of the tables, so these are
+        # those that are left.
+        touched_names = [name for topic_id, name in row_fold.tables if topic_id == account.topic_id]
+        for names in _chunks(touched_names, NAMES_AT_ONCE):
+            self._compare_sessions(row_fold, table_spec, account, names)
+        # 3. Sessions of other topic ids.
+        for topic_id, name in list(row_fold.tables):
+            row_fold.compare_with_state(topic_id, name, {})
 
     def _compare_sessions(
-        self, walk: RowFold, table_spec: CheckTableSpec, account: Account, names: list[str]
+        self, row_fold: RowFold, table_spec: CheckTableSpec, account: Account, names: list[str]
     ) -> None:
-        kept = self.state.load(account.state, names)
-        walk.load_sessions({(account.topic_id, name) for name in names})
+        sessions = self.state.load(account.state, names)
+        row_fold.load_sessions({(account.topic_id, name) for name in names})
         for name in names:
-            walk.compare_with_state(
-                account.topic_id,
-                name,
-                _rows_of_session(table_spec, kept[name]) if name in kept else {},
-            )
+            state_rows: RowsByKey = {}
+            if name in sessions:
+                state_rows = _rows_of_session(table_spec, sessions[name])
+            row_fold.compare_with_state(account.topic_id, name, state_rows)
 
     def _find_base(self) -> FoldBase:
-        """The state to begin with: as of the last judged entry, or further back where a repair went
-        below it.
+        """The state to begin with.
+
+        It is that of the last judged entry. If a repair rewound further, or if state files are
+        gone, it is that of an earlier entry; if there is none, folding begins without state.
         """
-        was = self.evidence_range.previous_account
-        if was is None:
+        previous_account = self.evidence_range.previous_account
+        if previous_account is None:
             return FoldBase("")
-        low, sequence, account = (
-            self.evidence_range.first_new_offsets[was.topic_id],
-            self.judged_sequence,
-            was,
-        )
-        there, place = (
-            set(self.records.paths(self.evidence_range.partition)),
-            str(self.evidence_range.partition),
-        )
-        while sequence > 0 and account.topic_id == was.topic_id:
-            if account.frontier <= low and all(file.path in there for file in account.state):
-                return FoldBase(account.topic_id, account.frontier, account.state)
+        topic_id = previous_account.topic_id
+        partition_name = str(self.evidence_range.partition)
+        existing_paths = set(self.records.paths(self.evidence_range.partition))
+        lowest = self.evidence_range.first_new_offsets[topic_id]
+        sequence = self.judged_sequence
+        account: Account | None = previous_account
+        while sequence > 0 and account is not None and account.topic_id == topic_id:
+            is_complete = all(file.path in existing_paths for file in account.state)
+            if account.frontier <= lowest and is_complete:
+                return FoldBase(topic_id, account.frontier, account.state)
             entry = self.ledger.manifest_at(self.stream, sequence).entry
-            rewound = [
-                change.replaced_from for change in entry.changes if str(change.partition) == place
-            ]
-            low = min(
-                [low, *(offset for offset in rewound if entry.kind == "repair" and offset >= 0)]
-            )
+            if entry.kind == "repair":
+                # State from before this repair may be state that the repair took back.
+                for change in entry.changes:
+                    if str(change.partition) == partition_name and change.replaced_from >= 0:
+                        lowest = min(lowest, change.replaced_from)
             sequence -= 1
-            account = self.ledger.ledger_at(self.stream, sequence).partitions.get(place) or Account(
-                topic_id="", frontier=0, initial_frontier=0
-            )
-        return FoldBase(was.topic_id)
+            account = self.ledger.ledger_at(self.stream, sequence).partitions.get(partition_name)
+        return FoldBase(topic_id)
 
 
 def _chunks(names: Iterable[str], size: int) -> Iterator[list[str]]:
-    rest = iter(names)
-    while many := list(islice(rest, size)):
-        yield many
+    """Names in lists of at most this size, in order."""
+    remaining = iter(names)
+    chunk = list(islice(remaining, size))
+    while chunk:
+        yield chunk
+        chunk = list(islice(remaining, size))
 
 
 def _rows_of_session(table_spec: CheckTableSpec, session: Session) -> RowsByKey:
-    return (
-        {}
-        if session.state_bytes is None
-        else table_spec.load(session.state_bytes, session.state_version)
-    )
+    if session.state_bytes is None:
+        return {}
+    return table_spec.load(session.state_bytes, session.state_version)

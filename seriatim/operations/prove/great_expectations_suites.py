@@ -1,13 +1,13 @@
-"""Great expectations: suites over committed record files and over evidence. In this process,
-without Spark.
+"""Check suites over committed record files and over evidence by great-expectations, in this process
+and without Spark.
 
-Record files are read a stretch of rows at a time, only the columns that the suite looks at, and
-judged as pandas frames: an expectation about all rows together (a mean, a count) is about such a
-stretch. The library takes seconds to import and talks a lot, so it is imported when the first suite
-is judged, silenced before. An expectation that raises does not raise here by itself: its trouble is
-looked for in every result.
+Record files are read a batch of rows at a time, only the columns that the suite is about, and are
+checked as pandas frames. So an expectation about all rows together (a mean, a count) is about one
+batch. The library takes seconds to import and logs a lot: it is imported when the first suite is
+checked, and silenced. An expectation that raises does not raise in the library's caller, so every
+result is searched for an exception.
 
-Next room: operations/prove/verdict_rules.py makes a verdict of what comes back.
+Next: operations/prove/verdict_rules.py makes a verdict of what comes back.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ from seriatim.ports import UnreadableFileError
 
 ROWS_AT_ONCE = 250_000
 EXAMPLES_MAX = 200
-"""Rows that are not as expected, named by great-expectations; with more the whole stretch is to
-blame.
-"""
+"""How many bad rows the library names. If there are more, all files of the batch are blamed."""
+VALUES_SHOWN_MAX = 20
 POSITION_COLUMNS = ("topic", "partition", "offset")
 READ_ERRORS = (OSError, pa.ArrowException, ValueError)
 """What reading a damaged file raises."""
+OFFSET_MAX = np.iinfo(np.int64).max
 
 
 class GreatExpectations:
-    """Judges the record files of one stream, below its output path."""
+    """Checks the record files of one stream, below its output path."""
 
     def __init__(self, root: Path, rows_at_once: int = ROWS_AT_ONCE) -> None:
-        self.root, self.rows_at_once = root, rows_at_once
+        self.root = root
+        self.rows_at_once = rows_at_once
 
     def check_records(
         self,
@@ -55,80 +56,93 @@ class GreatExpectations:
         files: Sequence[File],
         first_new_offsets: Mapping[str, int],
     ) -> list[Judgement]:
-        """Judge new records, stretch by stretch."""
-        found: dict[int, Judgement] = {}
-        for table, within in self._row_batches(suite, partition, files, first_new_offsets):
-            for number, judgement in self._failed_expectations(suite, partition, table, within):
-                found[number] = _merge_judgements(found.get(number), judgement)
-        return [found[number] for number in sorted(found)]
+        """Check new records, batch by batch. Only what is not as expected comes back."""
+        judgements: dict[int, Judgement] = {}
+        for table, batch_files in self._row_batches(suite, partition, files, first_new_offsets):
+            failures = self._failed_expectations(suite, partition, table, batch_files)
+            for number, judgement in failures:
+                judgements[number] = _merge_judgements(judgements.get(number), judgement)
+        return [judgements[number] for number in sorted(judgements)]
 
     def check_evidence(self, suite: Suite, evidence: Sequence[Evidence]) -> list[Judgement]:
-        """Judge evidence: all of it, and where that is not as expected, a partition at a time to
-        see whose it is.
+        """Check evidence. Only what is not as expected comes back.
+
+        All evidence is checked at once, because that is fast. If something is not as expected, it
+        is checked again partition by partition, to see which one it is.
         """
-        if not evidence or not any(
-            True
-            for _ in self._failed_expectations(
-                suite, evidence[0].partition, _evidence_table(evidence), ()
-            )
-        ):
+        if not evidence:
             return []
-        judged: list[Judgement] = []
+        whole_table = _evidence_table(evidence)
+        failures = self._failed_expectations(suite, evidence[0].partition, whole_table, ())
+        if next(failures, None) is None:
+            return []
+        judgements: list[Judgement] = []
         for partition in dict.fromkeys(row.partition for row in evidence):
-            mine = {row.promise: row for row in evidence if row.partition == partition}
-            for _, one in self._failed_expectations(
-                suite, partition, _evidence_table(list(mine.values())), ()
-            ):
-                promise = mine.get(str(one.expectation.meta.get("promise", "")))
-                judged.append(one if promise is None else _with_evidence(one, promise))
-        return judged
+            rows = {row.promise: row for row in evidence if row.partition == partition}
+            table = _evidence_table(list(rows.values()))
+            for _, judgement in self._failed_expectations(suite, partition, table, ()):
+                promise = str(judgement.expectation.meta.get("promise", ""))
+                if promise in rows:
+                    judgement = _with_evidence(judgement, rows[promise])  # noqa: PLW2901
+                judgements.append(judgement)
+        return judgements
 
     def _row_batches(
-        self, suite: Suite, partition: Partition, files: Sequence[File], since: Mapping[str, int]
+        self,
+        suite: Suite,
+        partition: Partition,
+        files: Sequence[File],
+        first_new_offsets: Mapping[str, int],
     ) -> Iterator[tuple[pa.Table, Sequence[File]]]:
-        """New rows of files, joined to stretches of a good size."""
+        """New rows of files, joined to batches of a good size, each with its files."""
         waiting: list[tuple[File, pa.Table]] = []
+        waiting_rows = 0
         for file in files:
-            for table in self._new_row_groups(suite, partition, file, since):
-                if (
-                    waiting
-                    and sum(one.num_rows for _, one in waiting) + table.num_rows > self.rows_at_once
-                ):
+            for table in self._new_row_groups(suite, partition, file, first_new_offsets):
+                if waiting and waiting_rows + table.num_rows > self.rows_at_once:
                     yield _concatenate(waiting)
                     waiting = []
+                    waiting_rows = 0
                 waiting.append((file, table))
+                waiting_rows += table.num_rows
         if waiting:
             yield _concatenate(waiting)
 
     def _new_row_groups(
-        self, suite: Suite, partition: Partition, file: File, since: Mapping[str, int]
+        self,
+        suite: Suite,
+        partition: Partition,
+        file: File,
+        first_new_offsets: Mapping[str, int],
     ) -> Iterator[pa.Table]:
+        """The new rows of a file that are of the partition, one row group at a time."""
+        is_own_file = file.path.startswith(f"records/{partition}/")
         try:
             with pq.ParquetFile(self.root / file.path, page_checksum_verification=True) as parquet:
-                names = [
-                    *parquet.schema_arrow.names,
-                    *(n for n in POSITION_COLUMNS if n not in parquet.schema_arrow.names),
-                ]
-                wanted = _columns_to_read(suite, names)
-                there = [name for name in wanted if name in parquet.schema_arrow.names]
+                file_columns = parquet.schema_arrow.names
+                # Where a row is can be the name of a folder instead of a column.
+                all_columns = list(dict.fromkeys([*file_columns, *POSITION_COLUMNS]))
+                columns = _columns_to_read(suite, all_columns)
+                columns_in_file = [name for name in columns if name in file_columns]
                 for group in range(parquet.num_row_groups):
-                    table = parquet.read_row_group(group, there, use_threads=False)
-                    table = table.filter(_is_new_record(table, since))
-                    if not file.path.startswith(f"records/{partition}/"):
+                    table = parquet.read_row_group(group, columns_in_file, use_threads=False)
+                    table = table.filter(_is_new_record(table, first_new_offsets))
+                    if not is_own_file:
                         table = table.filter(_is_in_partition(table, partition, file.path))
                     if table.num_rows:
-                        yield _with_partition_columns(table, partition).select(wanted)
+                        yield _with_partition_columns(table, partition).select(columns)
         except READ_ERRORS as error:
-            raise UnreadableFileError(f"{file.path}: {str(error).splitlines()[0][:300]}") from None
+            first_line = str(error).splitlines()[0][:300]
+            raise UnreadableFileError(f"{file.path}: {first_line}") from None
 
     def _failed_expectations(
         self, suite: Suite, partition: Partition, table: pa.Table, files: Sequence[File]
     ) -> Iterator[tuple[int, Judgement]]:
-        """What is not as expected in a frame, by the expectation's number in its suite."""
+        """What is not as expected in a table, by the number of the expectation in its suite."""
         if not suite.expectations:
             return
-        made = self._library_suite(suite)
-        formats = {
+        library_suite = self._library_suite(suite)
+        result_format = {
             "result_format": "SUMMARY",
             "partial_unexpected_count": EXAMPLES_MAX,
             "unexpected_index_column_names": ["offset"],
@@ -136,34 +150,47 @@ class GreatExpectations:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             batch = self._batch_definition.get_batch({"dataframe": _to_pandas(table)})
-            results = batch.validate(made, result_format=formats).results
-        judged = {int(result.expectation_config.meta["number"]): result for result in results}
+            results = batch.validate(library_suite, result_format=result_format).results
+        # Results come in an order of the library's own.
+        result_by_number: dict[int, Any] = {}
+        for result in results:
+            result_by_number[int(result.expectation_config.meta["number"])] = result
         for number, expectation in enumerate(suite.expectations):
-            result = judged.get(number)
-            if result is None:  # the library drops what it does not know, without a word
+            result = result_by_number.get(number)
+            if result is None:  # The library silently drops what it does not know.
                 raise BrokenCheckError(
                     expectation,
                     f"great-expectations does not know {expectation.type}, or not like this",
                 )
-            if trouble := _validation_error(result):
-                raise BrokenCheckError(expectation, trouble)
+            error_text = _validation_error(result)
+            if error_text:
+                raise BrokenCheckError(expectation, error_text)
             if not result.success:
                 yield number, _to_judgement(expectation, partition, result.result, table, files)
 
     def _library_suite(self, suite: Suite) -> Any:
-        configs = [
-            {**one.config(), "meta": {**one.meta, "number": number}}
-            for number, one in enumerate(suite.expectations)
-        ]
+        """A suite as an object of the library. `BrokenCheckError` names an expectation that the
+        library refuses.
+        """
+        configs: list[dict[str, Any]] = []
+        for number, expectation in enumerate(suite.expectations):
+            config = expectation.config()
+            config["meta"] = {**expectation.meta, "number": number}
+            configs.append(config)
         try:
             return self._library.ExpectationSuite(name=suite.name, expectations=configs)
-        except Exception as error:  # whatever the library raises about a suite that it cannot take
-            for one in suite.expectations:
-                try:
-                    self._library.ExpectationSuite(name=suite.name, expectations=[one.config()])
-                except Exception as own:  # noqa: BLE001  # the one that it is about
-                    raise BrokenCheckError(one, str(own).strip()) from None
+        except Exception as error:  # The library raises anything about a suite that it refuses.
+            # Its error does not say which expectation it is about, so each is tried alone.
+            for expectation in suite.expectations:
+                self._refuse_expectation(suite.name, expectation)
             raise BrokenCheckError(suite.expectations[0], str(error).strip()) from error
+
+    def _refuse_expectation(self, suite_name: str, expectation: Expectation) -> None:
+        """Raise `BrokenCheckError` if the library refuses an expectation."""
+        try:
+            self._library.ExpectationSuite(name=suite_name, expectations=[expectation.config()])
+        except Exception as error:  # noqa: BLE001  # See `_library_suite`.
+            raise BrokenCheckError(expectation, str(error).strip()) from None
 
     @cached_property
     def _library(self) -> Any:
@@ -177,7 +204,7 @@ class GreatExpectations:
                 f"great-expectations cannot be imported: {error}",
                 next="install it: `make setup`, or the extra seriatim[airflow]",
             ) from None
-        _silence_logging()  # its rooms set levels of their own as they are imported
+        _silence_logging()  # Its modules set levels of their own while they are imported.
         return great_expectations
 
     @cached_property
@@ -196,80 +223,109 @@ def _silence_logging() -> None:
 
 
 def _columns_to_read(suite: Suite, available: Sequence[str]) -> list[str]:
-    """The columns to read: those that the suite looks at, and where a row is."""
-    named = suite.columns()
-    for one in suite.expectations:
-        if missing := [name for name in one.columns() or () if name not in available]:
-            raise BrokenCheckError(
-                one, f"there is no column {missing[0]!r}; there are {', '.join(available)}"
-            )
-    wanted = available if named is None else [*POSITION_COLUMNS, "topic_id", *named]
-    return list(dict.fromkeys(wanted))
+    """The columns to read: those that the suite is about, and those that say where a row is.
+
+    Raises `BrokenCheckError` for an expectation about a column that is not there.
+    """
+    for expectation in suite.expectations:
+        for column in expectation.columns() or ():
+            if column not in available:
+                reason = f"there is no column {column!r}; there are {', '.join(available)}"
+                raise BrokenCheckError(expectation, reason)
+    suite_columns = suite.columns()
+    if suite_columns is None:
+        return list(available)
+    return list(dict.fromkeys([*POSITION_COLUMNS, "topic_id", *suite_columns]))
 
 
 def _evidence_table(rows: Sequence[Evidence]) -> pa.Table:
     return pa.Table.from_pylist([row.to_row() for row in rows])
 
 
-def _is_new_record(table: pa.Table, since: Mapping[str, int]) -> Any:
-    """Records since then. One without an offset or topic id is looked at in any case."""
-    offsets = pc.fill_null(table.column("offset"), np.iinfo(np.int64).max).to_numpy()
-    lives = table.column("topic_id").combine_chunks().dictionary_encode(null_encoding="encode")
-    last = np.iinfo(np.int64).max
-    least = [0 if life is None else since.get(life, last) for life in lives.dictionary.to_pylist()]
-    return pa.array(
-        offsets >= np.array(least, dtype=np.int64)[lives.indices.to_numpy(zero_copy_only=False)]
-    )
+def _is_new_record(table: pa.Table, first_new_offsets: Mapping[str, int]) -> Any:
+    """A mask of the records that are new.
+
+    A record without an offset or a topic id is always checked, because that is wrong by itself.
+    Records of other topic ids are left out.
+    """
+    offsets = pc.fill_null(table.column("offset"), OFFSET_MAX).to_numpy()
+    topic_ids = table.column("topic_id").combine_chunks()
+    encoded = topic_ids.dictionary_encode(null_encoding="encode")
+    first_offsets: list[int] = []
+    for topic_id in encoded.dictionary.to_pylist():
+        if topic_id is None:
+            first_offsets.append(0)
+        else:
+            first_offsets.append(first_new_offsets.get(topic_id, OFFSET_MAX))
+    indices = encoded.indices.to_numpy(zero_copy_only=False)
+    first_offset_of_row = np.array(first_offsets, dtype=np.int64)[indices]
+    return pa.array(offsets >= first_offset_of_row)
 
 
 def _is_in_partition(table: pa.Table, partition: Partition, path: str) -> Any:
-    """Records of this partition, where somebody else's OPTIMIZE has put several into one file, or
-    into folders.
+    """A mask of the records of this partition, in a file that another program's OPTIMIZE made.
+
+    Such a file may hold several partitions, or have their numbers as names of folders.
     """
-    mine = pa.array(np.ones(table.num_rows, dtype=bool))
+    mask = pa.array(np.ones(table.num_rows, dtype=bool))
     for name, value in (("topic", partition.topic), ("partition", partition.number)):
         if name in table.column_names:
-            mine = pc.and_(mine, pc.equal(table.column(name), value))
+            mask = pc.and_(mask, pc.equal(table.column(name), value))
         elif f"{name}={value}" not in path.split("/"):
-            mine = pa.array(np.zeros(table.num_rows, dtype=bool))
-    return mine
+            mask = pa.array(np.zeros(table.num_rows, dtype=bool))
+    return mask
 
 
 def _with_partition_columns(table: pa.Table, partition: Partition) -> pa.Table:
-    """With the columns that are a folder's name."""
-    count = table.num_rows
-    for name, value in (
-        ("topic", partition.topic),
-        ("partition", pa.scalar(partition.number, pa.int32())),
-    ):
-        if name not in table.column_names:
-            table = table.append_column(name, pa.repeat(value, count))
+    """A table with the columns topic and partition, also if they are names of folders."""
+    if "topic" not in table.column_names:
+        topics = pa.repeat(partition.topic, table.num_rows)
+        table = table.append_column("topic", topics)
+    if "partition" not in table.column_names:
+        numbers = pa.repeat(pa.scalar(partition.number, pa.int32()), table.num_rows)
+        table = table.append_column("partition", numbers)
     return table
 
 
 def _concatenate(file_tables: Sequence[tuple[File, pa.Table]]) -> tuple[pa.Table, Sequence[File]]:
     files = {file.path: file for file, _ in file_tables}
-    return pa.concat_tables([table for _, table in file_tables]), tuple(files.values())
+    tables = [table for _, table in file_tables]
+    return pa.concat_tables(tables), tuple(files.values())
 
 
 def _to_pandas(table: pa.Table) -> Any:
-    """As pandas; whole numbers and truth with nothing between them stay what they are, never become
-    fractions.
+    """A table as a pandas frame.
+
+    Without the nullable types pandas would make floats of integers and objects of booleans, as soon
+    as one value of a column is null.
     """
     import pandas as pd
 
-    kept = {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype(), pa.bool_(): pd.BooleanDtype()}
-    nulls = {column.type for column in table.columns if column.null_count}
-    return table.to_pandas(types_mapper=lambda kind: kept.get(kind) if kind in nulls else None)
+    nullable_types = {
+        pa.int64(): pd.Int64Dtype(),
+        pa.int32(): pd.Int32Dtype(),
+        pa.bool_(): pd.BooleanDtype(),
+    }
+    types_with_nulls = {column.type for column in table.columns if column.null_count}
+
+    def pandas_type(arrow_type: Any) -> Any:
+        if arrow_type not in types_with_nulls:
+            return None
+        return nullable_types.get(arrow_type)
+
+    return table.to_pandas(types_mapper=pandas_type)
 
 
 def _validation_error(result: Any) -> str:
-    """Why an expectation could not be judged; empty: it was."""
-    info = result.exception_info or {}
-    nested = [info] if "raised_exception" in info else list(info.values())
-    for one in nested:
-        if isinstance(one, dict) and one.get("raised_exception"):
-            return str(one.get("exception_message") or "it raised").strip()
+    """Why an expectation could not be checked; empty if it was."""
+    exception_info = result.exception_info or {}
+    # The library has one record of an exception, or one for each metric.
+    infos = list(exception_info.values())
+    if "raised_exception" in exception_info:
+        infos = [exception_info]
+    for info in infos:
+        if isinstance(info, dict) and info.get("raised_exception"):
+            return str(info.get("exception_message") or "it raised").strip()
     return ""
 
 
@@ -280,38 +336,47 @@ def _to_judgement(
     table: pa.Table,
     files: Sequence[File],
 ) -> Judgement:
-    """What a result says; files are blamed by the offsets of its examples, where these are all."""
-    broken = result.get("unexpected_count")
-    places = [
-        row.get("offset")
-        for row in result.get("partial_unexpected_index_list") or ()
-        if isinstance(row, dict)
+    """What a result of the library says."""
+    unexpected_count = result.get("unexpected_count")
+    example_rows = [
+        row for row in result.get("partial_unexpected_index_list") or () if isinstance(row, dict)
     ]
-    offsets = sorted({int(offset) for offset in places if offset is not None})
-    all_known = broken is not None and len(places) >= broken
-    blamed = [
-        f
-        for f in files
-        if not all_known or any(f.first_offset <= offset <= f.last_offset for offset in offsets)
-    ]
-    values = (result.get("partial_unexpected_list") or ())[:20]
-    examples = list(
-        dict.fromkeys(repr(value.item() if hasattr(value, "item") else value) for value in values)
-    )
-    found = ", ".join(examples[:3]) if examples else str(result.get("observed_value", ""))
+    offsets = sorted({int(row["offset"]) for row in example_rows if row.get("offset") is not None})
+    blamed_files = files
+    if unexpected_count is not None and len(example_rows) >= unexpected_count:
+        # All bad rows are known, so only the files that have them are blamed.
+        blamed_files = [file for file in files if _has_any_offset(file, offsets)]
+    example_offset = offsets[0] if offsets else pc.min(table.column("offset")).as_py()
     return Judgement(
         expectation=expectation,
         partition=partition,
-        broken_count=1 if broken is None else int(broken),
+        broken_count=1 if unexpected_count is None else int(unexpected_count),
         row_count=table.num_rows,
-        example_offset=offsets[0] if offsets else pc.min(table.column("offset")).as_py(),
-        found=found[:300],
-        files=tuple(file.path for file in blamed),
+        example_offset=example_offset,
+        found=_describe_values(result)[:300],
+        files=tuple(file.path for file in blamed_files),
     )
 
 
+def _has_any_offset(file: File, offsets: Sequence[int]) -> bool:
+    return any(file.first_offset <= offset <= file.last_offset for offset in offsets)
+
+
+def _describe_values(result: Mapping[str, Any]) -> str:
+    """Some values that are not as expected, for people."""
+    texts: list[str] = []
+    for value in (result.get("partial_unexpected_list") or ())[:VALUES_SHOWN_MAX]:
+        # numpy's scalars show their type in their repr.
+        plain_value = value.item() if hasattr(value, "item") else value
+        texts.append(repr(plain_value))
+    if not texts:
+        return str(result.get("observed_value", ""))
+    distinct_texts = list(dict.fromkeys(texts))
+    return ", ".join(distinct_texts[:3])
+
+
 def _with_evidence(judgement: Judgement, evidence: Evidence) -> Judgement:
-    """A judgement of evidence, with what the evidence says."""
+    """A judgement about evidence, with what the evidence says."""
     return Judgement(
         expectation=judgement.expectation,
         partition=judgement.partition,
@@ -322,7 +387,7 @@ def _with_evidence(judgement: Judgement, evidence: Evidence) -> Judgement:
 
 
 def _merge_judgements(left: Judgement | None, right: Judgement) -> Judgement:
-    """What two stretches say."""
+    """The judgements of two batches as one."""
     if left is None:
         return right
     return Judgement(

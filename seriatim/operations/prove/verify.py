@@ -160,7 +160,7 @@ class Verification:
         self.progress = progress or (lambda _done, _total: None)
         self.result = VerifyResult()
         self.commits: list[Commit] = []
-        self.signs: dict[int, CommitSignature] = {}
+        self.signatures: dict[int, CommitSignature] = {}
         self.sign_off, self.kafka_signed_sequence = SignOff(), -1
         self.last_ledger = self.signed_ledger = Ledger(stream=stream)
         self.entries: list[Manifest] = []
@@ -208,7 +208,7 @@ class Verification:
             self.audit.other_tables(),
         )
         self.commits = self.audit.commits()
-        self.signs = {
+        self.signatures = {
             commit.signature.sequence: commit.signature
             for commit in self.commits
             if commit.signature
@@ -218,7 +218,7 @@ class Verification:
                 f"{self.stream}: it was never run", next=f"seriatim run {self.stream}"
             )
         self.take_differences(check_chain(self.commits))
-        self.take_differences(check_witness(witness, self.signs))
+        self.take_differences(check_witness(witness, self.signatures))
         if content is None:
             return
         kept = SignOff.from_bytes(content)
@@ -236,7 +236,9 @@ class Verification:
             )
             return
         changed = list(
-            check_sign_off(kept, {commit.version: commit for commit in self.commits}, self.signs)
+            check_sign_off(
+                kept, {commit.version: commit for commit in self.commits}, self.signatures
+            )
         )
         self.take_differences(
             replace(one, level="warning") if self.from_first_entry else one for one in changed
@@ -288,7 +290,7 @@ class Verification:
         """Step 3. Where files were replaced since the sign-off, or its state is gone, everything is
         looked at.
         """
-        last = max(self.signs, default=-1)
+        last = max(self.signatures, default=-1)
         self._read_entries_since(self.sign_off.sequence)
         if self.sign_off.sequence >= 0 and (
             any(m.entry.removed_paths for m in self.entries)
@@ -316,10 +318,10 @@ class Verification:
         by_sequence = {
             commit.signature.sequence: commit for commit in self.commits if commit.signature
         }
-        for sequence in range(signed_sequence + 1, max(self.signs, default=-1) + 1):
+        for sequence in range(signed_sequence + 1, max(self.signatures, default=-1) + 1):
             manifest, commit = self.manifest(sequence), by_sequence[sequence]
             self.take_differences(
-                check_manifest(self.signs[sequence], commit, manifest, self.stream)
+                check_manifest(self.signatures[sequence], commit, manifest, self.stream)
             )
             self.take_differences(check_ledger_step(manifest, before))
             self.entries.append(manifest)
@@ -332,7 +334,7 @@ class Verification:
 
     def manifest(self, sequence: int) -> Manifest:
         """An entry's manifest, proved by the hash that the chain has."""
-        sign = self.signs[sequence]
+        sign = self.signatures[sequence]
 
         def damaged(what: str, expected: str, found: str) -> DifferenceError:
             return DifferenceError(
@@ -564,7 +566,7 @@ class Verification:
         """Step 6."""
         signed = self.signed_ledger if self.sign_off.sequence >= 0 else None
         named = (
-            {sign.manifest for sign in self.signs.values()}
+            {sign.manifest for sign in self.signatures.values()}
             | set(self.committed_files)
             | self.active_paths
         )

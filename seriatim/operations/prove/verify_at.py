@@ -1,9 +1,9 @@
-"""Validate: `verify --at`: messages judged where they are, and the first place where raw, Kafka and
-output part.
+"""`verify --at`: messages are judged in a raw capture, in Kafka and in the output, and the first
+offset is found where these views differ.
 
 One partition at a time is held in memory, in as many views as were asked for.
 
-Next room: operations/prove/message_validator.py judges; operations/prove/verify.py looks at files
+Next: operations/prove/message_validator.py judges; operations/prove/verify.py looks at files
 instead.
 """
 
@@ -21,7 +21,7 @@ from seriatim.engine.messages import CapturedMessage, Poison, session_name_of_ke
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.ledger.gaps import Gap, GapsFold
 from seriatim.ledger.model import Account, Certificate
-from seriatim.operations.prove.chain import AddedFile, replay_active_files
+from seriatim.operations.prove.chain import AddedFile, Commit, replay_active_files
 from seriatim.operations.prove.message_validator import (
     FirstDifference,
     ObservedMessage,
@@ -47,16 +47,16 @@ class ValidationResult(Struct, kw_only=True):
     """What was found."""
 
     messages: dict[str, int] = field(default_factory=dict)
-    """By view."""
+    """How many messages each view has."""
     faults: dict[str, list[ValidationFault]] = field(default_factory=dict)
-    """By view: the first of each kind."""
+    """By view: the first fault of each kind."""
     first_differences: list[FirstDifference] = field(default_factory=list)
-    """The first of each partition."""
+    """The first difference of each partition."""
     notes: list[str] = field(default_factory=list)
 
 
 class MessageSource(Struct, kw_only=True):
-    """Where a partition's messages are in one view: their range, and how to come by them."""
+    """The messages of a partition in one view: their range, and how to read them."""
 
     offset_range: OffsetRange
     read: Callable[[], Iterable[ObservedMessage]]
@@ -74,51 +74,61 @@ def validate_views(
     is_explained: Callable[[Partition, OffsetRange], bool],
     progress: ProgressCallback | None = None,
 ) -> ValidationResult:
-    """Every view by the same validator; then where they part, partition by partition."""
-    judges = {
-        name: Validator(
+    """Judge every view by the same rules; then find where they differ, partition by partition."""
+    validators: dict[str, Validator] = {}
+    for name in views:
+        validators[name] = Validator(
             is_contiguous=name != "output",
             has_snapshots=runner.has_snapshots and _shows_snapshots(name, runner),
             is_explained=is_explained,
         )
-        for name in views
-    }
-    done, judged = 0, ValidationResult()
-    partitions = sorted({partition for places in views.values() for partition in places})
-    total = sum(len(place.offset_range) for places in views.values() for place in places.values())
-    for partition in partitions:
-        seen: list[PartitionView] = []
-        for name, places in views.items():
-            if partition in places:
-                seen.append(_read_view(name, places[partition], judges[name], partition))
-                done += len(places[partition].offset_range)
-                if progress:
-                    progress(done, total)
-        first = first_difference(
-            partition, seen, must_give_records=_must_give_records(stream, runner)
+    must_give_records = _must_give_records(stream, runner)
+    partitions: set[Partition] = set()
+    offsets_total = 0
+    for sources in views.values():
+        partitions.update(sources)
+        offsets_total += sum(len(source.offset_range) for source in sources.values())
+    offsets_read = 0
+    result = ValidationResult()
+    for partition in sorted(partitions):
+        partition_views: list[PartitionView] = []
+        for name, sources in views.items():
+            source = sources.get(partition)
+            if source is None:
+                continue
+            partition_views.append(_read_view(name, source, validators[name], partition))
+            offsets_read += len(source.offset_range)
+            if progress is not None:
+                progress(offsets_read, offsets_total)
+        difference = first_difference(
+            partition, partition_views, must_give_records=must_give_records
         )
-        judged.first_differences += [first] if first else []
-    judged.messages = {name: judge.messages for name, judge in judges.items()}
-    judged.faults = {name: list(judge.faults.values()) for name, judge in judges.items()}
-    if len(views) > 1 and "output" in views and not _must_give_records(stream, runner):
-        judged.notes.append(
+        if difference is not None:
+            result.first_differences.append(difference)
+    for name, validator in validators.items():
+        result.messages[name] = validator.messages
+        result.faults[name] = list(validator.faults.values())
+    if len(views) > 1 and "output" in views and not must_give_records:
+        result.notes.append(
             "messages without a record are not judged: this machine or tier may give none"
         )
-    return judged
+    return result
 
 
 def _shows_snapshots(view: str, runner: Runner) -> bool:
-    """Whether snapshots can be told there: in the output only by the stock machine's op."""
+    """Whether a view shows which messages are snapshots: the output only by the stock machine's op."""
     return view != "output" or not runner.may_half_change
 
 
 def _must_give_records(stream: Stream, runner: Runner) -> bool:
-    """Whether each message without fault leaves a record: not of users' machines, nor while
-    messages may wait.
+    """Whether every message without fault leaves a record.
+
+    This does not hold for machines of users, nor while messages may wait in a window, nor where
+    sessions expire.
     """
-    return (
-        not runner.may_half_change and stream.tier != "window" and not stream.session_timeout_hours
-    )
+    if runner.may_half_change or stream.tier == "window":
+        return False
+    return not stream.session_timeout_hours
 
 
 def _read_view(
@@ -132,33 +142,31 @@ def _read_view(
         headless_ranges=source.headless_ranges,
         is_complete=name != "output",
     )
-    for sighting, counts in validator.validate(partition, source.read()):
-        view.messages.setdefault(sighting.offset, sighting)
-        if counts:
-            view.effective_offsets.add(sighting.offset)
+    for message, has_effect in validator.validate(partition, source.read()):
+        view.messages.setdefault(message.offset, message)
+        if has_effect:
+            view.effective_offsets.add(message.offset)
     return view
 
 
 def capture_sources(
     captured: Iterable[CapturedMessage], stream: Stream, runner: Runner
 ) -> dict[Partition, MessageSource]:
-    """What a capture has."""
-    by_partition: dict[Partition, list[CapturedMessage]] = {}
+    """The messages of a raw capture, by partition."""
+    messages_by_partition: dict[Partition, list[CapturedMessage]] = {}
     for message in captured:
-        by_partition.setdefault(message.partition, []).append(message)
+        messages_by_partition.setdefault(message.partition, []).append(message)
 
-    def place(messages: list[CapturedMessage]) -> MessageSource:
+    def source_of(messages: list[CapturedMessage]) -> MessageSource:
         offsets = [message.offset for message in messages]
-        keys, values = (
-            [message.key for message in messages],
-            [message.value for message in messages],
-        )
-        span = OffsetRange(min(offsets), max(offsets) + 1)
+        keys = [message.key for message in messages]
+        values = [message.value for message in messages]
         return MessageSource(
-            offset_range=span, read=lambda: observe_messages(stream, runner, offsets, keys, values)
+            offset_range=OffsetRange(min(offsets), max(offsets) + 1),
+            read=lambda: observe_messages(stream, runner, offsets, keys, values),
         )
 
-    return {partition: place(messages) for partition, messages in by_partition.items()}
+    return {partition: source_of(messages) for partition, messages in messages_by_partition.items()}
 
 
 def kafka_sources(
@@ -167,18 +175,21 @@ def kafka_sources(
     stream: Stream,
     runner: Runner,
 ) -> dict[Partition, MessageSource]:
-    """What Kafka has now."""
+    """The messages that Kafka has now, by partition."""
 
-    def read(partition: Partition, whole: OffsetRange) -> Iterator[ObservedMessage]:
-        for stretch in past_reader.read(partition, whole):
-            offsets = range(stretch.start, stretch.start + len(stretch))
-            yield from observe_messages(stream, runner, offsets, stretch.keys, stretch.values)
+    def read(partition: Partition, offset_range: OffsetRange) -> Iterator[ObservedMessage]:
+        for batch in past_reader.read(partition, offset_range):
+            offsets = range(batch.start, batch.start + len(batch))
+            yield from observe_messages(stream, runner, offsets, batch.keys, batch.values)
 
-    def place(partition: Partition, seen: Bounds) -> MessageSource:
-        whole = OffsetRange(seen.log_start, seen.log_end)
-        return MessageSource(offset_range=whole, read=lambda: read(partition, whole))
+    def source_of(partition: Partition, partition_bounds: Bounds) -> MessageSource:
+        offset_range = OffsetRange(partition_bounds.log_start, partition_bounds.log_end)
+        return MessageSource(offset_range=offset_range, read=lambda: read(partition, offset_range))
 
-    return {partition: place(partition, seen) for partition, seen in bounds.items()}
+    return {
+        partition: source_of(partition, partition_bounds)
+        for partition, partition_bounds in bounds.items()
+    }
 
 
 def observe_messages(
@@ -188,140 +199,154 @@ def observe_messages(
     keys: Sequence[bytes | None],
     values: Sequence[bytes | None],
 ) -> Iterator[ObservedMessage]:
-    """Messages as sightings."""
-    for begin in range(0, len(offsets), MESSAGES_AT_ONCE):
-        part = slice(begin, begin + MESSAGES_AT_ONCE)
-        messages = runner.decode(values[part])
-        numbers = runner.sequences(messages)
-        for offset, key, value, message, number in zip(
-            offsets[part], keys[part], values[part], messages, numbers, strict=True
-        ):
-            seen = _observe_message(stream, runner, offset, key, message, number)
-            yield replace(seen, content_hash=hash((key, value)))
+    """Messages as the validator takes them, decoded a batch at a time."""
+    for start in range(0, len(offsets), MESSAGES_AT_ONCE):
+        batch = slice(start, start + MESSAGES_AT_ONCE)
+        messages = runner.decode(values[batch])
+        sequences = runner.sequences(messages)
+        rows = zip(offsets[batch], keys[batch], values[batch], messages, sequences, strict=True)
+        for offset, key, value, message, sequence in rows:
+            observed = _observe_message(stream, runner, offset, key, message, sequence)
+            yield replace(observed, content_hash=hash((key, value)))
 
 
 def _observe_message(
-    stream: Stream, runner: Runner, offset: int, key: bytes | None, message: Any, number: int | None
+    stream: Stream,
+    runner: Runner,
+    offset: int,
+    key: bytes | None,
+    message: Any,
+    sequence: int | None,
 ) -> ObservedMessage:
+    session = session_name_of_key(key)
     if message.__class__ is Poison:
-        return ObservedMessage(
-            offset=offset, session=session_name_of_key(key), poison=message.cause
-        )
+        return ObservedMessage(offset=offset, session=session, poison=message.cause)
     try:
-        snapshot = runner.has_snapshots and runner.is_snapshot(message)
-    except Exception as error:  # noqa: BLE001  # the user's own
-        return ObservedMessage(
-            offset=offset,
-            session=session_name_of_key(key),
-            poison=f"{type(error).__name__}: {error}",
-        )
-    name = runner.session(message) if stream.session_field is not None else session_name_of_key(key)
+        is_snapshot = runner.has_snapshots and runner.is_snapshot(message)
+    except Exception as error:  # noqa: BLE001  # The user's code may raise anything.
+        poison = f"{type(error).__name__}: {error}"
+        return ObservedMessage(offset=offset, session=session, poison=poison)
+    if stream.session_field is not None:
+        session = runner.session(message)
     return ObservedMessage(
         offset=offset,
-        session=name,
-        sequence=number,
-        is_snapshot=snapshot,
-        must_give_record=_must_give_record(stream, message, snapshot),
+        session=session,
+        sequence=sequence,
+        is_snapshot=is_snapshot,
+        must_give_record=_must_give_record(stream, message, is_snapshot),
     )
 
 
 def _must_give_record(stream: Stream, message: Any, snapshot: bool) -> bool:
-    """Of the stock machine: an empty snapshot may give nothing; a delete too, where a missing row
-    is only counted.
+    """Whether a message of the stock machine leaves a record.
+
+    An empty snapshot may leave none. A delete may leave none in tiers where a missing row is only
+    counted.
     """
     if snapshot:
         return bool(getattr(message, "rows", None))
-    lenient = stream.tier in ("none", "order")
-    return not (lenient and type(message).__name__ == "Delete")
+    is_lenient_tier = stream.tier in ("none", "order")
+    return not (is_lenient_tier and type(message).__name__ == "Delete")
 
 
 def output_sources(
     verification: Verification, audit: Audit
 ) -> tuple[dict[Partition, MessageSource], list[Certificate]]:
-    """What the output has of each partition's present life, and the certificates of all entries."""
+    """What the output has of each partition, as of its topic's present id; and the certificates of
+    all entries.
+    """
     verification.open_log()
-    active = replay_active_files(verification.commits)
-    adds = {
-        added.path: added
-        for commit in verification.commits
-        for added in commit.adds
-        if added.path in active
-    }
     certificates: list[Certificate] = []
-    kept: dict[Partition, set[int]] = {}
+    quarantined_offsets: dict[Partition, set[int]] = {}
     accounts: dict[str, Account] = {}
-    gaps = GapsFold()
-    for sequence in sorted(verification.signs):
+    gaps_fold = GapsFold()
+    for sequence in sorted(verification.signatures):
         manifest = verification.manifest(sequence)
-        gaps.add_entry(manifest)
+        gaps_fold.add_entry(manifest)
         accounts = manifest.ledger.partitions
         for change in manifest.entry.changes:
-            certificates += [change.certificate] if change.certificate else []
+            if change.certificate is not None:
+                certificates.append(change.certificate)
             for file in change.quarantine_files:
-                rows = audit.rows(file.path, ["offset"])
-                kept.setdefault(change.partition, set()).update(row["offset"] for row in rows)
-
-    def place(name: str, account: Account) -> MessageSource:
-        mine = sorted(
-            (added for path, added in adds.items() if path.rpartition("/")[0] == f"records/{name}"),
-            key=_first_offset,
+                partition_offsets = quarantined_offsets.setdefault(change.partition, set())
+                partition_offsets.update(row["offset"] for row in audit.rows(file.path, ["offset"]))
+    active_files = _active_files(verification.commits)
+    sources: dict[Partition, MessageSource] = {}
+    for partition_name, account in accounts.items():
+        partition = Partition.parse(partition_name)
+        partition_files = [
+            added
+            for added in active_files
+            if added.path.rpartition("/")[0] == f"records/{partition_name}"
+        ]
+        paths = [added.path for added in sorted(partition_files, key=_first_offset)]
+        start = min(account.initial_frontier, account.frontier)
+        sources[partition] = MessageSource(
+            offset_range=OffsetRange(start, account.frontier),
+            read=_record_reader(audit, paths, account.topic_id),
+            quarantined_offsets=quarantined_offsets.get(partition, set()),
+            headless_ranges=_headless_ranges(gaps_fold.gaps, partition, account.topic_id),
         )
-        span = OffsetRange(min(account.initial_frontier, account.frontier), account.frontier)
-        read = _observe_records(audit, [added.path for added in mine], account.topic_id)
-        partition = Partition.parse(name)
-        headless = _headless_ranges(
-            gap
-            for gap in gaps.gaps
-            if (gap.topic_partition, gap.topic_id) == (partition, account.topic_id)
-        )
-        return MessageSource(
-            offset_range=span,
-            read=read,
-            quarantined_offsets=kept.get(partition, set()),
-            headless_ranges=headless,
-        )
-
-    return {
-        Partition.parse(name): place(name, account) for name, account in accounts.items()
-    }, certificates
+    return sources, certificates
 
 
-def _headless_ranges(gaps: Iterable[Gap]) -> dict[str, list[OffsetRange]]:
-    """Where sessions waited for a snapshot since messages were lost."""
-    found: dict[str, list[OffsetRange]] = {}
+def _active_files(commits: Iterable[Commit]) -> list[AddedFile]:
+    """The files that are in the table now, as their commits added them."""
+    commits = list(commits)
+    active_paths = replay_active_files(commits)
+    files: dict[str, AddedFile] = {}
+    for commit in commits:
+        for added in commit.adds:
+            if added.path in active_paths:
+                files[added.path] = added
+    return list(files.values())
+
+
+def _headless_ranges(
+    gaps: Iterable[Gap], partition: Partition, topic_id: str
+) -> dict[str, list[OffsetRange]]:
+    """By session: where it waited for a snapshot because messages were lost."""
+    ranges: dict[str, list[OffsetRange]] = {}
     for gap in gaps:
-        if gap.session is not None and gap.finding == "gap":
-            end = OFFSET_MAX if gap.until is None else gap.until
-            found.setdefault(gap.session, []).append(OffsetRange(gap.start, end))
-    return found
+        if gap.topic_partition != partition or gap.topic_id != topic_id:
+            continue
+        if gap.session is None or gap.finding != "gap":
+            continue
+        end = OFFSET_MAX if gap.until is None else gap.until
+        ranges.setdefault(gap.session, []).append(OffsetRange(gap.start, end))
+    return ranges
 
 
 def _first_offset(added: AddedFile) -> int:
     return added.first_offset
 
 
-def _observe_records(
+def _record_reader(
     audit: Audit, paths: list[str], topic_id: str
 ) -> Callable[[], Iterator[ObservedMessage]]:
-    """Records as sightings: one for each message that left any."""
+    """Reads records as the messages that they came from: one for each message that left any."""
 
-    def rows() -> Iterator[dict[str, Any]]:
+    def record_rows() -> Iterator[dict[str, Any]]:
         for path in paths:
-            yield from (
-                row for row in audit.rows(path, RECORD_COLUMNS) if row["topic_id"] == topic_id
-            )
+            for row in audit.rows(path, RECORD_COLUMNS):
+                if row["topic_id"] == topic_id:
+                    yield row
+
+    def message_of_row(row: dict[str, Any]) -> tuple[int, str]:
+        return row["source_offset"], row["session"]
 
     def read() -> Iterator[ObservedMessage]:
-        for (offset, session), group in groupby(
-            rows(), key=lambda row: (row["source_offset"], row["session"])
-        ):
+        for (offset, session), group in groupby(record_rows(), key=message_of_row):
             records = list(group)
             ops = {record.get("op") for record in records}
+            is_snapshot = None
+            if ops != {None}:
+                is_snapshot = "snapshot" in ops
             yield ObservedMessage(
                 offset=offset,
                 session=session,
                 sequence=records[0]["sequence"],
-                is_snapshot=None if ops == {None} else "snapshot" in ops,
+                is_snapshot=is_snapshot,
                 is_session_end=ops == {"delete"},
             )
 
@@ -331,19 +356,23 @@ def _observe_records(
 def holes_explained_by(
     certificates: Iterable[Certificate],
 ) -> Callable[[Partition, OffsetRange], bool]:
-    """Whether certificates name a cause for as many missing offsets as a hole has."""
-    by_partition: dict[Partition, list[tuple[int, int, int]]] = {}
-    for one in certificates:
-        count = sum(many for cause, many in one.holes.items() if cause in HARMLESS_CAUSES)
-        if count:
-            by_partition.setdefault(one.partition, []).append((one.start, one.until, count))
+    """A function that says whether certificates explain as many missing offsets as a hole has."""
+    explained_by_partition: dict[Partition, list[tuple[OffsetRange, int]]] = {}
+    for certificate in certificates:
+        explained_count = 0
+        for cause, count in certificate.holes.items():
+            if cause in HARMLESS_CAUSES:
+                explained_count += count
+        if explained_count:
+            certified_range = OffsetRange(certificate.start, certificate.until)
+            ranges = explained_by_partition.setdefault(certificate.partition, [])
+            ranges.append((certified_range, explained_count))
 
-    def explained(partition: Partition, hole: OffsetRange) -> bool:
-        known = sum(
-            n
-            for start, end, n in by_partition.get(partition, ())
-            if start < hole.end and hole.start < end
-        )
-        return known >= len(hole)
+    def is_explained(partition: Partition, hole: OffsetRange) -> bool:
+        explained_offsets = 0
+        for certified_range, explained_count in explained_by_partition.get(partition, ()):
+            if certified_range.start < hole.end and hole.start < certified_range.end:
+                explained_offsets += explained_count
+        return explained_offsets >= len(hole)
 
-    return explained
+    return is_explained
