@@ -1,4 +1,4 @@
-"""`python -m bench.run --against REF`: our own contenders of an earlier commit and of the working
+"""`python -m bench.run --against REF`: our own contenders, of an earlier commit and of the working
 tree, in turn.
 
 Both work on the same broker and the same messages, each in processes of their own. REF's processes
@@ -10,7 +10,7 @@ stay the same is the interface:
 started in the tree's folder, with the topics of bench/data.py, printing one JSON line with
 `cpu_seconds` and `answer`.
 
-Next room: run.py starts the broker and the processes.
+Next: run.py, which starts the broker and the processes.
 """
 
 from __future__ import annotations
@@ -53,35 +53,36 @@ def commit_of(repository: Path, ref: str) -> str:
 
 
 def environment_of(tree: Path) -> dict[str, str]:
-    """An environment in which Python, and Spark's workers below it, import from this tree before
-    anything installed.
+    """An environment in which Python, and Spark's workers below it, import from this tree first,
+    before anything that is installed.
     """
     return {**os.environ, "PYTHONPATH": str(tree)}
 
 
 def refuse_other_product(tree: Path) -> None:
-    """Figures of a tree whose processes import another tree's product would mean nothing."""
-    answer = _python(tree, "-c", PROBE)
-    if answer.returncode:
+    """Exit if the processes of a tree import another tree's product: figures would mean nothing."""
+    probe = _python(tree, "-c", PROBE)
+    if probe.returncode:
         raise SystemExit(
-            f"bench and seriatim cannot be imported in {tree}:\n{answer.stderr[-3000:]}"
+            f"bench and seriatim cannot be imported in {tree}:\n{probe.stderr[-3000:]}"
         )
-    for file in answer.stdout.split():
+    for file in probe.stdout.split():
         if not Path(file).is_relative_to(tree.resolve()):
             raise SystemExit(f"a process in {tree} imports {file}")
 
 
-def compile_fold(tree: Path, say: Callable[[str], None]) -> None:
-    """Compile the tree's bulk fold now: otherwise it is compiled beside the first round and slows
-    that down.
+def compile_fold(tree: Path, print_progress: Callable[[str], None]) -> None:
+    """Compile the tree's fold now: otherwise it is compiled during the first round, which becomes
+    slower by that.
     """
-    answer = _python(tree, "-m", "seriatim.fast")
-    if answer.returncode:
-        say(f"the fold of {tree} was not compiled beforehand: {answer.stderr.strip()[-300:]}")
+    compilation = _python(tree, "-m", "seriatim.fast")
+    if compilation.returncode:
+        reason = compilation.stderr.strip()[-300:]
+        print_progress(f"the fold of {tree} was not compiled beforehand: {reason}")
 
 
 def order_of_runs(names: list[str], rounds: int) -> Iterator[tuple[int, str, Side]]:
-    """Before and now directly after each other; who begins changes from round to round."""
+    """Before and now directly after each other; the side that begins changes with every round."""
     for number in range(rounds):
         sides: tuple[Side, Side] = ("before", "now") if number % 2 == 0 else ("now", "before")
         for name in names:
@@ -93,29 +94,36 @@ def compared(measured: Measured) -> dict[str, Any]:
     """The ratio now/before of every round, and the median, by contender."""
     contenders = {}
     for name, runs in measured.items():
-        before = [run["cpu_seconds"] for run in runs["before"]]
-        now = [run["cpu_seconds"] for run in runs["now"]]
-        ratios = [ours / theirs for ours, theirs in zip(now, before, strict=True)]
+        seconds_before = [run["cpu_seconds"] for run in runs["before"]]
+        seconds_now = [run["cpu_seconds"] for run in runs["now"]]
+        ratios = []
+        for before, after in zip(seconds_before, seconds_now, strict=True):
+            ratios.append(after / before)
         contenders[name] = {
-            "ratios": [round(ratio, 3) for ratio in ratios],
+            "ratios": _rounded(ratios),
             "median": round(statistics.median(ratios), 3),
-            "before_cpu_seconds": [round(seconds, 3) for seconds in before],
-            "now_cpu_seconds": [round(seconds, 3) for seconds in now],
+            "before_cpu_seconds": _rounded(seconds_before),
+            "now_cpu_seconds": _rounded(seconds_now),
         }
     return contenders
 
 
+def _rounded(figures: list[float]) -> list[float]:
+    return [round(figure, 3) for figure in figures]
+
+
 def slower_contenders(contenders: dict[str, Any]) -> list[str]:
-    """Those whose median ratio is above the limit."""
+    """The contenders whose median ratio is above the limit."""
     return [name for name, figures in contenders.items() if figures["median"] > RATIO_MAX]
 
 
 def refuse_other_answers(measured: Measured) -> None:
-    """Before and now must have made the same records of the same messages, or the ratio compares
+    """Exit if before and now give other records of the same messages: the ratio would compare
     different work.
     """
     for name, runs in measured.items():
-        answers = [run["answer"] for side_runs in runs.values() for run in side_runs]
+        all_runs = runs["before"] + runs["now"]
+        answers = [run["answer"] for run in all_runs]
         if any(answer != answers[0] for answer in answers):
             raise SystemExit(
                 f"the answers of {name} differ, so the figures mean nothing: {answers}"
@@ -124,7 +132,8 @@ def refuse_other_answers(measured: Measured) -> None:
 
 def table_of(result: dict[str, Any]) -> Iterator[str]:
     """The comparison for people, as Markdown."""
-    yield f"{result['messages']:,} messages, {result['machine']}, {result['when']}; against {result['ref']}"
+    circumstances = f"{result['messages']:,} messages, {result['machine']}, {result['when']}"
+    yield f"{circumstances}; against {result['ref']}"
     yield f"({result['commit'][:12]}); CPU now/before, a median above {RATIO_MAX} is a loss\n"
     yield "| contender | ratio of each round | median |"
     yield "|---|---|---|"
@@ -133,17 +142,16 @@ def table_of(result: dict[str, Any]) -> Iterator[str]:
         yield f"| {name} | {ratios} | {figures['median']:.3f} |"
 
 
-def _git(repository: Path, *words: str) -> str:
-    answer = subprocess.run(
-        ["git", *words], cwd=repository, capture_output=True, text=True, check=False
-    )
-    if answer.returncode:
-        raise SystemExit(f"git {' '.join(words)} failed: {answer.stderr.strip()}")
-    return answer.stdout
+def _git(repository: Path, *arguments: str) -> str:
+    command = ["git", *arguments]
+    result = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise SystemExit(f"git {' '.join(arguments)} failed: {result.stderr.strip()}")
+    return result.stdout
 
 
-def _python(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *words]
+def _python(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
     return subprocess.run(
         command, cwd=tree, env=environment_of(tree), capture_output=True, text=True, check=False
     )

@@ -1,9 +1,9 @@
-"""The answer: what a contender's records say, as a count and a digest that do not depend on files
-or their order.
+"""The answer: the number of a contender's records and a digest that depends neither on files nor on
+the order.
 
-Every contender names its columns here; a record is unique by partition, offset and id, so sorting
-by these makes one order of all. Next room: run.py refuses figures of contenders whose answers
-differ.
+A record is unique by partition, offset and id, so sorting by these gives one order of all.
+
+Next: run.py, which refuses figures of contenders whose answers differ.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ COLUMNS = {
     "old_size": pa.int64(),
 }
 SCHEMA = pa.schema(COLUMNS)
-OURS = {"old_price": "before_price", "old_size": "before_size"}
-AT_ONCE = 10_000
+OUR_COLUMN_NAMES = {"old_price": "before_price", "old_size": "before_size"}
+CONSUME_MESSAGES = 10_000
 
 
 class Record(msgspec.Struct):
@@ -51,15 +51,16 @@ class Record(msgspec.Struct):
 
 
 def of_files(folder: Path, pattern: str, names: dict[str, str] | None = None) -> dict[str, Any]:
-    """The answer in Parquet files; `names` where columns are called otherwise."""
-    called = [(names or {}).get(name, name) for name in COLUMNS]
-    files = sorted(folder.glob(pattern))
-    tables = [
-        pq.read_table(file, columns=called, partitioning=None).select(called) for file in files
-    ]
-    return _digest(
-        pa.concat_tables([table.rename_columns(list(COLUMNS)).cast(SCHEMA) for table in tables])
-    )
+    """The answer in Parquet files; `names` has the columns that have other names there."""
+    names = names or {}
+    file_columns = [names.get(name, name) for name in COLUMNS]
+    tables = []
+    for file in sorted(folder.glob(pattern)):
+        table = pq.read_table(file, columns=file_columns, partitioning=None)
+        # Parquet gives the columns in the order of the file, so they are put into ours by name.
+        table = table.select(file_columns).rename_columns(list(COLUMNS))
+        tables.append(table.cast(SCHEMA))
+    return _digest(pa.concat_tables(tables))
 
 
 def of_topic(servers: str, topic: str, partitions: int) -> dict[str, Any]:
@@ -67,39 +68,39 @@ def of_topic(servers: str, topic: str, partitions: int) -> dict[str, Any]:
     consumer = Consumer(
         {"bootstrap.servers": servers, "group.id": "answer", "enable.auto.commit": False}
     )
-    places = [TopicPartition(topic, number, 0) for number in range(partitions)]
-    left = sum(consumer.get_watermark_offsets(place)[1] for place in places)
-    consumer.assign(places)
-    decode, tables = msgspec.json.Decoder(Record).decode, []
-    while left > 0:
-        messages = consumer.consume(AT_ONCE, timeout=10)
+    topic_partitions = [TopicPartition(topic, number, 0) for number in range(partitions)]
+    remaining = 0
+    for topic_partition in topic_partitions:
+        _, log_end = consumer.get_watermark_offsets(topic_partition)
+        remaining += log_end
+    consumer.assign(topic_partitions)
+    decoder = msgspec.json.Decoder(Record)
+    tables = []
+    while remaining > 0:
+        messages = consumer.consume(CONSUME_MESSAGES, timeout=10)
         if not messages:
             raise SystemExit(
-                f"{left} records of {topic} did not come within 10 s: the broker is ill, run again"
+                f"{remaining} records of {topic} did not come within 10 s: the broker is ill, "
+                "run again"
             )
-        left -= len(messages)
-        rows = [msgspec.structs.astuple(decode(message.value())) for message in messages]
-        columns = zip(*rows, strict=True)
-        tables.append(
-            pa.table(
-                [pa.array(c, t) for c, t in zip(columns, COLUMNS.values(), strict=True)],
-                schema=SCHEMA,
-            )
-        )
+        remaining -= len(messages)
+        records = [decoder.decode(message.value()) for message in messages]
+        rows = [msgspec.structs.asdict(record) for record in records]
+        tables.append(pa.Table.from_pylist(rows, schema=SCHEMA))
     consumer.close()
     return _digest(pa.concat_tables(tables))
 
 
 def folder_bytes(folder: Path, pattern: str = "**/*") -> int:
-    """What lies in files."""
-    return sum(file.stat().st_size for file in folder.glob(pattern) if file.is_file())
+    """The size of all files in a folder."""
+    files = [path for path in folder.glob(pattern) if path.is_file()]
+    return sum(file.stat().st_size for file in files)
 
 
 def _digest(table: pa.Table) -> dict[str, Any]:
-    order = pc.sort_indices(
-        table, [("partition", "ascending"), ("offset", "ascending"), ("id", "ascending")]
-    )
-    table, digest = table.take(order), xxhash.xxh3_128()
+    sort_keys = [("partition", "ascending"), ("offset", "ascending"), ("id", "ascending")]
+    table = table.take(pc.sort_indices(table, sort_keys))
+    digest = xxhash.xxh3_128()
     for name in table.column_names:
         column = table[name]
         digest.update(column.is_null().cast(pa.int8()).to_numpy())

@@ -4,10 +4,10 @@ Airflow.
     python -m bench.answers
     python -m bench.answers help dags
 
-Seconds by the clock and of CPU, best and median of several runs, kept in results/answers.json. On a
-busy machine the clock says little; what keeps these short (nothing heavy is imported, lines are not
-gathered first) is held by tests. `trace` starts a broker and folds 10,000 messages with Spark
-first.
+Seconds by the clock and of CPU, best and median of several runs, saved in results/answers.json. On
+a busy machine the clock says little. What makes these commands quick (nothing heavy is imported,
+lines are printed as they come) is held by tests. `trace` starts a broker and folds 10,000 messages
+with Spark first.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ import psutil
 
 from bench.contenders import TABLE
 from bench.data import TOPIC, produce
-from bench.run import RESULTS, ROOT, say
-from bench.whole import place
+from bench.run import RESULTS, ROOT, print_progress, temporary_broker
 
 TRACE_MESSAGES = 10_000
 TRACED_SESSION = "p0-session-0000"
@@ -45,15 +44,15 @@ assert len(bag.dags) >= {count} and not bag.import_errors, bag.import_errors
 print(json.dumps([wall, cpu]))
 """
 Seconds = tuple[float, float]
-"""By the clock, and of CPU."""
+"""Seconds by the clock, and of CPU."""
 
 
 def main() -> None:
-    """Measure what was asked for, print, keep."""
+    """Measure the commands that are named, print and save the figures."""
     measures: dict[str, Callable[[int], list[Seconds]]] = {
-        "help": help_text,
-        "trace": trace,
-        "dags": dags,
+        "help": measure_help,
+        "trace": measure_trace,
+        "dags": measure_dag_parsing,
     }
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -63,37 +62,44 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--results", default=str(RESULTS))
-    chosen = parser.parse_args()
-    if unknown := [name for name in chosen.only if name not in measures]:
-        parser.error(f"{unknown[0]} is none of {', '.join(measures)}")
-    kept_file = Path(chosen.results) / "answers.json"
-    kept = json.loads(kept_file.read_text()) if kept_file.exists() else {}
-    for name in chosen.only or measures:
-        say(f"measuring {name}")
+    options = parser.parse_args()
+    for name in options.only:
+        if name not in measures:
+            parser.error(f"{name} is none of {', '.join(measures)}")
+    results_file = Path(options.results) / "answers.json"
+    results: dict[str, Any] = {}
+    if results_file.exists():
+        results = json.loads(results_file.read_text())
+    for name in options.only or measures:
+        print_progress(f"measuring {name}")
         load = round(os.getloadavg()[0], 1)
-        kept[name] = {**summary_of(measures[name](chosen.rounds)), "load_before": load}
-        print(f"{name}: {json.dumps(kept[name])}")
-    kept_file.parent.mkdir(exist_ok=True)
-    kept_file.write_text(json.dumps(kept, indent=2) + "\n")
+        runs = measures[name](options.rounds)
+        results[name] = {**summary_of(runs), "load_before": load}
+        print(f"{name}: {json.dumps(results[name])}")
+    results_file.parent.mkdir(exist_ok=True)
+    results_file.write_text(json.dumps(results, indent=2) + "\n")
 
 
 def summary_of(runs: list[Seconds]) -> dict[str, Any]:
     """Best and median of each clock."""
-    wall, cpu = [run[0] for run in runs], [run[1] for run in runs]
     return {
-        "wall_seconds": {"best": round(min(wall), 2), "median": round(statistics.median(wall), 2)},
-        "cpu_seconds": {"best": round(min(cpu), 2), "median": round(statistics.median(cpu), 2)},
+        "wall_seconds": _best_and_median([wall for wall, _ in runs]),
+        "cpu_seconds": _best_and_median([cpu for _, cpu in runs]),
     }
 
 
-def help_text(rounds: int) -> list[Seconds]:
+def _best_and_median(seconds: list[float]) -> dict[str, float]:
+    return {"best": round(min(seconds), 2), "median": round(statistics.median(seconds), 2)}
+
+
+def measure_help(rounds: int) -> list[Seconds]:
     """`seriatim --help`, until its first line."""
     return [first_line(["--help"], {}) for _ in range(rounds)]
 
 
-def trace(rounds: int) -> list[Seconds]:
+def measure_trace(rounds: int) -> list[Seconds]:
     """`seriatim trace` of a session, imports included, until its first line."""
-    with place() as (home, servers):
+    with temporary_broker() as (home, servers):
         produce(servers, TRACE_MESSAGES)
         (home / "streams").mkdir()
         stream_text = TABLE.replace("TOPIC", TOPIC).replace("OUT", str(home / "out"))
@@ -102,7 +108,7 @@ def trace(rounds: int) -> list[Seconds]:
             "SERIATIM_KAFKA_BOOTSTRAP_SERVERS": servers,
             "SERIATIM_STREAMS": str(home / "streams"),
         }
-        folded = subprocess.run(
+        fold = subprocess.run(
             [sys.executable, "-m", "seriatim", "run", "s"],
             env={**os.environ, **environment},
             cwd=ROOT,
@@ -110,17 +116,16 @@ def trace(rounds: int) -> list[Seconds]:
             text=True,
             check=False,
         )
-        if folded.returncode:
-            raise SystemExit(f"the stream could not be folded:\n{folded.stderr[-3000:]}")
-        return [
-            first_line(["trace", "s", TRACED_SESSION, "--json"], environment) for _ in range(rounds)
-        ]
+        if fold.returncode:
+            raise SystemExit(f"the stream could not be folded:\n{fold.stderr[-3000:]}")
+        arguments = ["trace", "s", TRACED_SESSION, "--json"]
+        return [first_line(arguments, environment) for _ in range(rounds)]
 
 
-def first_line(words: Sequence[str], environment: dict[str, str]) -> Seconds:
-    """From the start of a command to its first line."""
+def first_line(arguments: Sequence[str], environment: dict[str, str]) -> Seconds:
+    """The seconds from the start of a command to its first line."""
     began = time.monotonic()
-    command = [sys.executable, "-m", "seriatim", *words]
+    command = [sys.executable, "-m", "seriatim", *arguments]
     with subprocess.Popen(
         command,
         env={**os.environ, **environment},
@@ -131,15 +136,15 @@ def first_line(words: Sequence[str], environment: dict[str, str]) -> Seconds:
         assert process.stdout
         line = process.stdout.readline()
         wall = time.monotonic() - began
-        # Asked of the living process (or of one that nobody has waited for yet), so CPU is up to now.
+        # The process lives, or has ended and was not waited for: its CPU time can still be read.
         times = psutil.Process(process.pid).cpu_times()
         process.kill()
     if not line:
-        raise SystemExit(f"seriatim {' '.join(words)} says nothing")
+        raise SystemExit(f"seriatim {' '.join(arguments)} says nothing")
     return wall, times.user + times.system
 
 
-def dags(rounds: int) -> list[Seconds]:
+def measure_dag_parsing(rounds: int) -> list[Seconds]:
     """Airflow's parser over our DAG folder with a hundred streams; Airflow's own import is not
     counted.
     """
@@ -149,23 +154,24 @@ def dags(rounds: int) -> list[Seconds]:
         for number in range(STREAM_COUNT):
             text = TABLE.replace("TOPIC", f"in-{number}").replace("OUT", f"lake/{number}")
             (streams / f"s{number}.toml").write_text(text)
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("AIRFLOW", "SERIATIM"))
+        }
         environment = {
-            **{
-                name: value
-                for name, value in os.environ.items()
-                if not name.startswith(("AIRFLOW", "SERIATIM"))
-            },
+            **inherited,
             "AIRFLOW_HOME": f"{folder}/airflow",
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "SERIATIM_HOME": f"{folder}/home",
             "SERIATIM_STREAMS": str(streams),
         }
-        return [_parse(environment) for _ in range(rounds)]
+        return [_parse_dags(environment) for _ in range(rounds)]
 
 
-def _parse(environment: dict[str, str]) -> Seconds:
+def _parse_dags(environment: dict[str, str]) -> Seconds:
     code = PARSE.format(folder=str(ROOT / "dags"), count=STREAM_COUNT)
-    answer = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         env=environment,
         cwd=ROOT,
@@ -173,9 +179,10 @@ def _parse(environment: dict[str, str]) -> Seconds:
         text=True,
         check=False,
     )
-    if answer.returncode:
-        raise SystemExit(f"the DAGs could not be parsed:\n{answer.stderr[-3000:]}")
-    wall, cpu = json.loads(answer.stdout.splitlines()[-1])
+    if process.returncode:
+        raise SystemExit(f"the DAGs could not be parsed:\n{process.stderr[-3000:]}")
+    printed_line = process.stdout.splitlines()[-1]
+    wall, cpu = json.loads(printed_line)
     return wall, cpu
 
 

@@ -1,4 +1,4 @@
-"""What a check costs: a slice of so many messages, folded without Spark or a broker, then judged.
+"""What a check costs: a slice of so many messages is folded without Spark or a broker, then checked.
 
     python -m bench.check --messages 2000000 --partitions 4 --sessions 10000
 
@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -37,8 +38,9 @@ sequence = "seq"
 table = {key = ["id"], columns = {id = "string", price = "float64", size = "int64"}}
 output = {path = "lake"}
 """
-ROWS = 20
-AT_ONCE = 5_000
+ROW_COUNT = 20
+BATCH_MESSAGES = 5_000
+FIRST_TIME_US = 1_700_000_000_000_000
 
 
 def main() -> None:
@@ -48,108 +50,116 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--sessions", type=int, default=10_000)
     parser.add_argument("--judge", default="")
-    given = parser.parse_args()
-    if given.judge:
-        return judge(Path(given.judge))
+    options = parser.parse_args()
+    if options.judge:
+        judge(Path(options.judge))
+        return
     with tempfile.TemporaryDirectory() as folder:
-        fold(Path(folder), given.messages, given.partitions, given.sessions)
+        fold(Path(folder), options.messages, options.partitions, options.sessions)
         command = [sys.executable, "-m", "bench.check", "--judge", folder]
-        print(subprocess.run(command, text=True, capture_output=True, check=True).stdout, end="")
-    return None
+        result = subprocess.run(command, text=True, capture_output=True, check=True)
+        print(result.stdout, end="")
 
 
-def fold(folder: Path, messages: int, partitions: int, sessions: int) -> None:
-    """One slice, as a run commits it."""
+def fold(folder: Path, messages: int, partition_count: int, sessions: int) -> None:
+    """Fold one slice and commit it as a run does."""
     (folder / "streams").mkdir()
     (folder / "streams" / "s.toml").write_text(STREAM)
     file = stream_files.load_stream("s", folder / "streams")
-    store, kit, clock = (
-        context.ledger(file, with_schema=True),
-        context.task_context(file, {}),
-        WallClock(),
-    )
-    places, each = (
-        [Partition("bench", number) for number in range(partitions)],
-        messages // partitions,
-    )
-    births = [
-        Change(partition=p, epoch=0, frontier=0, until=0, topic_id="id", initial_frontier=0)
-        for p in places
-    ]
-    start_ledger(store, clock, "s", "first", tuple(births))
+    store = context.ledger(file, with_schema=True)
+    clock = WallClock()
+    partitions = [Partition("bench", number) for number in range(partition_count)]
+    start_ledger(store, clock, "s", "first", tuple(map(first_change, partitions)))
     head = read_head(store, "s")
     assert head is not None
     changes = []
-    for place in places:
+    for partition in partitions:
+        messages_each = messages // partition_count
         work = PartitionWork(
-            partition=place, start=0, end=each, epoch=0, topic_id="id", attempt="bench"
+            partition=partition,
+            start=0,
+            end=messages_each,
+            epoch=0,
+            topic_id="id",
+            attempt="bench",
         )
-        result = read_result(
-            run_task(work, message_batches(made(place.number, each, sessions // partitions)), kit)
-        )
-        changes.append(change_from_result(place, head.ledger.partitions[str(place)], result, each))
-    commit(
-        store,
-        clock,
-        head,
-        Entry(kind="slice", attempt="bench", changes=tuple(changes), machine="table"),
+        batches = make_batches(partition.number, messages_each, sessions // partition_count)
+        task_context = context.task_context(file, {})
+        result = read_result(run_task(work, message_batches(batches), task_context))
+        state = head.ledger.partitions[str(partition)]
+        changes.append(change_from_result(partition, state, result, messages_each))
+    entry = Entry(kind="slice", attempt="bench", changes=tuple(changes), machine="table")
+    commit(store, clock, head, entry)
+
+
+def first_change(partition: Partition) -> Change:
+    """The entry by which a partition begins at offset 0."""
+    return Change(
+        partition=partition, epoch=0, frontier=0, until=0, topic_id="id", initial_frontier=0
     )
 
 
-def made(seed: int, count: int, sessions: int) -> Iterator[pa.RecordBatch]:
-    """Each session a snapshot of a few rows, then updates of any of them."""
-    draw, sequences = random.Random(seed), [0] * sessions
-    for begin in range(0, count, AT_ONCE):
-        keys, values = [], []
-        for offset in range(begin, min(begin + AT_ONCE, count)):
-            session = offset if offset < sessions else draw.randrange(sessions)
+def make_batches(seed: int, count: int, session_count: int) -> Iterator[pa.RecordBatch]:
+    """A snapshot of a few rows for each session, then updates of any row of any session."""
+    chance = random.Random(seed)
+    sequences = [0] * session_count
+    for begin in range(0, count, BATCH_MESSAGES):
+        offsets = range(begin, min(begin + BATCH_MESSAGES, count))
+        keys = []
+        values = []
+        for offset in offsets:
+            is_snapshot = offset < session_count
+            session = offset if is_snapshot else chance.randrange(session_count)
             sequences[session] += 1
-            rows = [{"id": f"row-{n}", "price": 1.0, "size": n} for n in range(ROWS)]
-            update = {
-                "id": f"row-{draw.randrange(ROWS)}",
-                "price": round(draw.random() * 100, 2),
-                "size": 7,
-            }
-            body = (
-                {"type": "snapshot", "rows": rows}
-                if offset < sessions
-                else {"type": "update", **update}
-            )
+            message = make_snapshot() if is_snapshot else make_update(chance)
+            message["seq"] = sequences[session]
             keys.append(f"session-{session}".encode())
-            values.append(json.dumps({**body, "seq": sequences[session]}).encode())
-        offsets = range(begin, begin + len(keys))
-        yield pa.RecordBatch.from_pydict(
-            {
-                "offset": pa.array(offsets, pa.int64()),
-                "key": pa.array(keys, pa.binary()),
-                "value": pa.array(values, pa.binary()),
-                "timestamp": pa.array(
-                    [1_700_000_000_000_000 + n for n in offsets], pa.timestamp("us", "UTC")
-                ),
-            }
-        )
+            values.append(json.dumps(message).encode())
+        times = [FIRST_TIME_US + offset for offset in offsets]
+        columns = {
+            "offset": pa.array(offsets, pa.int64()),
+            "key": pa.array(keys, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "timestamp": pa.array(times, pa.timestamp("us", "UTC")),
+        }
+        yield pa.RecordBatch.from_pydict(columns)
+
+
+def make_snapshot() -> dict[str, Any]:
+    """A snapshot of a few rows."""
+    rows = [{"id": f"row-{n}", "price": 1.0, "size": n} for n in range(ROW_COUNT)]
+    return {"type": "snapshot", "rows": rows}
+
+
+def make_update(chance: random.Random) -> dict[str, Any]:
+    """An update of any row."""
+    return {
+        "type": "update",
+        "id": f"row-{chance.randrange(ROW_COUNT)}",
+        "price": round(chance.random() * 100, 2),
+        "size": 7,
+    }
 
 
 def judge(folder: Path) -> None:
-    """Check what was folded, and say what it took."""
+    """Check what was folded, and print what it took."""
     from seriatim.cli.check import check_context
     from seriatim.operations.prove.check import check_stream
 
-    began, file = time.monotonic(), stream_files.load_stream("s", folder / "streams")
-    done = check_stream(check_context(file))
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    print(
-        json.dumps(
-            {
-                "records": done.records,
-                "verdict": sorted(set(done.verdict.values())),
-                "expectations": done.expectations,
-                "seconds": round(time.monotonic() - began, 1),
-                "cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
-                "peak_memory_mb": used.ru_maxrss // 1024,
-            }
-        )
-    )
+    began = time.monotonic()
+    file = stream_files.load_stream("s", folder / "streams")
+    result = check_stream(check_context(file))
+    seconds = time.monotonic() - began
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    figures = {
+        "records": result.records,
+        "verdict": sorted(set(result.verdict.values())),
+        "expectations": result.expectations,
+        "seconds": round(seconds, 1),
+        "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
+        "peak_memory_mb": usage.ru_maxrss // 1024,
+    }
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

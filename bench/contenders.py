@@ -1,12 +1,12 @@
 """Contenders, each run in a process of its own: `python -m bench.contenders NAME FOLDER MESSAGES
 BROKER_DATA`.
 
-Start-up and a warm-up on a small topic of its own are measured apart; the figure is the work: CPU
+Start-up and a warm-up on a small topic of its own are measured apart. The figure is the work: CPU
 seconds of the whole process tree, wall seconds and peak memory (PSS). Afterwards, and not measured,
-the records are read again: everybody must give the same ones. Prints one JSON line; a contender
-that cannot run here says why instead.
+the records are read again: all contenders must give the same ones. Prints one JSON line; a
+contender that cannot run here prints the reason instead.
 
-Next room: java_peers.py, spark_peers.py and quix.py have the peers; answer.py the records.
+Next: java_peers.py, spark_peers.py and quix.py have the peers; answer.py compares the records.
 """
 
 from __future__ import annotations
@@ -54,218 +54,238 @@ path = "OUT"
 READ = """[slice]
 read = "{}"
 """
-"""Ours as the documents advise it for large streams (`task`), and as it is by default, through
-Spark's own source.
+"""`task` is what the documents advise for large streams; `spark`, through Spark's own source, is the
+default.
 """
 QUIX_LOCK = Path(__file__).parent / "quix.lock"
 
 
-class Run(Struct):
-    """Where a contender works, and on how much."""
+class ContenderRun(Struct):
+    """Where a contender works, and on how many messages."""
 
     folder: Path
     messages: int
     broker: Path
-    """The broker's data."""
+    """The folder of the broker's data."""
     output: str = ""
-    """A topic that nobody else writes to."""
+    """A topic that no other run writes to."""
 
 
-class Ready(Struct):
-    """A contender that is warm: its work, then how to look at what it made."""
+class WarmContender(Struct):
+    """A contender that is warm: its work, and functions that look at the records afterwards."""
 
     work: Callable[[], Any]
     answer: Callable[[], dict[str, Any]]
     output_bytes: Callable[[], int]
 
 
-def floor(run: Run) -> Ready:
+def floor(run: ContenderRun) -> WarmContender:
     """Spark reads the same ranges with the same fetch settings and writes them to Parquet
     untouched.
     """
     settings = config.load_settings()
     spark = context.spark_session("floor", settings, silent)
-    out = run.folder / "out"
+    output_folder = run.folder / "out"
 
-    def copy(topic: str, to: Path) -> None:
-        reader, ends = _reader(spark, settings, topic)
-        frame = reader.read_ranges(
-            ends, ReadOptions(average_message_bytes=MESSAGE_BYTES)
-        ).frame.select(*MESSAGE_COLUMNS)
-        frame.write.option("compression", "zstd").parquet(str(to))
+    def copy(topic: str, folder: Path) -> None:
+        reader, ranges = _reader(spark, settings, topic)
+        messages = reader.read_ranges(ranges, ReadOptions(average_message_bytes=MESSAGE_BYTES))
+        frame = messages.frame.select(*MESSAGE_COLUMNS)
+        frame.write.option("compression", "zstd").parquet(str(folder))
+
+    def answer_of_floor() -> dict[str, Any]:
+        rows = [pq.read_metadata(file).num_rows for file in output_folder.glob("*.parquet")]
+        return {"messages": sum(rows)}
 
     copy(WARM_TOPIC, run.folder / "warm")
-    count = lambda: sum(pq.read_metadata(file).num_rows for file in out.glob("*.parquet"))  # noqa: E731
-    return Ready(
-        lambda: copy(TOPIC, out),
-        lambda: {"messages": count()},
-        lambda: answer.folder_bytes(out, "*.parquet"),
+    return WarmContender(
+        lambda: copy(TOPIC, output_folder),
+        answer_of_floor,
+        lambda: answer.folder_bytes(output_folder, "*.parquet"),
     )
 
 
-def ours(run: Run, text: str, names: dict[str, str]) -> Ready:
+def ours(run: ContenderRun, stream_text: str, column_names: dict[str, str]) -> WarmContender:
     """Seriatim, all integrity checks on, from discovery to the commit."""
     (run.folder / "streams").mkdir(exist_ok=True)
-    out, settings = (
-        run.folder / "out",
-        config.load_settings({**config.child_environment(), "SERIATIM_STREAMS": str(run.folder)}),
-    )
-    spark: list[Any] = [None]
+    environment = {**config.child_environment(), "SERIATIM_STREAMS": str(run.folder)}
+    settings = config.load_settings(environment)
+    # The warm-up starts Spark; the work goes on with the same session.
+    warm_spark: Any = None
 
-    def fold(topic: str, to: Path) -> None:
-        (run.folder / f"{to.name}.toml").write_text(
-            text.replace("TOPIC", topic).replace("OUT", str(to))
-        )
-        file = stream_files.load_stream(to.name, settings.streams)
-        reader = context.LazySpark(file, settings, silent)
-        reader.spark = spark[0]
-        world = context.fold_context(file, settings, reader)
-        outcome = FoldRun(file.stream, stream_files.load_runner(file), world).run(
-            file.stream.slice.messages_max
-        )
-        spark[0] = reader.spark
+    def fold(topic: str, output: Path) -> None:
+        nonlocal warm_spark
+        text = stream_text.replace("TOPIC", topic).replace("OUT", str(output))
+        (run.folder / f"{output.name}.toml").write_text(text)
+        file = stream_files.load_stream(output.name, settings.streams)
+        lazy_spark = context.LazySpark(file, settings, silent)
+        lazy_spark.spark = warm_spark
+        fold_context = context.fold_context(file, settings, lazy_spark)
+        fold_run = FoldRun(file.stream, stream_files.load_runner(file), fold_context)
+        outcome = fold_run.run(file.stream.slice.messages_max)
+        warm_spark = lazy_spark.spark
         if outcome.findings:
             raise SystemExit(
                 f"the data is not in order, so the figures mean nothing: {outcome.findings[0]}"
             )
 
     fold(WARM_TOPIC, run.folder / "warm")
-    records = out / "records"
-    return Ready(
-        lambda: fold(TOPIC, out),
-        lambda: answer.of_files(records, "**/*.parquet", names),
+    output_folder = run.folder / "out"
+    records = output_folder / "records"
+    return WarmContender(
+        lambda: fold(TOPIC, output_folder),
+        lambda: answer.of_files(records, "**/*.parquet", column_names),
         lambda: answer.folder_bytes(records, "**/*.parquet"),
     )
 
 
-def spark_python(run: Run, way: str) -> Ready:
-    """Spark's own stateful operators in Python."""
+def spark_python(run: ContenderRun, operator: str) -> WarmContender:
+    """One of Spark's own stateful operators in Python."""
     from bench.spark_peers import peer
 
-    return _of_files(run, peer(run.folder, way))
+    return _with_files(run, peer(run.folder, operator))
 
 
-def quix(run: Run) -> Ready:
-    """Quix Streams: a process per core, in one group."""
+def quix(run: ContenderRun) -> WarmContender:
+    """Quix Streams: a process per core, in one consumer group."""
     from bench.quix import QUIET_SECONDS
 
-    python, servers = (
-        quix_python(),
-        context.kafka_client(config.load_settings())["bootstrap.servers"],
-    )
-    create_topics(
-        {"bootstrap.servers": servers}, {run.output: PARTITIONS, f"{run.output}-warm": PARTITIONS}
-    )
+    python = quix_python()
+    servers = _create_output_topics(run)
+    log_path = run.folder / "log"
 
-    def fold(topic: str, output: str, processes: int) -> dict[str, float]:
-        log = (run.folder / "log").open("w")
+    def fold(topic: str, output: str, process_count: int) -> dict[str, float]:
         program = [python, str(Path(__file__).parent / "quix.py"), servers, topic, output]
-        started = [
-            subprocess.Popen([*program, str(run.folder / f"{output}-{n}")], stdout=log, stderr=log)
-            for n in range(processes)
-        ]
-        if sum(process.wait() for process in started):
-            raise SystemExit((run.folder / "log").read_text()[-3000:])
+        processes = []
+        with log_path.open("w") as log:
+            for number in range(process_count):
+                command = [*program, str(run.folder / f"{output}-{number}")]
+                processes.append(subprocess.Popen(command, stdout=log, stderr=log))
+        exit_codes = [process.wait() for process in processes]
+        if any(exit_codes):
+            raise SystemExit(log_path.read_text()[-3000:])
         return {"waited_seconds": QUIET_SECONDS}
 
     fold(WARM_TOPIC, f"{run.output}-warm", 1)
-    return _of_topic(run, lambda: fold(TOPIC, run.output, os.cpu_count() or 1), servers)
+    return _with_topic(run, lambda: fold(TOPIC, run.output, os.cpu_count() or 1), servers)
 
 
-def kafka_streams(run: Run) -> Ready:
-    """Kafka Streams: state store → topic."""
-    servers = context.kafka_client(config.load_settings())["bootstrap.servers"]
-    create_topics(
-        {"bootstrap.servers": servers}, {run.output: PARTITIONS, f"{run.output}-warm": PARTITIONS}
-    )
-    return _of_topic(run, java_peers.streams(run.folder, run.messages, run.output), servers)
+def kafka_streams(run: ContenderRun) -> WarmContender:
+    """Kafka Streams: from topic to topic, with a state store."""
+    servers = _create_output_topics(run)
+    work = java_peers.streams(run.folder, run.messages, run.output)
+    return _with_topic(run, work, servers)
 
 
-CONTENDERS: dict[str, Callable[[Run], Ready]] = {
+def spark_scala(run: ContenderRun) -> WarmContender:
+    """Spark's stateful operator in Scala."""
+    return _with_files(run, java_peers.scala(run.folder))
+
+
+def flink(run: ContenderRun, state_backend: str) -> WarmContender:
+    """Flink with one of its state backends."""
+    return _with_files(run, java_peers.flink(run.folder, state_backend))
+
+
+CONTENDERS: dict[str, Callable[[ContenderRun], WarmContender]] = {
     "floor": floor,
-    "table": lambda run: ours(run, TABLE + READ.format("task"), answer.OURS),
+    "table": lambda run: ours(run, TABLE + READ.format("task"), answer.OUR_COLUMN_NAMES),
     "machine": lambda run: ours(run, MACHINE + READ.format("task"), {}),
-    "table-spark": lambda run: ours(run, TABLE + READ.format("spark"), answer.OURS),
+    "table-spark": lambda run: ours(run, TABLE + READ.format("spark"), answer.OUR_COLUMN_NAMES),
     "machine-spark": lambda run: ours(run, MACHINE + READ.format("spark"), {}),
     "spark-apply": lambda run: spark_python(run, "apply"),
     "spark-transform": lambda run: spark_python(run, "transform"),
-    "spark-scala": lambda run: _of_files(run, java_peers.scala(run.folder)),
-    "flink-heap": lambda run: _of_files(run, java_peers.flink(run.folder, "hashmap")),
-    "flink-rocksdb": lambda run: _of_files(run, java_peers.flink(run.folder, "rocksdb")),
+    "spark-scala": spark_scala,
+    "flink-heap": lambda run: flink(run, "hashmap"),
+    "flink-rocksdb": lambda run: flink(run, "rocksdb"),
     "kafka-streams": kafka_streams,
     "quix": quix,
 }
 
 
 def quix_python() -> str:
-    """Quix's own environment under the home, made from its lock when there is none."""
-    home = config.load_settings().home / "bench" / "quix"
-    python = home / "bin" / "python"
-    if not (home / ".ready").exists():
-        uv = str(Path(sys.executable).with_name("uv"))
-        for step in (
-            ["venv", "--clear", str(home)],
-            ["pip", "sync", "--python", str(python), str(QUIX_LOCK)],
-        ):
-            ended = subprocess.run(
-                [uv, *step, "--quiet"], text=True, capture_output=True, check=False
-            )
-            if ended.returncode:
-                raise CannotRunError(f"it could not be installed: {ended.stderr.strip()[-300:]}")
-        (home / ".ready").touch()
+    """The Python of Quix's own environment, which is installed from its lock file if missing."""
+    environment = config.load_settings().home / "bench" / "quix"
+    python = environment / "bin" / "python"
+    if (environment / ".ready").exists():
+        return str(python)
+    uv = str(Path(sys.executable).with_name("uv"))
+    steps = [
+        [uv, "venv", "--clear", str(environment), "--quiet"],
+        [uv, "pip", "sync", "--python", str(python), str(QUIX_LOCK), "--quiet"],
+    ]
+    for command in steps:
+        result = subprocess.run(command, text=True, capture_output=True, check=False)
+        if result.returncode:
+            raise CannotRunError(f"it could not be installed: {result.stderr.strip()[-300:]}")
+    (environment / ".ready").touch()
     return str(python)
 
 
-def _of_files(run: Run, work: Callable[[], Any]) -> Ready:
+def _create_output_topics(run: ContenderRun) -> str:
+    """Create the topics that a contender writes to; the broker's address."""
+    servers = context.kafka_client(config.load_settings())["bootstrap.servers"]
+    topics = {run.output: PARTITIONS, f"{run.output}-warm": PARTITIONS}
+    create_topics({"bootstrap.servers": servers}, topics)
+    return servers
+
+
+def _with_files(run: ContenderRun, work: Callable[[], Any]) -> WarmContender:
+    """A contender that writes Parquet files, as Spark and Flink name them."""
     records = run.folder / "out" / "records"
-    return Ready(
+    return WarmContender(
         work,
         lambda: answer.of_files(records, "**/part-*"),
         lambda: answer.folder_bytes(records, "**/part-*"),
     )
 
 
-def _of_topic(run: Run, work: Callable[[], Any], servers: str) -> Ready:
-    files = f"**/{run.output}-[0-9]*/*.log"
-    return Ready(
+def _with_topic(run: ContenderRun, work: Callable[[], Any], servers: str) -> WarmContender:
+    """A contender that writes to a topic; its size is that of the broker's log files."""
+    log_files = f"**/{run.output}-[0-9]*/*.log"
+    return WarmContender(
         work,
         lambda: answer.of_topic(servers, run.output, PARTITIONS),
-        lambda: answer.folder_bytes(run.broker, files),
+        lambda: answer.folder_bytes(run.broker, log_files),
     )
 
 
 def _reader(
     spark: Any, settings: config.Settings, topic: str
 ) -> tuple[SparkReader, dict[Partition, OffsetRange]]:
+    """Spark's reader, and the range of all messages of each partition."""
     from seriatim.kafka.log import KafkaLog
 
     client = context.kafka_client(settings)
-    bounds = KafkaLog(client).bounds(topic)
-    ends = {place: OffsetRange(0, seen.log_end) for place, seen in bounds.items()}
-    return SparkReader(spark, {**client, "isolation.level": "read_committed"}), ends
+    ranges: dict[Partition, OffsetRange] = {}
+    for partition, bounds in KafkaLog(client).bounds(topic).items():
+        ranges[partition] = OffsetRange(0, bounds.log_end)
+    reader = SparkReader(spark, {**client, "isolation.level": "read_committed"})
+    return reader, ranges
 
 
 def silent(_: str) -> None:
-    """Nobody listens."""
+    """Print nothing."""
 
 
 def main(name: str, folder: str, messages: str, broker: str) -> None:
-    """Warm up, measure, look at the answer."""
-    run = Run(Path(folder), int(messages), Path(broker), f"out-{name}-{uuid.uuid4().hex[:8]}")
+    """Warm up, measure, read the answer, print."""
+    output_topic = f"out-{name}-{uuid.uuid4().hex[:8]}"
+    run = ContenderRun(Path(folder), int(messages), Path(broker), output_topic)
     try:
-        ready = CONTENDERS[name](run)
+        contender = CONTENDERS[name](run)
     except CannotRunError as reason:
         print(json.dumps({"cannot_run": str(reason)}), flush=True)
         return
-    measured = Meter().measure(ready.work)
-    del measured["found"], measured["seen_cpu_seconds"]
-    print(
-        json.dumps({**measured, "output_bytes": ready.output_bytes(), "answer": ready.answer()}),
-        flush=True,
-    )
+    measurement = Meter().measure(contender.work)
+    del measurement["result"], measurement["seen_cpu_seconds"]
+    measurement["output_bytes"] = contender.output_bytes()
+    measurement["answer"] = contender.answer()
+    print(json.dumps(measurement), flush=True)
 
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
     sys.stdout.flush()
-    os._exit(0)  # JVMs below end with their pipe; nothing is left to be said
+    # JVMs below end with their pipe. An orderly end would wait for them, and all is printed.
+    os._exit(0)

@@ -1,12 +1,12 @@
-"""A hot partition: the same messages folded by one process, and with their sessions spread over
-helpers.
+"""A hot partition: the same messages folded by one process, and with their sessions in several
+helper processes.
 
     python -m bench.hot --messages 400000 --work 0 20
 
-One partition, 200 sessions, the benchmark's arbitrary machine (`--work`: microseconds of its own
-that `apply` spends on top, by counting; a real machine that looks things up or computes). Without
-Spark or a broker: the task alone, from Arrow batches to closed files, wall seconds, in turn, best
-of three.
+One partition, 200 sessions, the benchmark's arbitrary machine. `--work` is the time in microseconds
+that `apply` spends on top, as a real machine that looks things up or computes would. Without Spark
+or a broker: the task alone, from Arrow batches to closed files, wall seconds, in turn, best of
+three.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from bench.data import SESSIONS, _next
-from bench.growth import AT_ONCE, PLACE, batches
+from bench.data import SESSIONS, SentSession, next_message
+from bench.growth import BATCH_MESSAGES, PARTITION, current_load, to_batches
 from seriatim import context, stream_files
 from seriatim.engine.task import PartitionWork, read_result, run_task
 from seriatim.fast.helpers.fold import with_helpers
@@ -40,33 +40,57 @@ output = {path = "lake"}
 """
 
 
-def made(count: int) -> list[pa.RecordBatch]:
+def make_batches(count: int) -> list[pa.RecordBatch]:
     """The data of `make bench`, of one partition."""
-    chance, tables = random.Random(1), dict[str, list[Any]]()
+    chance = random.Random(1)
+    sessions: dict[str, SentSession] = {}
     names = [f"session-{chance.randrange(SESSIONS):04d}" for _ in range(count)]
-    return batches(
-        0, ((name, _next(tables.setdefault(name, [0, []]), name, chance)) for name in names)
-    )
+    messages = []
+    for name in names:
+        session = sessions.setdefault(name, SentSession())
+        messages.append((name, next_message(session, name, chance)))
+    return to_batches(0, messages)
 
 
-def timed(file: stream_files.StreamFile, given: list[pa.RecordBatch], parts: int) -> dict[str, Any]:
-    """One task."""
-    count = sum(batch.num_rows for batch in given)
+def measure_task(batches: list[pa.RecordBatch], helper_count: int) -> dict[str, Any]:
+    """One task in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        streams = Path(folder) / "streams"
+        streams.mkdir()
+        (streams / "s.toml").write_text(STREAM)
+        file = stream_files.load_stream("s", streams)
+        return _measure_fold(file, batches, helper_count)
+
+
+def _measure_fold(
+    file: stream_files.StreamFile, batches: list[pa.RecordBatch], helper_count: int
+) -> dict[str, Any]:
+    count = sum(batch.num_rows for batch in batches)
     work = PartitionWork(
-        partition=PLACE, start=0, end=count, epoch=0, topic_id="id", attempt=context.new_attempt()
+        partition=PARTITION,
+        start=0,
+        end=count,
+        epoch=0,
+        topic_id="id",
+        attempt=context.new_attempt(),
     )
-    began, cpu = time.monotonic(), os.times()
-    with with_helpers(file, work, context.task_context(file, {}, count), parts) as kit:
-        result = read_result(run_task(work, message_batches(given), kit))
-    wall, after = time.monotonic() - began, os.times()
+    began = time.monotonic()
+    before = os.times()
+    plain_context = context.task_context(file, {}, count)
+    with with_helpers(file, work, plain_context, helper_count) as task_context:
+        result = read_result(run_task(work, message_batches(batches), task_context))
+    wall_seconds = time.monotonic() - began
+    after = os.times()
     if result.certificate is None:
         raise SystemExit("the data is not in order, so the figures mean nothing")
-    task, helpers = (sum(after[n : n + 2]) - sum(cpu[n : n + 2]) for n in (0, 2))
+    task_seconds = after.user + after.system - before.user - before.system
+    helper_seconds = after.children_user + after.children_system
+    helper_seconds -= before.children_user + before.children_system
     return {
-        "wall_seconds": round(wall, 2),
-        "task_cpu_seconds": round(task, 2),
-        "helpers_cpu_seconds": round(helpers, 2),
-        "records": sum(file.rows for file in result.records),
+        "wall_seconds": round(wall_seconds, 2),
+        "task_cpu_seconds": round(task_seconds, 2),
+        "helpers_cpu_seconds": round(helper_seconds, 2),
+        "records": sum(record_file.rows for record_file in result.records),
     }
 
 
@@ -77,37 +101,43 @@ def main() -> None:
     parser.add_argument("--work", type=int, nargs="+", default=[0, 20])
     parser.add_argument("--parts", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    if len(given.work) > 1:  # the machine reads it once, when it is loaded
-        same = ["--messages", given.messages, "--parts", given.parts, "--rounds", given.rounds]
-        for work in given.work:
-            subprocess.run(
-                [sys.executable, "-m", "bench.hot", *map(str, same), "--work", str(work)],
-                check=True,
-            )
+    options = parser.parse_args()
+    if len(options.work) == 1:
+        compare(options.work[0], options.messages, options.parts, options.rounds)
         return
-    os.environ["BENCH_APPLY_US"] = str(given.work[0])
-    found = made(given.messages // AT_ONCE * AT_ONCE)
-    for work in given.work:
-        runs: dict[int, list[dict[str, Any]]] = {1: [], given.parts: []}
-        for _ in range(given.rounds):
-            for parts, taken in runs.items():
-                with tempfile.TemporaryDirectory() as folder:
-                    (Path(folder) / "streams").mkdir()
-                    (Path(folder) / "streams" / "s.toml").write_text(STREAM)
-                    taken.append(
-                        timed(stream_files.load_stream("s", Path(folder) / "streams"), found, parts)
-                    )
-        best = {
-            parts: min(taken, key=lambda one: one["wall_seconds"]) for parts, taken in runs.items()
-        }
-        ratio = best[1]["wall_seconds"] / best[given.parts]["wall_seconds"]
-        line = {"apply_us": work, "one": best[1], f"{given.parts} helpers": best[given.parts]}
-        print(
-            json.dumps({**line, "times": round(ratio, 2), "load": round(os.getloadavg()[0], 1)}),
-            flush=True,
-        )
-    sys.stdout.flush()
+    # The machine reads the amount of work once, when it is loaded: every amount needs a process.
+    for work in options.work:
+        command = [sys.executable, "-m", "bench.hot", "--work", str(work)]
+        command += ["--messages", str(options.messages)]
+        command += ["--parts", str(options.parts), "--rounds", str(options.rounds)]
+        subprocess.run(command, check=True)
+
+
+def compare(work: int, message_count: int, helper_count: int, rounds: int) -> None:
+    """Print the best task in one process and the best with helpers, taken in turn."""
+    os.environ["BENCH_APPLY_US"] = str(work)
+    batches = make_batches(message_count // BATCH_MESSAGES * BATCH_MESSAGES)
+    alone = []
+    spread = []
+    for _ in range(rounds):
+        alone.append(measure_task(batches, 1))
+        spread.append(measure_task(batches, helper_count))
+    best_alone = min(alone, key=_wall_seconds)
+    best_spread = min(spread, key=_wall_seconds)
+    ratio = _wall_seconds(best_alone) / _wall_seconds(best_spread)
+    figures = {
+        "apply_us": work,
+        "one": best_alone,
+        f"{helper_count} helpers": best_spread,
+        "times": round(ratio, 2),
+        "load": current_load(),
+    }
+    print(json.dumps(figures), flush=True)
+
+
+def _wall_seconds(figures: dict[str, Any]) -> float:
+    seconds: float = figures["wall_seconds"]
+    return seconds
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Contenders on the JVM: compiled once from `bench/jvm`, started, warmed up, and told when to
-begin.
+"""Contenders on the JVM: compiled once from `bench/jvm`, started, warmed up, and started on the work
+by a line on their standard input.
 
 A JDK is needed for the Java ones (`javac`); the Scala one is compiled by the compiler inside the
 pyspark package.
@@ -19,7 +19,7 @@ from typing import Any
 
 import pyspark
 
-from bench.data import AT_ONCE, TOPIC, WARM_MESSAGES, WARM_TOPIC
+from bench.data import BATCH_MESSAGES_MAX, TOPIC, WARM_MESSAGES, WARM_TOPIC
 from seriatim import config, context
 from seriatim.embedded import jars, java
 from seriatim.errors import SeriatimError
@@ -45,11 +45,11 @@ FLINK_OPENS = (
     "java.nio",
     "sun.nio.ch",
 )
-"""What Flink's own start script opens to it on Java 17."""
+"""The packages that Flink's own start script opens on Java 17."""
 
 
 class CannotRunError(Exception):
-    """A contender that this machine has not got the means for; the text says which."""
+    """A contender cannot run on this computer; the text says what is missing."""
 
 
 def flink(folder: Path, kind: str) -> Callable[[], Any]:
@@ -98,7 +98,7 @@ def scala(folder: Path) -> Callable[[], Any]:
     packed = _packed(compiled(["Rows.java", "SparkPeer.scala"], path))
     own = ",".join(map(str, jars.ensure_jars("spark", settings, print_aside)))
     log = Path(context.__file__).with_name("log4j2.properties").as_uri()
-    given = {
+    spark_conf = {
         "spark.master": settings.spark_master,
         "spark.driver.memory": MEMORY,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log}",
@@ -107,10 +107,12 @@ def scala(folder: Path) -> Callable[[], Any]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    conf = [part for name, value in given.items() for part in ("--conf", f"{name}={value}")]
+    conf_arguments = []
+    for name, value in spark_conf.items():
+        conf_arguments += ["--conf", f"{name}={value}"]
     command = [
         str(SPARK / "bin" / "spark-submit"),
-        *conf,
+        *conf_arguments,
         "--jars",
         own,
         "--class",
@@ -118,22 +120,25 @@ def scala(folder: Path) -> Callable[[], Any]:
         str(packed),
     ]
     return _started(
-        [*command, _servers(settings), TOPIC, WARM_TOPIC, str(folder), str(AT_ONCE)], folder
+        [*command, _servers(settings), TOPIC, WARM_TOPIC, str(folder), str(BATCH_MESSAGES_MAX)],
+        folder,
     )
 
 
 def compiled(names: list[str], path: Iterable[Path]) -> Path:
-    """A folder with the classes; made once for one content."""
-    content = b"".join((SOURCES / name).read_bytes() for name in names)
-    place = config.load_settings().home / "bench" / hashlib.sha256(content).hexdigest()[:16]
-    if place.is_dir():
-        return place
-    scratch = place.with_suffix(f".{os.getpid()}")
+    """A folder with the classes; sources with the same content are compiled once."""
+    sources = [SOURCES / name for name in names]
+    content = b"".join(source.read_bytes() for source in sources)
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    folder = config.load_settings().home / "bench" / digest
+    if folder.is_dir():
+        return folder
+    # Compiled into a folder of this process and renamed: an interrupted compilation leaves nothing
+    # that looks complete.
+    scratch = folder.with_suffix(f".{os.getpid()}")
     scratch.mkdir(parents=True)
-    files = {
-        end: [str(SOURCES / name) for name in names if name.endswith(end)]
-        for end in (".java", ".scala")
-    }
+    java_files = [str(source) for source in sources if source.suffix == ".java"]
+    scala_files = [str(source) for source in sources if source.suffix == ".scala"]
     classes = _joined([scratch, *path])
     _compile(
         [
@@ -145,10 +150,10 @@ def compiled(names: list[str], path: Iterable[Path]) -> Path:
             str(scratch),
             "-cp",
             classes,
-            *files[".java"],
+            *java_files,
         ]
     )
-    if files[".scala"]:
+    if scala_files:
         compiler = [
             _java(),
             "-cp",
@@ -158,30 +163,33 @@ def compiled(names: list[str], path: Iterable[Path]) -> Path:
             "-d",
             str(scratch),
         ]
-        _compile([*compiler, "-classpath", classes, *files[".scala"]])
-    shutil.rmtree(place, ignore_errors=True)
-    scratch.rename(place)
-    return place
+        _compile([*compiler, "-classpath", classes, *scala_files])
+    shutil.rmtree(folder, ignore_errors=True)
+    scratch.rename(folder)
+    return folder
 
 
 def _compile(command: list[str]) -> None:
-    ended = subprocess.run(command, text=True, capture_output=True, check=False)
-    if ended.returncode:
-        raise SystemExit(f"{command[0]} failed:\n{(ended.stdout + ended.stderr)[-3000:]}")
+    result = subprocess.run(command, text=True, capture_output=True, check=False)
+    if result.returncode:
+        output = result.stdout + result.stderr
+        raise SystemExit(f"{command[0]} failed:\n{output[-3000:]}")
 
 
 def _started(command: list[str], folder: Path) -> Callable[[], Any]:
-    """Start it, wait until it is warm; the work is from our word to its own."""
+    """Start a process and wait until it is warm. The work begins with our line and ends with its
+    DONE.
+    """
     log = (folder / "log").open("w")
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
     )
     assert process.stdin
     assert process.stdout
-    said = process.stdout
+    printed_lines = process.stdout
 
     def wait(word: str) -> None:
-        for line in said:
+        for line in printed_lines:
             if line.strip() == word:
                 return
         raise SystemExit(f"it ended before it was {word}:\n{(folder / 'log').read_text()[-3000:]}")
@@ -203,7 +211,11 @@ def _jars(group: str, settings: config.Settings) -> list[Path]:
 
 
 def _from_spark() -> list[Path]:
-    return [file for name in FROM_SPARK for file in sorted((SPARK / "jars").glob(f"{name}.jar"))]
+    """The JARs that Flink needs and the pyspark package has."""
+    files: list[Path] = []
+    for name in FROM_SPARK:
+        files += sorted((SPARK / "jars").glob(f"{name}.jar"))
+    return files
 
 
 def _packed(classes: Path) -> Path:
@@ -220,12 +232,12 @@ def _java() -> str:
 
 
 def _javac() -> str:
-    found = Path(_java()).resolve().with_name("javac")
-    if not found.exists():
+    javac = Path(_java()).resolve().with_name("javac")
+    if not javac.exists():
         raise CannotRunError(
             "a JDK is needed to compile it, and only a JRE is here (no javac beside java)"
         )
-    return str(found)
+    return str(javac)
 
 
 def _servers(settings: config.Settings) -> str:

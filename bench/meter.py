@@ -1,6 +1,6 @@
 """The meter: CPU of this process and everything below it, wall, and the peak of memory (PSS).
 
-Next room: contenders.py, whose work it measures.
+Next: contenders.py, whose work it measures.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ class Meter:
     """CPU and memory of a process, this one if none is given, and everything below it."""
 
     def __init__(self, process: psutil.Process | None = None) -> None:
-        self.me = process or psutil.Process()
-        self.peak = 0
-        self.own_seconds = 0.0
-        """What watching itself has cost."""
-        self.seen: dict[int, float] = {}
-        """CPU seconds of each process when last looked at: of those, too, that nobody waited for."""
-        self._retired_partition = threading.Event()
+        self.process = process or psutil.Process()
+        self.peak_bytes = 0
+        self.watch_seconds = 0.0
+        """CPU seconds of the watching thread, which are not part of the work."""
+        self.seen_cpu_seconds: dict[int, float] = {}
+        """CPU seconds of each process when it was last looked at, also of processes that nothing
+        waited for: their time is not added to their parent's.
+        """
+        self._stop = threading.Event()
 
     def cpu_seconds(self) -> float:
-        """All that was spent so far, by the dead, too."""
+        """CPU seconds so far, of processes that have ended as well."""
         total = 0.0
         for process in self.family():
             try:
@@ -40,52 +42,58 @@ class Meter:
         return total
 
     def family(self) -> list[psutil.Process]:
-        """The process and those below it; nobody once it is gone."""
+        """The process and those below it; empty once it has ended."""
         try:
-            return [self.me, *self.me.children(recursive=True)]
+            return [self.process, *self.process.children(recursive=True)]
         except psutil.Error:
             return []
 
     def watch(self) -> None:
-        """Look at memory until told to stop."""
-        while not self._retired_partition.wait(WATCH_EVERY_SECONDS):
-            family = self.family()
-            self.peak = max(self.peak, sum(pss_bytes(process.pid) for process in family))
-            self.seen |= {process.pid: own_cpu_seconds(process) for process in family}
-        self.own_seconds = time.thread_time()
+        """Look at memory and CPU every second until `measure` is done."""
+        while not self._stop.wait(WATCH_EVERY_SECONDS):
+            memory_bytes = 0
+            for process in self.family():
+                memory_bytes += pss_bytes(process.pid)
+                self.seen_cpu_seconds[process.pid] = own_cpu_seconds(process)
+            self.peak_bytes = max(self.peak_bytes, memory_bytes)
+        self.watch_seconds = time.thread_time()
 
     def measure(self, work: Callable[[], Any]) -> dict[str, Any]:
-        """What the work takes; and, beside it, what start-up and warm-up took before."""
-        watcher, born = threading.Thread(target=self.watch), started_at(self.me)
+        """What the work takes, and what start-up and warm-up took before it."""
+        watcher = threading.Thread(target=self.watch)
+        process_started = started_at(self.process)
         watcher.start()
-        cpu, began = self.cpu_seconds(), time.monotonic()
+        cpu_before = self.cpu_seconds()
+        began = time.monotonic()
         try:
-            found = work()
-            wall = time.monotonic() - began
-            spent = self.cpu_seconds() - cpu
+            result = work()
+            wall_seconds = time.monotonic() - began
+            cpu_seconds = self.cpu_seconds() - cpu_before
         finally:
-            self._retired_partition.set()
+            self._stop.set()
             watcher.join()
         return {
-            "cpu_seconds": spent - self.own_seconds,
-            "wall_seconds": wall - self.waited(found),
-            "startup_cpu_seconds": cpu,
-            "startup_wall_seconds": began - born,
-            "peak_memory_mb": round(self.peak / 1e6),
-            "seen_cpu_seconds": sum(self.seen.values()),
-            "found": found,
+            "cpu_seconds": cpu_seconds - self.watch_seconds,
+            "wall_seconds": wall_seconds - self.waited_seconds(result),
+            "startup_cpu_seconds": cpu_before,
+            "startup_wall_seconds": began - process_started,
+            "peak_memory_mb": round(self.peak_bytes / 1e6),
+            "seen_cpu_seconds": sum(self.seen_cpu_seconds.values()),
+            "result": result,
         }
 
     @staticmethod
-    def waited(found: Any) -> float:
-        """Seconds in which a contender without an end of its own only waited to see that nothing
-        came any more.
+    def waited_seconds(result: Any) -> float:
+        """Seconds in which a contender that never ends by itself only waited to see that no more
+        messages come.
         """
-        return found.get("waited_seconds", 0.0) if isinstance(found, dict) else 0.0
+        if isinstance(result, dict):
+            return result.get("waited_seconds", 0.0)
+        return 0.0
 
 
 def own_cpu_seconds(process: psutil.Process) -> float:
-    """Of one process alone; 0 if it is gone."""
+    """CPU seconds of one process alone; 0 if it has ended."""
     try:
         times = process.cpu_times()
     except psutil.Error:
@@ -95,7 +103,8 @@ def own_cpu_seconds(process: psutil.Process) -> float:
 
 def started_at(process: psutil.Process) -> float:
     """When a process began, on the monotonic clock."""
-    return time.monotonic() - (time.time() - process.create_time())
+    age_seconds = time.time() - process.create_time()
+    return time.monotonic() - age_seconds
 
 
 def pss_bytes(pid: int) -> int:
@@ -104,4 +113,8 @@ def pss_bytes(pid: int) -> int:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+    for line in lines:
+        if line.startswith("Pss:"):
+            kilobytes = int(line.split()[1])
+            return kilobytes * 1024
+    return 0

@@ -1,9 +1,10 @@
-"""`make bench`: its own broker, the data, every contender in turn, several rounds; a table, a
+"""`make bench`: a broker of its own, the data, every contender in turn, several rounds; a table, a
 picture, a JSON file.
 
-What was measured is kept after every run of a contender; the same command goes on where an earlier
-one was broken off (`--fresh` begins anew). `--against REF` compares ours with an earlier commit
-instead: against.py. Next room: contenders.py.
+Figures are saved after every run of a contender; the same command goes on where an earlier one was
+interrupted (`--fresh` begins again). `--against REF` compares ours with an earlier commit instead.
+
+Next: contenders.py, what is measured; against.py, the comparison with an earlier commit.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from typing import Any
 from bench import against
 from bench.contenders import CONTENDERS
 from bench.data import MESSAGES, WARM_MESSAGES, WARM_TOPIC, produce
-from bench.picture import bars
+from bench.picture import bar_chart
 from seriatim import config
 from seriatim.embedded import broker
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 DOCS = ROOT / "docs"
-MARKS = "<!-- figures of make bench: begin -->\n", "<!-- end -->\n"
+BEGIN_MARK, END_MARK = "<!-- figures of make bench: begin -->\n", "<!-- end -->\n"
 RUN_SECONDS_MAX = 900
 ROUNDS = 3
 OURS = ("table", "machine", "table-spark", "machine-spark")
@@ -41,30 +42,38 @@ Runs = dict[str, list[dict[str, Any]]]
 
 
 def main() -> None:
-    """Measure, print, keep."""
-    chosen = _arguments()
-    default_names = OURS if chosen.against else tuple(CONTENDERS)
-    names = chosen.only.split(",") if chosen.only else list(default_names)
-    count = int(MESSAGES * chosen.scale)
-    if strange := [name for name in names if name not in CONTENDERS]:
-        raise SystemExit(f"no contender is called {strange[0]}; there are {', '.join(CONTENDERS)}")
-    if chosen.against:
-        compare(chosen.against, names, chosen.rounds or against.ROUNDS, count, Path(chosen.results))
+    """Measure, print and save."""
+    options = _arguments()
+    names = _chosen_contenders(options)
+    count = int(MESSAGES * options.scale)
+    results = Path(options.results)
+    if options.against:
+        compare(options.against, names, options.rounds or against.ROUNDS, count, results)
         return
-    unfinished = Path(chosen.results) / "unfinished.json"
-    runs = {} if chosen.fresh else _begun(unfinished, count)
+    unfinished = results / "unfinished.json"
+    runs = {} if options.fresh else _load_unfinished(unfinished, count)
     with _broker_with_data(count) as (home, servers):
-        for name, number in _left(names, chosen.rounds or ROUNDS, runs):
-            found = run(name, home, servers, count)
-            runs.setdefault(name, []).append(found)
+        for name, number in _remaining_runs(names, options.rounds or ROUNDS, runs):
+            measurement = run(name, home, servers, count)
+            runs.setdefault(name, []).append(measurement)
             _refuse_other_answers(runs)
             unfinished.parent.mkdir(exist_ok=True)
             unfinished.write_text(json.dumps({"messages": count, "runs": runs}))
-            say(f"round {number + 1} {name}: {_short(found, count)}")
-    keep(
-        summary({name: runs[name] for name in names}, count), Path(chosen.results), docs=chosen.docs
-    )
+            print_progress(f"round {number + 1} {name}: {_one_line(measurement, count)}")
+    chosen_runs = {name: runs[name] for name in names}
+    save_results(summary(chosen_runs, count), results, docs=options.docs)
     unfinished.unlink()
+
+
+def _chosen_contenders(options: argparse.Namespace) -> list[str]:
+    """The contenders of `--only`, or all that make sense. Exits at an unknown name."""
+    if not options.only:
+        return list(OURS if options.against else CONTENDERS)
+    names: list[str] = options.only.split(",")
+    for name in names:
+        if name not in CONTENDERS:
+            raise SystemExit(f"no contender is called {name}; there are {', '.join(CONTENDERS)}")
+    return names
 
 
 def compare(ref: str, names: list[str], rounds: int, count: int, results: Path) -> None:
@@ -77,13 +86,14 @@ def compare(ref: str, names: list[str], rounds: int, count: int, results: Path) 
         trees: dict[against.Side, Path] = {"before": earlier_tree, "now": ROOT}
         for tree in trees.values():
             against.refuse_other_product(tree)
-            against.compile_fold(tree, say)
+            against.compile_fold(tree, print_progress)
         with _broker_with_data(count) as (home, servers):
             for number, name, side in against.order_of_runs(names, rounds):
                 measurement = run(name, home, servers, count, trees[side])
                 measured[name][side].append(measurement)
                 against.refuse_other_answers(measured)
-                say(f"round {number + 1} {name} {side}: {_short(measurement, count)}")
+                line = _one_line(measurement, count)
+                print_progress(f"round {number + 1} {name} {side}: {line}")
     contenders = against.compared(measured)
     result = {"ref": ref, "commit": commit, **_circumstances(count), "contenders": contenders}
     results.mkdir(exist_ok=True)
@@ -95,18 +105,24 @@ def compare(ref: str, names: list[str], rounds: int, count: int, results: Path) 
 
 @contextmanager
 def _broker_with_data(count: int) -> Iterator[tuple[Path, str]]:
-    """The bench's own broker with all messages on it: its folder and its address."""
+    """A broker with all messages on it: its folder and its address."""
+    with temporary_broker() as (home, servers):
+        print_progress(f"making {count:,} messages")
+        produce(servers, count)
+        produce(servers, WARM_MESSAGES, WARM_TOPIC)
+        yield home, servers
+
+
+@contextmanager
+def temporary_broker() -> Iterator[tuple[Path, str]]:
+    """A broker in a temporary folder: the folder and the broker's address."""
     home = Path(tempfile.mkdtemp(prefix="seriatim-bench-"))
     try:
-        info = broker.start_broker(
-            home, program=broker.find_kafka_program(config.load_settings(), say), print_notice=say
-        )
-        say(f"making {count:,} messages")
-        produce(info.bootstrap_servers, count)
-        produce(info.bootstrap_servers, WARM_MESSAGES, WARM_TOPIC)
+        program = broker.find_kafka_program(config.load_settings(), print_progress)
+        info = broker.start_broker(home, program=program, print_notice=print_progress)
         yield home, info.bootstrap_servers
     finally:
-        broker.stop_broker(home, say)
+        broker.stop_broker(home, print_progress)
         shutil.rmtree(home, ignore_errors=True)
 
 
@@ -123,7 +139,7 @@ def _arguments() -> argparse.Namespace:
         help="compare ours with this commit; exit code 1 if it was faster",
     )
     parser.add_argument(
-        "--fresh", action="store_true", help="forget what a broken-off run has measured"
+        "--fresh", action="store_true", help="forget what an interrupted run has measured"
     )
     parser.add_argument("--results", default=str(RESULTS))
     parser.add_argument(
@@ -132,21 +148,23 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _begun(unfinished: Path, count: int) -> Runs:
-    """What a broken-off run of as many messages has measured."""
+def _load_unfinished(unfinished: Path, count: int) -> Runs:
+    """What an interrupted run of as many messages has measured."""
     if not unfinished.exists():
         return {}
-    kept = json.loads(unfinished.read_text())
-    if kept["messages"] != count:
+    content = json.loads(unfinished.read_text())
+    if content["messages"] != count:
         return {}
-    say(
-        f"going on with {sum(map(len, kept['runs'].values()))} runs of a bench that was broken off; --fresh forgets it"
+    runs: Runs = content["runs"]
+    run_count = sum(len(contender_runs) for contender_runs in runs.values())
+    print_progress(
+        f"going on with {run_count} runs of a bench that was interrupted; --fresh forgets it"
     )
-    return kept["runs"]
+    return runs
 
 
-def _left(names: list[str], rounds: int, runs: Runs) -> Iterator[tuple[str, int]]:
-    """In turn, so that a slow minute hurts everybody alike."""
+def _remaining_runs(names: list[str], rounds: int, runs: Runs) -> Iterator[tuple[str, int]]:
+    """The runs that are missing: all contenders in turn, so that a slow minute slows all of them."""
     for number in range(rounds):
         for name in names:
             if len(runs.get(name, [])) <= number:
@@ -163,9 +181,9 @@ def run(name: str, home: Path, servers: str, count: int, tree: Path = ROOT) -> d
         "SERIATIM_KAFKA_BOOTSTRAP_SERVERS": servers,
         "SERIATIM_SPARK_DRIVER_MEMORY": "3g",
     }
-    load = os.getloadavg()[0]
+    load_before = os.getloadavg()[0]
     command = [sys.executable, "-m", "bench.contenders", name, str(folder), str(count), str(home)]
-    ended = subprocess.run(
+    process = subprocess.run(
         command,
         cwd=tree,
         env=environment,
@@ -174,49 +192,68 @@ def run(name: str, home: Path, servers: str, count: int, tree: Path = ROOT) -> d
         check=False,
         timeout=RUN_SECONDS_MAX,
     )
-    if ended.returncode:
-        raise SystemExit(f"{name} failed:\n{ended.stderr[-3000:]}")
-    return {**json.loads(ended.stdout.splitlines()[-1]), "load": round(load, 1)}
+    if process.returncode:
+        raise SystemExit(f"{name} failed:\n{process.stderr[-3000:]}")
+    printed_line = process.stdout.splitlines()[-1]
+    measurement: dict[str, Any] = json.loads(printed_line)
+    measurement["load"] = round(load_before, 1)
+    return measurement
 
 
 def _refuse_other_answers(runs: Runs) -> None:
-    """Figures of somebody who did something else mean nothing. The floor folds nothing and has no
-    records.
+    """Exit if contenders gave other records: their figures cannot be compared.
+
+    The floor folds nothing and has no records; its answer has no digest.
     """
-    answers = {
-        name: one["answer"]
-        for name, all_runs in runs.items()
-        for one in all_runs
-        if "answer" in one
-    }
-    folded = {name: found["digest"] for name, found in answers.items() if "digest" in found}
-    if len(set(folded.values())) > 1:
+    answers = {}
+    digests = set()
+    for name, contender_runs in runs.items():
+        for measurement in contender_runs:
+            if "answer" in measurement:
+                answers[name] = measurement["answer"]
+                digests.add(measurement["answer"].get("digest"))
+    if len(digests - {None}) > 1:
         raise SystemExit(f"the answers differ, so the figures mean nothing: {answers}")
 
 
 def summary(runs: Runs, count: int) -> dict[str, Any]:
     """Best, median and all figures, and ratios to the floor and to ours."""
-    contenders, absent = {}, {}
-    for name, all_runs in runs.items():
-        if reasons := [one["cannot_run"] for one in all_runs if "cannot_run" in one]:
-            absent[name] = reasons[0]
-            continue
-        each = [round(one["cpu_seconds"] / count * 1e6, 3) for one in all_runs]
-        contenders[name] = {
-            "cpu_us_per_message": {
-                "best": min(each),
-                "median": round(statistics.median(each), 3),
-                "all": each,
-            },
-            "wall_seconds": round(min(one["wall_seconds"] for one in all_runs), 1),
-            "peak_memory_mb": max(one["peak_memory_mb"] for one in all_runs),
-            "output_bytes": all_runs[0]["output_bytes"],
-            "startup_cpu_seconds": round(min(one["startup_cpu_seconds"] for one in all_runs), 1),
-            "load_before": [one["load"] for one in all_runs],
-            "answer": all_runs[0]["answer"],
-        }
-    found = {**_circumstances(count), "contenders": contenders}
-    return {**found, "ratios": ratios(contenders), **({"cannot_run": absent} if absent else {})}
+    contenders = {}
+    cannot_run = {}
+    for name, contender_runs in runs.items():
+        reasons = [run["cannot_run"] for run in contender_runs if "cannot_run" in run]
+        if reasons:
+            cannot_run[name] = reasons[0]
+        else:
+            contenders[name] = _contender_summary(contender_runs, count)
+    result = {
+        **_circumstances(count),
+        "contenders": contenders,
+        "ratios": ratios(contenders),
+    }
+    if cannot_run:
+        result["cannot_run"] = cannot_run
+    return result
+
+
+def _contender_summary(runs: list[dict[str, Any]], count: int) -> dict[str, Any]:
+    """The figures of one contender: of times the least, of memory the most."""
+    cpu_us = [round(run["cpu_seconds"] / count * 1e6, 3) for run in runs]
+    wall_seconds = min(run["wall_seconds"] for run in runs)
+    startup_cpu_seconds = min(run["startup_cpu_seconds"] for run in runs)
+    return {
+        "cpu_us_per_message": {
+            "best": min(cpu_us),
+            "median": round(statistics.median(cpu_us), 3),
+            "all": cpu_us,
+        },
+        "wall_seconds": round(wall_seconds, 1),
+        "peak_memory_mb": max(run["peak_memory_mb"] for run in runs),
+        "output_bytes": runs[0]["output_bytes"],
+        "startup_cpu_seconds": round(startup_cpu_seconds, 1),
+        "load_before": [run["load"] for run in runs],
+        "answer": runs[0]["answer"],
+    }
 
 
 def _circumstances(count: int) -> dict[str, Any]:
@@ -227,73 +264,73 @@ def _circumstances(count: int) -> dict[str, Any]:
 
 
 def ratios(contenders: dict[str, Any]) -> dict[str, Any]:
-    """CPU per message: everybody's to the floor's, and every peer's to ours (so many times ours is
-    faster).
+    """CPU per message: every contender's to the floor's, and every peer's to ours, which is how many
+    times faster ours is.
     """
     pairs = [(name, "floor") for name in contenders]
     peers = [name for name in contenders if name not in OURS and name != "floor"]
     pairs += [(peer, our) for our in OURS for peer in peers]
-    return {
-        f"{name}/{base}": {
-            kind: round(
-                contenders[name]["cpu_us_per_message"][kind]
-                / contenders[base]["cpu_us_per_message"][kind],
-                2,
-            )
-            for kind in ("best", "median")
+    all_ratios = {}
+    for name, base in pairs:
+        if base not in contenders:
+            continue
+        cpu_us = contenders[name]["cpu_us_per_message"]
+        base_cpu_us = contenders[base]["cpu_us_per_message"]
+        all_ratios[f"{name}/{base}"] = {
+            "best": round(cpu_us["best"] / base_cpu_us["best"], 2),
+            "median": round(cpu_us["median"] / base_cpu_us["median"], 2),
         }
-        for name, base in pairs
-        if base in contenders
-    }
+    return all_ratios
 
 
-def keep(found: dict[str, Any], results: Path, *, docs: bool) -> None:
-    """Print the table, store the figures, draw them."""
-    results.mkdir(exist_ok=True)
-    (results / "latest.json").write_text(json.dumps(found, indent=2) + "\n")
-    print("\n".join(table(found)))
-    cpu = {name: one["cpu_us_per_message"] for name, one in found["contenders"].items()}
-    drawn = bars(
-        "CPU µs a message, best and median", {n: (c["best"], c["median"]) for n, c in cpu.items()}
-    )
-    (results / "latest.svg").write_text(drawn)
+def save_results(result: dict[str, Any], folder: Path, *, docs: bool) -> None:
+    """Print the table, save the figures and a picture of them, also in the documents if wanted."""
+    folder.mkdir(exist_ok=True)
+    (folder / "latest.json").write_text(json.dumps(result, indent=2) + "\n")
+    markdown = "\n".join(table(result))
+    print(markdown)
+    bars = {}
+    for name, figures in result["contenders"].items():
+        cpu_us = figures["cpu_us_per_message"]
+        bars[name] = (cpu_us["best"], cpu_us["median"])
+    picture = bar_chart("CPU µs a message, best and median", bars)
+    (folder / "latest.svg").write_text(picture)
     if docs:
-        (DOCS / "images" / "bench_contenders.svg").write_text(drawn)
+        (DOCS / "images" / "bench_contenders.svg").write_text(picture)
         page = DOCS / "PERFORMANCE.md"
-        before, _, rest = page.read_text().partition(MARKS[0])
-        after = rest.partition(MARKS[1])[2]
-        page.write_text("".join([before, MARKS[0], "\n".join(table(found)), "\n", MARKS[1], after]))
+        text_before, _, remainder = page.read_text().partition(BEGIN_MARK)
+        _, _, text_after = remainder.partition(END_MARK)
+        page.write_text(f"{text_before}{BEGIN_MARK}{markdown}\n{END_MARK}{text_after}")
 
 
-def table(found: dict[str, Any]) -> Iterator[str]:
+def table(result: dict[str, Any]) -> Iterator[str]:
     """The figures for people, as Markdown."""
-    yield f"{found['messages']:,} messages, {found['machine']}, {found['when']}\n"
+    yield f"{result['messages']:,} messages, {result['machine']}, {result['when']}\n"
     yield "| contender | µs CPU best | median | wall s | peak MB | output MB | × floor | start-up CPU s | load |"
     yield "|---|---|---|---|---|---|---|---|---|"
-    for name, one in found["contenders"].items():
-        cpu, ratio = (
-            one["cpu_us_per_message"],
-            found["ratios"].get(f"{name}/floor", {}).get("best", ""),
-        )
-        load = ", ".join(map(str, one["load_before"]))
+    for name, figures in result["contenders"].items():
+        cpu_us = figures["cpu_us_per_message"]
+        floor_ratio = result["ratios"].get(f"{name}/floor", {}).get("best", "")
+        output_mb = figures["output_bytes"] / 1e6
+        load = ", ".join(map(str, figures["load_before"]))
         yield (
-            f"| {name} | {cpu['best']:.2f} | {cpu['median']:.2f} | {one['wall_seconds']} | {one['peak_memory_mb']} "
-            f"| {one['output_bytes'] / 1e6:.0f} | {ratio} | {one['startup_cpu_seconds']} | {load} |"
+            f"| {name} | {cpu_us['best']:.2f} | {cpu_us['median']:.2f} "
+            f"| {figures['wall_seconds']} | {figures['peak_memory_mb']} "
+            f"| {output_mb:.0f} | {floor_ratio} | {figures['startup_cpu_seconds']} | {load} |"
         )
-    for name, reason in found.get("cannot_run", {}).items():
+    for name, reason in result.get("cannot_run", {}).items():
         yield f"| {name} | cannot run here: {reason} |"
 
 
-def _short(found: dict[str, Any], count: int) -> str:
-    if "cannot_run" in found:
-        return f"cannot run here: {found['cannot_run']}"
-    return (
-        f"{found['cpu_seconds'] / count * 1e6:.2f} µs CPU a message, {found['wall_seconds']:.1f} s"
-    )
+def _one_line(measurement: dict[str, Any], count: int) -> str:
+    if "cannot_run" in measurement:
+        return f"cannot run here: {measurement['cannot_run']}"
+    cpu_us = measurement["cpu_seconds"] / count * 1e6
+    return f"{cpu_us:.2f} µs CPU a message, {measurement['wall_seconds']:.1f} s"
 
 
-def say(text: str) -> None:
-    """Progress, on stderr."""
+def print_progress(text: str) -> None:
+    """Print progress on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,8 +1,8 @@
-"""Spark's own ways with state in Python: applyInPandasWithState and transformWithStateInPandas.
+"""Spark's own stateful operators in Python: applyInPandasWithState and transformWithStateInPandas.
 
 Both get a session's messages in any order once a shuffle has spilled, so both sort by offset.
-Decoding and the machine are ours (`bench/machine.py`, msgspec), so what differs is how messages,
-state and records travel.
+Decoding and the machine are ours (`bench/machine.py`, msgspec), so the difference is how messages,
+state and records move between the processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pandas as pd
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from bench.data import AT_ONCE, TOPIC, WARM_TOPIC
+from bench.data import BATCH_MESSAGES_MAX, TOPIC, WARM_TOPIC
 from bench.machine import Delete, Insert, Row, Rows, Snapshot, Update
 from seriatim import config, context
 
@@ -30,8 +30,8 @@ FETCH = {
     "kafka.max.partition.fetch.bytes": str(8 << 20),
     "kafka.fetch.max.bytes": str(32 << 20),
 }
-"""The settings that ours reads with, too."""
-STATE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+"""The same fetch settings as ours."""
+ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
@@ -39,18 +39,19 @@ SETTINGS = {
     "spark.sql.execution.pythonUDF.arrow.enabled": "true",
 }
 ROCKSDB = {
-    "spark.sql.streaming.stateStore.providerClass": STATE,
+    "spark.sql.streaming.stateStore.providerClass": ROCKSDB_PROVIDER,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
-"""transformWithState knows no other store; applyInPandasWithState is faster with Spark's default,
-in memory.
+"""transformWithState has no other store; applyInPandasWithState is faster with Spark's default, in
+memory.
 """
 
 
 def fold(state: bytes | None, frames: Iterable[pd.DataFrame]) -> tuple[bytes, pd.DataFrame]:
-    """One session's messages of a batch: sorted, decoded, applied."""
+    """Fold one session's messages of a batch: (its new state, the records)."""
     frame = pd.concat(list(frames)).sort_values("offset")
-    machine, decode = Rows(), msgspec.json.Decoder(Snapshot | Insert | Update | Delete).decode
+    machine = Rows()
+    decoder = msgspec.json.Decoder(Snapshot | Insert | Update | Delete)
     rows = msgspec.msgpack.decode(state, type=dict[str, Row]) if state else {}
     records: list[tuple[Any, ...]] = []
     for partition, offset, key, value in zip(
@@ -60,25 +61,26 @@ def fold(state: bytes | None, frames: Iterable[pd.DataFrame]) -> tuple[bytes, pd
         frame["value"],
         strict=True,
     ):
-        message = decode(value)
-        place = (partition, offset, key.decode(), message.seq)
-        records += [
-            (*place, made.op, made.id, made.price, made.size, made.old_price, made.old_size)
-            for made in machine.apply(rows, message)
-        ]
-    made = pd.DataFrame.from_records(records, columns=COLUMNS)
-    return msgspec.msgpack.encode(rows), made.astype({"size": "Int64", "old_size": "Int64"})
+        message = decoder.decode(value)
+        source = (partition, offset, key.decode(), message.seq)
+        changes = machine.apply(rows, message)
+        records += [(*source, *msgspec.structs.astuple(change)) for change in changes]
+    # Without a nullable type pandas would turn integers beside nulls into floats.
+    table = pd.DataFrame.from_records(records, columns=COLUMNS)
+    table = table.astype({"size": "Int64", "old_size": "Int64"})
+    return msgspec.msgpack.encode(rows), table
 
 
-def applied(key: Any, frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG001
-    """For applyInPandasWithState."""
-    saved, records = fold(state.get[0] if state.exists else None, frames)
-    state.update((saved,))
+def fold_group(key: Any, frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG001
+    """The function for applyInPandasWithState."""
+    state_bytes = state.get[0] if state.exists else None
+    new_state_bytes, records = fold(state_bytes, frames)
+    state.update((new_state_bytes,))
     yield records
 
 
-class Transforming(StatefulProcessor):
-    """For transformWithStateInPandas."""
+class RowsProcessor(StatefulProcessor):
+    """The processor for transformWithStateInPandas."""
 
     def init(self, handle: Any) -> None:
         self.rows = handle.getValueState("rows", "saved binary")
@@ -89,19 +91,22 @@ class Transforming(StatefulProcessor):
         rows: Iterable[pd.DataFrame],
         timerValues: Any,  # noqa: ARG002, N803
     ) -> Iterator[pd.DataFrame]:
-        saved, records = fold(bytes(self.rows.get()[0]) if self.rows.exists() else None, rows)
-        self.rows.update((saved,))
+        state_bytes = bytes(self.rows.get()[0]) if self.rows.exists() else None
+        new_state_bytes, records = fold(state_bytes, rows)
+        self.rows.update((new_state_bytes,))
         yield records
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """There is nothing to close."""
 
 
-def peer(folder: Path, way: str) -> Callable[[], Any]:
-    """One of the two, warmed up."""
+def peer(folder: Path, operator: str) -> Callable[[], Any]:
+    """The work of one of the two operators, warmed up."""
     settings = config.load_settings()
-    more = {**SETTINGS, **(ROCKSDB if way == "transform" else {})}
-    spark = context.spark_session(f"spark-{way}", settings, lambda _: None, more)
+    spark_conf = dict(SETTINGS)
+    if operator == "transform":
+        spark_conf |= ROCKSDB
+    spark = context.spark_session(f"spark-{operator}", settings, lambda _: None, spark_conf)
     servers = context.kafka_client(settings)["bootstrap.servers"]
 
     def run(topic: str, out: Path) -> None:
@@ -109,31 +114,24 @@ def peer(folder: Path, way: str) -> Callable[[], Any]:
             "kafka.bootstrap.servers": servers,
             "subscribe": topic,
             "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": str(BATCH_MESSAGES_MAX),
             **FETCH,
         }
-        source = (
-            spark.readStream.format("kafka")
-            .options(**options)
-            .option("maxOffsetsPerTrigger", AT_ONCE)
-            .load()
-        )
+        source = spark.readStream.format("kafka").options(**options).load()
         sessions = source.select("key", "value", "partition", "offset").groupBy("key")
-        if way == "apply":
+        if operator == "apply":
             frame = sessions.applyInPandasWithState(
-                applied, OUTPUT, "saved binary", "append", GroupStateTimeout.NoTimeout
+                fold_group, OUTPUT, "saved binary", "append", GroupStateTimeout.NoTimeout
             )
         else:
-            frame = sessions.transformWithStateInPandas(Transforming(), OUTPUT, "Append", "None")
-        sink = (
-            frame.writeStream.format("parquet")
-            .option("compression", "zstd")
-            .option("path", str(out / "records"))
-        )
-        query = (
-            sink.option("checkpointLocation", str(out / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
+            frame = sessions.transformWithStateInPandas(RowsProcessor(), OUTPUT, "Append", "None")
+        sink_options = {
+            "compression": "zstd",
+            "path": str(out / "records"),
+            "checkpointLocation": str(out / "checkpoint"),
+        }
+        sink = frame.writeStream.format("parquet").options(**sink_options)
+        query = sink.trigger(availableNow=True).start()
         query.awaitTermination()
 
     run(WARM_TOPIC, folder / "warm")

@@ -236,6 +236,15 @@ def skip_scalar(data: Array, position: int, end: int) -> int:
 
 
 @compiled_inner
+def skip_colon(data: Array, position: int, end: int) -> int:
+    """The position of the value behind a colon, with white space around it; -1 if there is none."""
+    position = skip_blanks(data, position, end)
+    if position >= end or data[position] != COLON:
+        return -1
+    return skip_blanks(data, position + 1, end)
+
+
+@compiled_inner
 def skip_name(data: Array, position: int, end: int) -> int:
     """The position of the value behind a field's name and its colon; -1 if unsure."""
     position = skip_blanks(data, position, end)
@@ -244,10 +253,7 @@ def skip_name(data: Array, position: int, end: int) -> int:
     closing_quote = skip_text(data, position + 1, end)
     if closing_quote < 0:
         return -1
-    position = skip_blanks(data, closing_quote + 1, end)
-    if position >= end or data[position] != COLON:
-        return -1
-    return skip_blanks(data, position + 1, end)
+    return skip_colon(data, closing_quote + 1, end)
 
 
 @compiled_inner

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from bench.growth import PLACE, batches, opened, snapshot, update
+from bench.growth import PARTITION, create_stream, snapshot, to_batches, update
 from seriatim import context
 from seriatim.engine.task import PartitionWork, read_result, run_task
 from seriatim.storage.arrow import message_batches
@@ -27,7 +27,7 @@ TOLERANCE = 1.25
 def messages_of(count: int) -> list[pa.RecordBatch]:
     """A snapshot for each session, then so many updates in turn."""
     snapshots = [(f"s-{n}", snapshot(1, 5)) for n in range(SESSIONS)]
-    return batches(
+    return to_batches(
         0,
         snapshots + [(f"s-{n % SESSIONS}", update(2 + n // SESSIONS, n % 5)) for n in range(count)],
     )
@@ -38,12 +38,13 @@ def test_a_message_costs_no_more_calls(tmp_path: Path, machine: str) -> None:
     """From batches to closed files, all checks on: 4,000 further messages take the usual number of
     calls each.
     """
-    file, number = opened(tmp_path, machine), count()
+    file = create_stream(tmp_path, machine)
+    number = count()
 
     def calls_of(message_count: int) -> int:
         messages = messages_of(message_count)
         work = PartitionWork(
-            partition=PLACE,
+            partition=PARTITION,
             start=0,
             end=message_count + SESSIONS,
             epoch=0,

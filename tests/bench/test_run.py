@@ -68,9 +68,9 @@ def test_who_gives_another_answer_is_not_compared() -> None:
 def test_a_broken_off_bench_goes_on(tmp_path: Path) -> None:
     """Only with as many messages as before; what is left is run in turn."""
     (tmp_path / "u.json").write_text(json.dumps({"messages": 100, "runs": {"floor": [taken(1.0)]}}))
-    assert run._begun(tmp_path / "u.json", 200) == {}
-    runs = run._begun(tmp_path / "u.json", 100)
-    assert list(run._left(["floor", "table"], 2, runs)) == [
+    assert run._load_unfinished(tmp_path / "u.json", 200) == {}
+    runs = run._load_unfinished(tmp_path / "u.json", 100)
+    assert list(run._remaining_runs(["floor", "table"], 2, runs)) == [
         ("table", 0),
         ("floor", 1),
         ("table", 1),
