@@ -442,13 +442,13 @@ def spark_session(
 
 @contextmanager
 def _restore_sigint() -> Iterator[None]:
-    """Give SIGINT back its handler afterwards: Spark installs one of its own."""
-    handler = signal.getsignal(signal.SIGINT)
+    """Restore what SIGINT does afterwards: Spark changes it when it starts."""
+    sigint_action = signal.getsignal(signal.SIGINT)
     try:
         yield
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, handler)
+            signal.signal(signal.SIGINT, sigint_action)
 
 
 def kafka_client(settings: Settings) -> dict[str, str]:

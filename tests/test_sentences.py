@@ -28,6 +28,7 @@ ERRORS = {
     "halt",
     "note",
     "failed",
+    "failed_run",
     "refused",
     "trouble",
     "fenced",
@@ -55,8 +56,8 @@ HEADLINE, FIRST_LINE = (
 )
 TEMPLATE = "a template, filled in once where its value is rendered"
 EXCEPTIONS = {
-    ("seriatim/alerts/incidents.py", "failed.text.partition"): HEADLINE,
-    ("seriatim/alerts/mail.py", "failed.text.partition"): HEADLINE,
+    ("seriatim/alerts/incidents.py", "failed_run.text.partition"): HEADLINE,
+    ("seriatim/alerts/mail.py", "failed_run.text.partition"): HEADLINE,
     ("seriatim/operations/prove/difference.py", "self.next.replace"): TEMPLATE,
     ("seriatim/cli/top.py", "concern.next.partition"): FIRST_LINE,
 }

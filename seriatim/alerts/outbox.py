@@ -68,7 +68,7 @@ class DiskOutbox:
         new_path = self.folder / f"damaged-{uuid.uuid4().hex[:8]}.json"
         advice = f"mails that waited: {new_path}"
         text = (
-            f"the outbox was damaged ({reason}): open incidents are told again\n"
+            f"the outbox was damaged ({reason}): open incidents are mailed again\n"
             f"  next       {advice}"
         )
         # The note comes first: after a crash between the two steps the damage is still reported.
