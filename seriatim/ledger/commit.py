@@ -63,13 +63,21 @@ def _witness_error(stream: str, contradiction: str) -> IntegrityError:
 
 
 def start_ledger(
-    store: LedgerStore, clock: Clock, stream: str, attempt: str, changes: tuple[Change, ...]
+    store: LedgerStore,
+    clock: Clock,
+    stream: str,
+    attempt: str,
+    changes: tuple[Change, ...],
 ) -> LedgerHead:
     """Create the ledger by committing its entry 0, and return its head.
 
     If another run created it at the same time, the head of that one is returned.
     """
-    entry = Entry(kind="start", attempt=attempt, changes=changes)
+    entry = Entry(
+        kind="start",
+        attempt=attempt,
+        changes=changes,
+    )
     empty_head = LedgerHead(Ledger(stream=stream))
     try:
         head, _ = commit(store, clock, empty_head, entry)
@@ -82,7 +90,10 @@ def start_ledger(
 
 
 def commit(
-    store: LedgerStore, clock: Clock, head: LedgerHead, entry: Entry
+    store: LedgerStore,
+    clock: Clock,
+    head: LedgerHead,
+    entry: Entry,
 ) -> tuple[LedgerHead, Entry]:
     """Commit an entry on the ledger. Returns the head that has it, and the entry as committed.
 

@@ -69,7 +69,10 @@ class DeltaLedger:
     """
 
     def __init__(
-        self, root: Path, schema: pa.Schema | None = None, partition_by: tuple[str, ...] = ()
+        self,
+        root: Path,
+        schema: pa.Schema | None = None,
+        partition_by: tuple[str, ...] = (),
     ) -> None:
         self.root = root
         self.schema = schema
@@ -120,7 +123,11 @@ class DeltaLedger:
         return path, sha256
 
     def compare_and_set(
-        self, head: LedgerHead | None, entry: Entry, manifest: str, sha256: str
+        self,
+        head: LedgerHead | None,
+        entry: Entry,
+        manifest: str,
+        sha256: str,
     ) -> None:
         """Make one Delta commit on exactly the table object of `head`, and sync it to the disk.
         Raises `CommitConflictError` if either is not confirmed.
@@ -276,7 +283,12 @@ class DeltaLedger:
             commit_properties=properties,
         )
 
-    def _commit_entry(self, table: DeltaTable, entry: Entry, properties: CommitProperties) -> None:
+    def _commit_entry(
+        self,
+        table: DeltaTable,
+        entry: Entry,
+        properties: CommitProperties,
+    ) -> None:
         data_change = entry.kind != "compact"
         actions: list[AddAction | RemoveAction] = []
         for change in entry.changes:
@@ -291,7 +303,10 @@ class DeltaLedger:
         )
 
     def _remove_actions(
-        self, table: DeltaTable, paths: Iterable[str], data_change: bool
+        self,
+        table: DeltaTable,
+        paths: Iterable[str],
+        data_change: bool,
     ) -> list[RemoveAction]:
         """The actions that remove these files. A file that is not in the table is a conflict:
         delta-rs itself would remove any path without a complaint.
@@ -316,7 +331,12 @@ class DeltaLedger:
             actions.append(RemoveAction(path, data_change, now_ms, add["size_bytes"], values))
         return actions
 
-    def _add_action(self, change: Change, file: File, data_change: bool) -> AddAction:
+    def _add_action(
+        self,
+        change: Change,
+        file: File,
+        data_change: bool,
+    ) -> AddAction:
         full_path = self.root / file.path
         if not full_path.is_file() or full_path.stat().st_size != file.size_bytes:
             raise CommitConflictError(

@@ -150,7 +150,12 @@ class GapsFold:
             if gap.topic_id != change.topic_id:
                 self._close_gap(number, entry, max(gap.start, change.frontier), entry.kind)
 
-    def _apply_mark(self, entry: Entry, change: Change, mark: GapMark) -> None:
+    def _apply_mark(
+        self,
+        entry: Entry,
+        change: Change,
+        mark: GapMark,
+    ) -> None:
         if mark.until >= 0:
             self._apply_closed_mark(entry, change, mark)
         elif mark.closed_by == "repair":
@@ -160,7 +165,12 @@ class GapsFold:
         elif not self._is_covered(change.partition, mark):
             self._open_gap(_new_gap(entry, change, mark))
 
-    def _apply_closed_mark(self, entry: Entry, change: Change, mark: GapMark) -> None:
+    def _apply_closed_mark(
+        self,
+        entry: Entry,
+        change: Change,
+        mark: GapMark,
+    ) -> None:
         """Apply a mark that has a start and an end: a gap that is closed as soon as it is known."""
         halt_number = self._halt_gap_of_mark(change.partition, mark)
         if halt_number is not None:
@@ -177,7 +187,12 @@ class GapsFold:
         )
         self.gaps.append(gap)
 
-    def _apply_closing_mark(self, entry: Entry, change: Change, mark: GapMark) -> None:
+    def _apply_closing_mark(
+        self,
+        entry: Entry,
+        change: Change,
+        mark: GapMark,
+    ) -> None:
         """Close the open gaps of the session of this mark, or of all sessions if it names none."""
         for number, gap in self._open_gaps(change.partition):
             if mark.session is not None and mark.session != gap.session:
@@ -197,7 +212,12 @@ class GapsFold:
                 return number
         return None
 
-    def _mark_repaired(self, entry: Entry, change: Change, mark: GapMark) -> None:
+    def _mark_repaired(
+        self,
+        entry: Entry,
+        change: Change,
+        mark: GapMark,
+    ) -> None:
         """Output was written again where a gap began: open or closed, the gap is repaired."""
         for number, gap in enumerate(self.gaps):
             if gap.topic_partition != change.partition or gap.topic_id != change.topic_id:
@@ -218,7 +238,12 @@ class GapsFold:
                 return True
         return False
 
-    def _apply_halt(self, entry: Entry, change: Change, account: Account | None) -> None:
+    def _apply_halt(
+        self,
+        entry: Entry,
+        change: Change,
+        account: Account | None,
+    ) -> None:
         """Keep one open gap for all sessions of a halted partition, until the partition goes on."""
         halt = account.halt if account else None
         halt_is_open = False
@@ -233,7 +258,11 @@ class GapsFold:
             elif halt is None:
                 self._close_gap(number, entry, max(gap.start, change.frontier), entry.kind)
         if halt is not None and not halt_is_open:
-            mark = GapMark(finding=halt.finding, offset=halt.offset, cause=halt.cause)
+            mark = GapMark(
+                finding=halt.finding,
+                offset=halt.offset,
+                cause=halt.cause,
+            )
             self._open_gap(_new_gap(entry, change, mark))
 
     def _open_gaps(self, partition: Partition) -> Iterator[tuple[int, Gap]]:
@@ -245,9 +274,20 @@ class GapsFold:
         self._open_gap_numbers.setdefault(gap.topic_partition, {})[len(self.gaps)] = None
         self.gaps.append(gap)
 
-    def _close_gap(self, number: int, entry: Entry, until: int, closed_how: str) -> None:
+    def _close_gap(
+        self,
+        number: int,
+        entry: Entry,
+        until: int,
+        closed_how: str,
+    ) -> None:
         gap = self.gaps[number]
-        self.gaps[number] = replace(gap, until=until, closed=entry.sequence, closed_how=closed_how)
+        self.gaps[number] = replace(
+            gap,
+            until=until,
+            closed=entry.sequence,
+            closed_how=closed_how,
+        )
         del self._open_gap_numbers[gap.topic_partition][number]
 
 

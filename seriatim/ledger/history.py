@@ -82,7 +82,12 @@ class PartitionHistory(Struct):
         self._update_findings(entry, point)
         self.points.append(point)
 
-    def _add_files(self, entry: Entry, change: Change, topic_id: str) -> None:
+    def _add_files(
+        self,
+        entry: Entry,
+        change: Change,
+        topic_id: str,
+    ) -> None:
         for file in change.records:
             if entry.kind in ("slice", "start"):
                 origin = FileOrigin(file, topic_id, change.frontier, change.until)

@@ -10,7 +10,11 @@ from seriatim.ledger.model import Ledger
 
 
 def refuse_incompatible_machine(
-    ledger: Ledger, machine: str, state_version: int, can_upgrade: bool, shape: str
+    ledger: Ledger,
+    machine: str,
+    state_version: int,
+    can_upgrade: bool,
+    shape: str,
 ) -> None:
     """Refuse code that would misread the state: code that is older than the state, another machine,
     or a newer machine without `upgrade`.

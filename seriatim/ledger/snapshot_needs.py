@@ -60,7 +60,12 @@ class SnapshotRequestCollector:
             for mark in change.marks:
                 self._apply_mark(entry, change, mark)
 
-    def _apply_mark(self, entry: Entry, change: Change, mark: GapMark) -> None:
+    def _apply_mark(
+        self,
+        entry: Entry,
+        change: Change,
+        mark: GapMark,
+    ) -> None:
         if mark.session is None or mark.until >= 0:
             return
         open_requests = self._open_requests[change.partition]
@@ -71,7 +76,12 @@ class SnapshotRequestCollector:
             request = self._request(change.partition, mark, mark.session)
             open_requests.setdefault(mark.session, request)
 
-    def _request(self, partition: Partition, mark: GapMark, session: str) -> SnapshotRequest:
+    def _request(
+        self,
+        partition: Partition,
+        mark: GapMark,
+        session: str,
+    ) -> SnapshotRequest:
         return SnapshotRequest(
             stream=self.stream,
             topic=partition.topic,

@@ -159,7 +159,10 @@ def _failed_ranges_after_verdict(entry: Entry, ledger: Ledger) -> list[FailedRan
 
 
 def _after_replacement(
-    failed_range: FailedRange, entry: Entry, change: Change | None, sequence: int
+    failed_range: FailedRange,
+    entry: Entry,
+    change: Change | None,
+    sequence: int,
 ) -> FailedRange:
     """A failed range after a repair or a compaction removed files from the table."""
     remaining = tuple(path for path in failed_range.files if path not in entry.removed_paths)

@@ -56,7 +56,12 @@ class MemorySight:
                     self._add_row(evidence, row, request)
             yield evidence
 
-    def _add_row(self, evidence: PartitionEvidence, row: Row, request: EvidenceRequest) -> None:
+    def _add_row(
+        self,
+        evidence: PartitionEvidence,
+        row: Row,
+        request: EvidenceRequest,
+    ) -> None:
         key_values = tuple(row[name] for name in request.key_columns)
         key = key_values[0] if len(key_values) == 1 else key_values
         before = None
@@ -135,7 +140,9 @@ def _read_rows(read: ReadRows, file: File) -> Sequence[Row]:
 
 
 def _judge_expectation(
-    expectation: Expectation, partition: Partition, rows: list[tuple[str, Row]]
+    expectation: Expectation,
+    partition: Partition,
+    rows: list[tuple[str, Row]],
 ) -> Judgement | None:
     """The judgement on rows with the paths of their files; None if all are as expected."""
     if not rows:

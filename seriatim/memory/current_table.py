@@ -42,7 +42,9 @@ class MemoryCurrent:
     """Implements `CurrentStore`. `read` gives the rows of a record file."""
 
     def __init__(
-        self, row_key_spec: RowKeySpec, read: Callable[[File], list[dict[str, Any]]]
+        self,
+        row_key_spec: RowKeySpec,
+        read: Callable[[File], list[dict[str, Any]]],
     ) -> None:
         self.row_key_spec = row_key_spec
         self.read = read
@@ -106,7 +108,9 @@ class MemoryCurrent:
         return result
 
     def _apply_records(
-        self, rows_before: CurrentRowsByKey, catch_up: PartitionCatchUp
+        self,
+        rows_before: CurrentRowsByKey,
+        catch_up: PartitionCatchUp,
     ) -> CurrentRowsByKey:
         rows: CurrentRowsByKey = {}
         if not catch_up.is_full_rebuild:

@@ -34,7 +34,9 @@ class MemoryDerived:
     """The tables `gaps` and `quarantine`. Implements `DerivedStore`."""
 
     def __init__(
-        self, read: Callable[[File], list[dict[str, Any]]], outputs: Sequence[str] = ()
+        self,
+        read: Callable[[File], list[dict[str, Any]]],
+        outputs: Sequence[str] = (),
     ) -> None:
         self.read = read
         """Gives the rows of a file of quarantined messages."""
@@ -75,7 +77,12 @@ class MemoryDerived:
         """The gaps as they are."""
         return list(self.tables["gaps"].rows)
 
-    def put_gaps(self, expected: AppliedVersion, ledger: Ledger, gaps: Sequence[Gap]) -> None:
+    def put_gaps(
+        self,
+        expected: AppliedVersion,
+        ledger: Ledger,
+        gaps: Sequence[Gap],
+    ) -> None:
         """Replace all gaps."""
         self._put("gaps", expected, ledger, list(gaps))
 
@@ -105,7 +112,11 @@ class MemoryDerived:
         self.up_to_date_note = (ledger.sequence, ledger.sha256, versions)
 
     def _put(
-        self, table: DerivedTableName, expected: AppliedVersion, ledger: Ledger, rows: list[Any]
+        self,
+        table: DerivedTableName,
+        expected: AppliedVersion,
+        ledger: Ledger,
+        rows: list[Any],
     ) -> None:
         stored = self.tables.get(table)
         version = None if stored is None else stored.version

@@ -83,7 +83,11 @@ class MemoryFiles:
         self.oldest_complete = (-1, "")
 
     def record_writer(
-        self, partition: Partition, topic_id: str, stem: str, table: str = MAIN_TABLE
+        self,
+        partition: Partition,
+        topic_id: str,
+        stem: str,
+        table: str = MAIN_TABLE,
     ) -> MemoryRecordWriter:
         """A writer for a record file."""
         path = f"{table_directory(table)}/{partition}/{stem}"
@@ -92,12 +96,20 @@ class MemoryFiles:
         return writer
 
     def quarantine_writer(
-        self, partition: Partition, topic_id: str, stem: str
+        self,
+        partition: Partition,
+        topic_id: str,
+        stem: str,
     ) -> MemoryQuarantineWriter:
         """A writer for a file of quarantined messages."""
         return MemoryQuarantineWriter(self, f"kept/{partition}/{stem}", partition, topic_id)
 
-    def sweep(self, partition: Partition, stem_prefix: str, keep: set[str]) -> list[str]:
+    def sweep(
+        self,
+        partition: Partition,
+        stem_prefix: str,
+        keep: set[str],
+    ) -> list[str]:
         """Delete the files of a partition whose stem begins so and that are not in `keep`. Returns
         their paths.
         """
@@ -146,7 +158,11 @@ class MemoryFiles:
         self.oldest_complete = (sequence, sha256)
 
     def concatenate(
-        self, partition: Partition, topic_id: str, stem: str, files: Sequence[File]
+        self,
+        partition: Partition,
+        topic_id: str,
+        stem: str,
+        files: Sequence[File],
     ) -> File:
         """Write one record file of several, each proved before it is copied."""
         path = f"records/{partition}/{stem}"
@@ -182,7 +198,11 @@ class MemoryFiles:
         for name, session in sessions.items():
             # As on disk: what a session is only in memory is not saved.
             saved[name] = replace(
-                session, state=None, is_active=False, is_touched=False, is_undoable=False
+                session,
+                state=None,
+                is_active=False,
+                is_touched=False,
+                is_undoable=False,
             )
         path = f"state/{partition}/{stem}"
         self.open(path)
@@ -212,16 +232,23 @@ class MemoryFiles:
         stored = self.files.get(file.path)
         if stored is None:
             raise DamagedFileError(
-                f"{file.path} is missing", path=file.path, next="restore it from a backup"
+                f"{file.path} is missing",
+                path=file.path,
+                next="restore it from a backup",
             )
         if xxh3_128(stored.content).hexdigest() != file.digest:
             raise DamagedFileError(
-                f"{file.path} is corrupt", path=file.path, next="restore it from a backup"
+                f"{file.path} is corrupt",
+                path=file.path,
+                next="restore it from a backup",
             )
         return stored
 
     def find_damaged_files(
-        self, files: Iterable[File], *, check_digests: bool = True
+        self,
+        files: Iterable[File],
+        *,
+        check_digests: bool = True,
     ) -> dict[str, str]:
         """The files that are not as committed, by path, and what is wrong with each."""
         damaged = {}
@@ -260,7 +287,11 @@ class MemoryFiles:
         return False
 
     def session_tables(
-        self, partition: Partition, topic_id: str, files: Sequence[File], row_key_spec: RowKeySpec
+        self,
+        partition: Partition,
+        topic_id: str,
+        files: Sequence[File],
+        row_key_spec: RowKeySpec,
     ) -> Iterable[SessionTable]:
         """The table of each session, as the records of a partition leave it."""
         records_by_session: dict[str, list[dict[str, Any]]] = {}
@@ -332,7 +363,9 @@ class MemoryFiles:
         return self.close(path, msgspec.msgpack.encode(rows), rows)
 
     def _split_by_replaced(
-        self, files: Sequence[File], replaced: ReplacedRecords
+        self,
+        files: Sequence[File],
+        replaced: ReplacedRecords,
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The records of files that are replaced, and those that are not."""
         replaced_records = []
@@ -346,7 +379,9 @@ class MemoryFiles:
         return replaced_records, other_records
 
     def _records_in_range(
-        self, files: Sequence[File], offset_range: OffsetRange
+        self,
+        files: Sequence[File],
+        offset_range: OffsetRange,
     ) -> list[dict[str, Any]]:
         records = []
         for file in files:
@@ -359,7 +394,12 @@ class MemoryFiles:
         ensure(path not in self.files, "the file is there already", path=path)
         self.files[path] = MemoryFile()
 
-    def close(self, path: str, content: bytes, rows: list[dict[str, Any]]) -> File:
+    def close(
+        self,
+        path: str,
+        content: bytes,
+        rows: list[dict[str, Any]],
+    ) -> File:
         """Finish a file and return its description for the ledger. `FileNotFoundError` if another
         run swept it meanwhile.
         """
@@ -381,7 +421,13 @@ class MemoryFiles:
 class _MemoryWriter:
     """The rows of one file until it is closed."""
 
-    def __init__(self, files: MemoryFiles, path: str, partition: Partition, topic_id: str) -> None:
+    def __init__(
+        self,
+        files: MemoryFiles,
+        path: str,
+        partition: Partition,
+        topic_id: str,
+    ) -> None:
         self.files = files
         self.path = path
         self.common = {
@@ -440,7 +486,12 @@ class MemoryRecordWriter(_MemoryWriter):
         if unfit:
             raise UnfitRecordsError(unfit)
 
-    def _row(self, batch: MessageBatch, output: FoldOutput, i: int) -> dict[str, Any]:
+    def _row(
+        self,
+        batch: MessageBatch,
+        output: FoldOutput,
+        i: int,
+    ) -> dict[str, Any]:
         position = output.positions[i]
         offset = batch.start + position
         source_offset = offset

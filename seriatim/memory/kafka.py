@@ -126,7 +126,11 @@ class MemoryKafka:
         return Partition(topic, partition), offset
 
     def end_transaction(
-        self, partition: Partition, offsets: Iterable[int], *, abort: bool = False
+        self,
+        partition: Partition,
+        offsets: Iterable[int],
+        *,
+        abort: bool = False,
     ) -> int:
         """Append the marker that ends the transaction of these messages; an abort voids them.
         Returns the offset of the marker.
@@ -167,7 +171,11 @@ class MemoryKafka:
         for name, topic in self.topics.items():
             for number, log in enumerate(topic.messages):
                 self._expire_partition(
-                    Partition(name, number), topic, log, now_ms, segment_messages
+                    Partition(name, number),
+                    topic,
+                    log,
+                    now_ms,
+                    segment_messages,
                 )
 
     def _expire_partition(
@@ -249,7 +257,9 @@ class MemoryKafka:
         return averages
 
     def read_retention(
-        self, bounds: Mapping[Partition, Bounds], frontiers: Mapping[Partition, int]
+        self,
+        bounds: Mapping[Partition, Bounds],
+        frontiers: Mapping[Partition, int],
     ) -> dict[Partition, RetainedLog]:
         """What each log holds beyond these frontiers, and how long it is retained."""
         return {
@@ -259,7 +269,10 @@ class MemoryKafka:
         }
 
     def _partition_retention(
-        self, partition: Partition, bounds: Bounds, frontier: int
+        self,
+        partition: Partition,
+        bounds: Bounds,
+        frontier: int,
     ) -> RetainedLog:
         topic = self.topics[partition.topic]
         log = topic.messages[partition.number]
@@ -378,13 +391,19 @@ class MemoryReader:
                 return
 
     def read_ranges(
-        self, ranges: Ranges, options: ReadOptions = DEFAULT_READ_OPTIONS
+        self,
+        ranges: Ranges,
+        options: ReadOptions = DEFAULT_READ_OPTIONS,
     ) -> MemorySource:
         """The messages of exactly these ranges."""
         return MemorySource(self, ranges, options)
 
     def batches(
-        self, partition: Partition, offset_range: OffsetRange, *, with_headers: bool
+        self,
+        partition: Partition,
+        offset_range: OffsetRange,
+        *,
+        with_headers: bool,
     ) -> list[MessageBatch]:
         """The messages of a range, cut at holes and wherever `cuts` says."""
         visible: list[tuple[int, MemoryMessage]] = []
@@ -406,7 +425,12 @@ class MemoryReader:
 class MemorySource:
     """The messages of one slice."""
 
-    def __init__(self, reader: MemoryReader, ranges: Ranges, options: ReadOptions) -> None:
+    def __init__(
+        self,
+        reader: MemoryReader,
+        ranges: Ranges,
+        options: ReadOptions,
+    ) -> None:
         self.reader = reader
         self.ranges = ranges
         self.options = options
@@ -420,7 +444,9 @@ class MemorySource:
         results = []
         for partition in self.reader.tasks(self.ranges):
             batches = self.reader.batches(
-                partition, self.ranges[partition], with_headers=self.options.with_headers
+                partition,
+                self.ranges[partition],
+                with_headers=self.options.with_headers,
             )
             if batches:
                 results.append(task(partition, iter(batches)))

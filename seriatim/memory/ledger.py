@@ -127,7 +127,11 @@ class MemoryLedger:
         return path, sha256
 
     def compare_and_set(
-        self, head: LedgerHead | None, entry: Entry, manifest: str, sha256: str
+        self,
+        head: LedgerHead | None,
+        entry: Entry,
+        manifest: str,
+        sha256: str,
     ) -> None:
         """Commit on top of exactly `head`, or raise `CommitConflictError`."""
         self.on_call("compare_and_set")

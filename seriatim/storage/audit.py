@@ -150,7 +150,11 @@ class FileAudit:
         return outline
 
     def last_rows(
-        self, path: str, key: Sequence[str], columns: Sequence[str], gone: Mapping[str, Any]
+        self,
+        path: str,
+        key: Sequence[str],
+        columns: Sequence[str],
+        gone: Mapping[str, Any],
     ) -> Iterator[tuple[str, Any, tuple[Any, ...] | None, int]]:
         """Each row of each session as this file leaves it: session, key, row and offset.
 
@@ -210,7 +214,9 @@ def _last_of_each_key(table: pa.Table, key: list[str]) -> pa.Table:
 
 
 def _add_batch_to_outline(
-    outline: FileOutline, batch: pa.RecordBatch, previous_position: Position
+    outline: FileOutline,
+    batch: pa.RecordBatch,
+    previous_position: Position,
 ) -> Position:
     """Add the rows of a batch. Returns the position of its last row."""
     names = batch.schema.names
@@ -223,26 +229,32 @@ def _add_batch_to_outline(
     previous_code = topic_ids.index(previous_id) if previous_id in topic_ids else -1
     offset_steps = np.diff(offsets, prepend=previous_offset)
     index_steps = np.diff(indexes, prepend=previous_index)
+    # A topic that was created again starts over at offset 0, under a new id.
     same_id = np.diff(id_codes, prepend=previous_code) == 0
     is_disorder = (offset_steps < 0) | ((offset_steps == 0) & (index_steps <= 0))
     disordered_rows = np.flatnonzero(same_id & is_disorder)
     if outline.first_disorder is None and len(disordered_rows):
         row = disordered_rows[0]
         outline.first_disorder = int(offsets[row]), int(indexes[row])
-    if "source_offset" in names and outline.early_offset < 0:
-        source_offsets = _numpy_column(batch, "source_offset")
-        early_rows = np.flatnonzero(source_offsets > offsets)
-        if len(early_rows):
-            outline.early_offset = int(offsets[early_rows[0]])
+    outline.rows += batch.num_rows
+    outline.distinct_offsets += int(np.count_nonzero((offset_steps != 0) | ~same_id))
+    outline.topic_ids |= set(topic_ids)
+    _add_offsets(outline, batch, offsets)
+    _add_distinct_values(outline, batch)
+    return int(offsets[-1]), int(indexes[-1]), topic_ids[id_codes[-1]]
+
+
+def _add_offsets(outline: FileOutline, batch: pa.RecordBatch, offsets: Any) -> None:
+    """Add the lowest and highest offset, and the first record that is earlier than its source."""
     lowest_offset = int(offsets.min())
     if outline.first_offset < 0 or lowest_offset < outline.first_offset:
         outline.first_offset = lowest_offset
     outline.last_offset = max(outline.last_offset, int(offsets.max()))
-    outline.rows += batch.num_rows
-    outline.distinct_offsets += int(np.count_nonzero((offset_steps != 0) | ~same_id))
-    outline.topic_ids |= set(topic_ids)
-    _add_distinct_values(outline, batch)
-    return int(offsets[-1]), int(indexes[-1]), topic_ids[id_codes[-1]]
+    if "source_offset" in batch.schema.names and outline.early_offset < 0:
+        source_offsets = _numpy_column(batch, "source_offset")
+        early_rows = np.flatnonzero(source_offsets > offsets)
+        if len(early_rows):
+            outline.early_offset = int(offsets[early_rows[0]])
 
 
 def _add_distinct_values(outline: FileOutline, batch: pa.RecordBatch) -> None:
@@ -280,7 +292,11 @@ def _parse_commit(version: int, content: bytes, log_digest: str) -> Commit:
             log_sha256=log_digest,
         )
     except (ValueError, KeyError, TypeError, AttributeError, msgspec.MsgspecError) as error:
-        return Commit(version=version, read_error=_first_line(error), log_sha256=log_digest)
+        return Commit(
+            version=version,
+            read_error=_first_line(error),
+            log_sha256=log_digest,
+        )
 
 
 def _parse_signature(actions: Sequence[Mapping[str, Any]]) -> CommitSignature | None:

@@ -81,7 +81,9 @@ def must_read_entries(before: Ledger | None, after: Ledger) -> bool:
 
 
 def find_replaced_partitions(
-    previous_ledger: Ledger | None, manifests: Iterable[Manifest], topic_ids: TopicIdsByPartition
+    previous_ledger: Ledger | None,
+    manifests: Iterable[Manifest],
+    topic_ids: TopicIdsByPartition,
 ) -> tuple[set[str], TopicIdsByPartition]:
     """The partitions whose records were written again by these entries, and the topic ids of those
     that had several by now.

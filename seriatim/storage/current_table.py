@@ -214,17 +214,17 @@ class DeltaCurrent:
         if catch_up.is_full_rebuild:
             pending.replaced_files += existing_files.values()
             existing_files = {}
-        parts = covering_buckets(set(existing_files))
-        for part, part_changes in _split_by_part(changes, parts):
+        buckets = covering_buckets(set(existing_files))
+        for bucket, part_changes in _split_by_part(changes, buckets):
             if not part_changes.num_rows:
                 continue
             previous_rows = None
-            existing_file = existing_files.get(part)
+            existing_file = existing_files.get(bucket)
             if existing_file is not None:
                 previous_rows = self._read_file(existing_file)
                 pending.replaced_files.append(existing_file)
             rows = self.row_merger.merge(previous_rows, part_changes, catch_up.partition)
-            self._write_part(ledger, catch_up.partition, part, rows, pending)
+            self._write_part(ledger, catch_up.partition, bucket, rows, pending)
 
     def _read_file(self, file: CurrentTableFile) -> pa.Table:
         try:
@@ -236,18 +236,18 @@ class DeltaCurrent:
         self,
         ledger: Ledger,
         partition: Partition,
-        part: HashBucket,
+        bucket: HashBucket,
         rows: pa.Table,
         pending: PendingTableCommit,
     ) -> None:
         """Write a part as one file, or as two parts if it has grown too large. A part without rows
         has no file.
         """
-        if rows.num_rows > self.part_rows_max and part.depth < DEPTH_MAX:
-            for half, half_rows in _split_by_part(rows, part.split()):
+        if rows.num_rows > self.part_rows_max and bucket.depth < DEPTH_MAX:
+            for half, half_rows in _split_by_part(rows, bucket.split()):
                 self._write_part(ledger, partition, half, half_rows, pending)
             return
-        name = f"{ledger.sequence}-{part.depth}-{part.value}-{uuid.uuid4().hex[:12]}.parquet"
+        name = f"{ledger.sequence}-{bucket.depth}-{bucket.value}-{uuid.uuid4().hex[:12]}.parquet"
         path = f"current/{partition}/{name}"
         writer = ParquetFileWriter(self.root, path, self.row_merger.schema, self.compression)
         for batch in rows.combine_chunks().to_batches(max_chunksize=ROWS_PER_GROUP):
@@ -258,7 +258,10 @@ class DeltaCurrent:
             pending.rows_written += file.rows
 
     def _commit(
-        self, expected: PublishedVersion, mark: PublishedMark, pending: PendingTableCommit
+        self,
+        expected: PublishedVersion,
+        mark: PublishedMark,
+        pending: PendingTableCommit,
     ) -> None:
         """Make one commit on exactly the table that was read before."""
         properties = commit_properties(msgspec.to_builtins(mark), mark.sequence)
@@ -293,7 +296,10 @@ class DeltaCurrent:
         may take. Returns their paths.
         """
         return DeltaTable(self.path).vacuum(
-            self.keep_hours, dry_run=False, enforce_retention_duration=False, full=True
+            self.keep_hours,
+            dry_run=False,
+            enforce_retention_duration=False,
+            full=True,
         )
 
     def _has_other_columns(self, table: DeltaTable) -> bool:
@@ -341,8 +347,8 @@ def _table_files(table: DeltaTable | None) -> tuple[FilesByPartition, list[Curre
         if match is None:
             foreign_files.append(file)
             continue
-        part = HashBucket(int(match["depth"]), int(match["value"]))
-        files_by_partition.setdefault(match["partition"], {})[part] = file
+        bucket = HashBucket(int(match["depth"]), int(match["value"]))
+        files_by_partition.setdefault(match["partition"], {})[bucket] = file
     return files_by_partition, foreign_files
 
 
@@ -361,16 +367,16 @@ def _remove_actions(files: Sequence[CurrentTableFile]) -> list[RemoveAction]:
 
 
 def _split_by_part(
-    rows: pa.Table, parts: Sequence[HashBucket]
+    rows: pa.Table, buckets: Sequence[HashBucket]
 ) -> Iterator[tuple[HashBucket, pa.Table]]:
     """The rows of each part, by the hash of their session."""
-    if len(parts) == 1:
-        yield parts[0], rows
+    if len(buckets) == 1:
+        yield buckets[0], rows
         return
     hashes = session_hashes(rows.column("session"))
-    for part in parts:
-        low_bits = hashes & ((1 << part.depth) - 1)
-        yield part, rows.filter(pa.array(low_bits == part.value))
+    for bucket in buckets:
+        low_bits = hashes & ((1 << bucket.depth) - 1)
+        yield bucket, rows.filter(pa.array(low_bits == bucket.value))
 
 
 def _add_action(file: File, partition: Partition, rows: pa.Table) -> AddAction:

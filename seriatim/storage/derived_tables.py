@@ -98,7 +98,10 @@ class DeltaDerived:
     """The derived tables of one stream. Implements `DerivedStore`."""
 
     def __init__(
-        self, root: Path, compression: str = "zstd", output_store: OutputStore | None = None
+        self,
+        root: Path,
+        compression: str = "zstd",
+        output_store: OutputStore | None = None,
     ) -> None:
         self.root = root
         self.compression = compression
@@ -137,7 +140,12 @@ class DeltaDerived:
             raise _unreadable_error(self.root / "gaps", error) from error
         return sorted(gaps, key=lambda gap: gap.opened)
 
-    def put_gaps(self, expected: AppliedVersion, ledger: Ledger, gaps: Sequence[Gap]) -> None:
+    def put_gaps(
+        self,
+        expected: AppliedVersion,
+        ledger: Ledger,
+        gaps: Sequence[Gap],
+    ) -> None:
         """Replace all gaps, in one commit."""
         with storage_errors_as_conflict():
             rows = pa.RecordBatch.from_pylist([gap.to_row() for gap in gaps], schema=GAPS_SCHEMA)
@@ -166,7 +174,9 @@ class DeltaDerived:
             replaced_files: list[tuple[str, int]] = []
             if expected.sequence >= 0:
                 replaced_files = self._files_with_new_releases(
-                    expected.token, released_gaps, find_release
+                    expected.token,
+                    released_gaps,
+                    find_release,
                 )
             for path, _ in replaced_files:
                 batches = self._batches_with_releases(path, find_release)
@@ -195,7 +205,10 @@ class DeltaDerived:
         return dict(progress)
 
     def _write_table_file(
-        self, table: DerivedTableName, ledger: Ledger, batches: Iterable[pa.RecordBatch]
+        self,
+        table: DerivedTableName,
+        ledger: Ledger,
+        batches: Iterable[pa.RecordBatch],
     ) -> _NewTableFile | None:
         """Write a file of a table; None if there are no rows."""
         path = f"{table}/{ledger.sequence}-{uuid.uuid4().hex[:12]}.parquet"
@@ -211,7 +224,9 @@ class DeltaDerived:
         return _NewTableFile(file, {"numRecords": file.rows, **statistics.delta_statistics()})
 
     def _quarantine_batches(
-        self, quarantine_file: QuarantineFile, find_release: FindRelease
+        self,
+        quarantine_file: QuarantineFile,
+        find_release: FindRelease,
     ) -> Iterator[pa.RecordBatch]:
         """The messages of a quarantine file as rows of the table. The file is proved by its digest
         first.
@@ -234,7 +249,9 @@ class DeltaDerived:
             yield _with_releases(rows, find_release)
 
     def _batches_with_releases(
-        self, path: str, find_release: FindRelease
+        self,
+        path: str,
+        find_release: FindRelease,
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a file of the table, with what is known now about releases."""
         for batch in pq.ParquetFile(self.root / "quarantine" / path).iter_batches():
@@ -242,7 +259,10 @@ class DeltaDerived:
             yield _with_releases(rows, find_release)
 
     def _files_with_new_releases(
-        self, table: DeltaTable, released_gaps: Sequence[Gap], find_release: FindRelease
+        self,
+        table: DeltaTable,
+        released_gaps: Sequence[Gap],
+        find_release: FindRelease,
     ) -> list[tuple[str, int]]:
         """The files with messages that were released since, as paths and sizes."""
         if not released_gaps:
@@ -285,7 +305,11 @@ class DeltaDerived:
             path.mkdir(parents=True, exist_ok=True)
             schema = Schema.from_arrow(SCHEMAS[table])
             create_table_with_add_actions(
-                str(path), schema, adds, mode="error", commit_properties=properties
+                str(path),
+                schema,
+                adds,
+                mode="error",
+                commit_properties=properties,
             )
             sync_log(path, 0)
             return
@@ -299,7 +323,10 @@ class DeltaDerived:
             schema = Schema.from_arrow(SCHEMAS[table])
         removes = [_remove_action(removed, size, now_ms) for removed, size in replaced_files]
         delta_table.create_write_transaction(
-            [*adds, *removes], mode, schema, commit_properties=properties
+            [*adds, *removes],
+            mode,
+            schema,
+            commit_properties=properties,
         )
         sync_log(path, version)
         if version % VACUUM_EVERY == 0:

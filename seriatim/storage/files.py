@@ -259,7 +259,13 @@ class ParquetFileWriter:
     Names are unique: nothing is ever overwritten.
     """
 
-    def __init__(self, root: Path, path: str, schema: pa.Schema, compression: str) -> None:
+    def __init__(
+        self,
+        root: Path,
+        path: str,
+        schema: pa.Schema,
+        compression: str,
+    ) -> None:
         self.root = root
         self.path = path
         self.schema = schema

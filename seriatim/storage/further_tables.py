@@ -48,7 +48,10 @@ class DeltaOutputs:
     """The further tables of one stream. Implements `OutputStore`."""
 
     def __init__(
-        self, root: Path, schemas: Mapping[str, pa.Schema], partition_by: Sequence[str] = ()
+        self,
+        root: Path,
+        schemas: Mapping[str, pa.Schema],
+        partition_by: Sequence[str] = (),
     ) -> None:
         self.root = root
         self.schemas = dict(schemas)
@@ -96,7 +99,10 @@ class DeltaOutputs:
                 self._commit(table, expected, added, removed, properties)
 
     def _create_table(
-        self, table: str, added: PartitionFiles, properties: CommitProperties
+        self,
+        table: str,
+        added: PartitionFiles,
+        properties: CommitProperties,
     ) -> None:
         path = self.root / table_directory(table)
         path.mkdir(parents=True, exist_ok=True)
@@ -145,7 +151,12 @@ class DeltaOutputs:
         )
         sync_log(self.root / table_directory(table), version)
 
-    def _add_action(self, table: str, partition: Partition, file: File) -> AddAction:
+    def _add_action(
+        self,
+        table: str,
+        partition: Partition,
+        file: File,
+    ) -> AddAction:
         values = {"topic": partition.topic, "partition": str(partition.number)}
         stats = {
             "numRecords": file.rows,

@@ -37,13 +37,21 @@ SESSION_ORDER = [("session", "ascending"), *RECORD_ORDER]
 class ParquetJoiner:
     """The committed files of one stream, below its output path."""
 
-    def __init__(self, root: Path, stream: str, compression: str = "zstd") -> None:
+    def __init__(
+        self,
+        root: Path,
+        stream: str,
+        compression: str = "zstd",
+    ) -> None:
         self.root = root
         self.stream = stream
         self.compression = compression
 
     def find_damaged_files(
-        self, files: Iterable[File], *, check_digests: bool = True
+        self,
+        files: Iterable[File],
+        *,
+        check_digests: bool = True,
     ) -> dict[str, str]:
         """The files that are not as committed, by path, and what is wrong with each."""
         damaged = {}
@@ -96,7 +104,11 @@ class ParquetJoiner:
         return False
 
     def _has_record_of_partition(
-        self, file: File, offset_range: OffsetRange, partition: Partition, topic_id: str
+        self,
+        file: File,
+        offset_range: OffsetRange,
+        partition: Partition,
+        topic_id: str,
     ) -> bool:
         """The same for one file that somebody else wrote, which may hold records of any partition.
 
@@ -111,7 +123,11 @@ class ParquetJoiner:
         return _any(mask)
 
     def session_tables(
-        self, partition: Partition, topic_id: str, files: Sequence[File], row_key_spec: RowKeySpec
+        self,
+        partition: Partition,
+        topic_id: str,
+        files: Sequence[File],
+        row_key_spec: RowKeySpec,
     ) -> Iterator[SessionTable]:
         """The table of each session, as the records of a partition leave it."""
         for file in files:
@@ -123,7 +139,11 @@ class ParquetJoiner:
         ordered = tuple(sorted(files, key=lambda file: file.first_offset))
         schema = pq.read_schema(self.root / ordered[0].path)
         merger = RowMerger(self.root, self.stream, schema, row_key_spec)
-        catch_up = PartitionCatchUp(partition=partition, files=ordered, topic_ids=(topic_id,))
+        catch_up = PartitionCatchUp(
+            partition=partition,
+            files=ordered,
+            topic_ids=(topic_id,),
+        )
         changes = merger.read_changes(catch_up).sort_by(SESSION_ORDER)
         # As numbers: Python has no datetime for a time after the year 9999.
         times = changes.column("timestamp").cast(pa.int64())

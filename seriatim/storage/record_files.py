@@ -140,7 +140,11 @@ class ParquetRecords(SweepNotes):
         ]
 
     def record_writer(
-        self, partition: Partition, topic_id: str, stem: str, table: str = MAIN_TABLE
+        self,
+        partition: Partition,
+        topic_id: str,
+        stem: str,
+        table: str = MAIN_TABLE,
     ) -> _RecordFileWriter:
         """A writer for the record file of one partition and slice."""
         if table != MAIN_TABLE:
@@ -150,14 +154,22 @@ class ParquetRecords(SweepNotes):
         return _RecordFileWriter(self, partition, topic_id, file)
 
     def quarantine_writer(
-        self, partition: Partition, topic_id: str, stem: str
+        self,
+        partition: Partition,
+        topic_id: str,
+        stem: str,
     ) -> _QuarantineFileWriter:
         """A writer for a file of quarantined messages."""
         path = f"kept/{partition}/{stem}.parquet"
         file = ParquetFileWriter(self.root, path, QUARANTINE_FILE_SCHEMA, self.compression)
         return _QuarantineFileWriter(partition, topic_id, file)
 
-    def sweep(self, partition: Partition, stem_prefix: str, keep: set[str]) -> list[str]:
+    def sweep(
+        self,
+        partition: Partition,
+        stem_prefix: str,
+        keep: set[str],
+    ) -> list[str]:
         """Delete the files of other attempts at what is committed now. Returns their paths."""
         attempts = set()
         for path in self.paths(partition):
@@ -207,7 +219,11 @@ class _RecordFileWriter:
     """
 
     def __init__(
-        self, store: ParquetRecords, partition: Partition, topic_id: str, file: ParquetFileWriter
+        self,
+        store: ParquetRecords,
+        partition: Partition,
+        topic_id: str,
+        file: ParquetFileWriter,
     ) -> None:
         self.store = store
         self.partition = partition
@@ -247,7 +263,9 @@ class _RecordFileWriter:
         self.last_offset = batch.start + int(all_positions.max())
 
     def _record_batch(
-        self, record_columns: Sequence[pa.Array], columns: Sequence[pa.Array]
+        self,
+        record_columns: Sequence[pa.Array],
+        columns: Sequence[pa.Array],
     ) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([*record_columns, *columns], schema=self.store.schema)
 
@@ -286,7 +304,9 @@ class _RecordFileWriter:
         )
 
     def _columns_of_columnar_records(
-        self, batch: MessageBatch, columnar: ColumnarRecords
+        self,
+        batch: MessageBatch,
+        columnar: ColumnarRecords,
     ) -> list[pa.Array]:
         offsets = columnar.positions + batch.start
         indexes = columnar.indexes
@@ -403,7 +423,12 @@ class _QuarantineFileWriter:
     retention.
     """
 
-    def __init__(self, partition: Partition, topic_id: str, file: ParquetFileWriter) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        topic_id: str,
+        file: ParquetFileWriter,
+    ) -> None:
         self.partition = partition
         self.topic_id = topic_id
         self.file = file

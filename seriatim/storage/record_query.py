@@ -36,7 +36,12 @@ class RecordQuery:
     `stream` is the stream whose output it is; None if a replay wrote it.
     """
 
-    def __init__(self, root: Path, stream: str | None, version: int | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        stream: str | None,
+        version: int | None = None,
+    ) -> None:
         self.root = root
         self.stream = stream
         try:
@@ -150,7 +155,12 @@ class RecordQuery:
         path = self.root / "records" / file.path
         condition = reduce(and_, conditions) if conditions else None
         try:
-            return pq.read_table(path, filters=condition, use_threads=False, partitioning=None)
+            return pq.read_table(
+                path,
+                filters=condition,
+                use_threads=False,
+                partitioning=None,
+            )
         except (pa.ArrowException, OSError) as error:
             raise DamagedFileError(
                 f"{path}: it cannot be read: {first_line(error)[:200]}",

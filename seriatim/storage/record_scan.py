@@ -115,7 +115,9 @@ def _new_row_numbers(table: pa.Table, request: EvidenceRequest) -> RowNumbers:
 
 
 def _add_offset_spans(
-    evidence: PartitionEvidence, table: pa.Table, row_numbers: RowNumbers
+    evidence: PartitionEvidence,
+    table: pa.Table,
+    row_numbers: RowNumbers,
 ) -> None:
     offsets = _numpy_column(table, "offset")[row_numbers]
     topic_ids, id_codes = _distinct_values_and_codes(table.column("topic_id"))
@@ -127,7 +129,10 @@ def _add_offset_spans(
 
 
 def _add_first_and_last_rows(
-    evidence: PartitionEvidence, table: pa.Table, row_numbers: RowNumbers, request: EvidenceRequest
+    evidence: PartitionEvidence,
+    table: pa.Table,
+    row_numbers: RowNumbers,
+    request: EvidenceRequest,
 ) -> None:
     """Add each row of a session as its first and its last new record have it, and the records
     between whose before-image is not the record before.
@@ -166,7 +171,10 @@ def _add_first_and_last_rows(
 
 
 def _is_before_image_equal(
-    table: pa.Table, earlier: RowNumbers, later: RowNumbers, request: EvidenceRequest
+    table: pa.Table,
+    earlier: RowNumbers,
+    later: RowNumbers,
+    request: EvidenceRequest,
 ) -> Any:
     """Whether the before-image of each later record is its earlier record. After a delete it must
     be empty.
@@ -193,7 +201,7 @@ def _first_row_images(table: pa.Table, request: EvidenceRequest) -> Iterator[Row
         before_key = table.column(f"before_{request.key_columns[0]}")
         is_known = _boolean_array(before_key.is_valid()).tolist()
         rows = _row_tuples(table, before_columns)
-        images = [row if known else None for row, known in zip(rows, is_known, strict=True)]
+        images = [row if has_image else None for row, has_image in zip(rows, is_known, strict=True)]
     yield from _row_images(table, request, images)
 
 
@@ -206,7 +214,9 @@ def _last_row_images(table: pa.Table, request: EvidenceRequest) -> Iterator[RowI
 
 
 def _row_images(
-    table: pa.Table, request: EvidenceRequest, images: Sequence[tuple[Any, ...] | None]
+    table: pa.Table,
+    request: EvidenceRequest,
+    images: Sequence[tuple[Any, ...] | None],
 ) -> Iterator[RowImage]:
     topic_ids = table.column("topic_id").to_pylist()
     sessions = table.column("session").to_pylist()

@@ -30,13 +30,22 @@ BEFORE_FIRST_RECORD = (-1, -1)
 class ParquetRewriter:
     """The record files of one stream, below its output path."""
 
-    def __init__(self, root: Path, stream: str, compression: str = "zstd") -> None:
+    def __init__(
+        self,
+        root: Path,
+        stream: str,
+        compression: str = "zstd",
+    ) -> None:
         self.root = root
         self.stream = stream
         self.compression = compression
 
     def concatenate(
-        self, partition: Partition, topic_id: str, stem: str, files: Sequence[File]
+        self,
+        partition: Partition,
+        topic_id: str,
+        stem: str,
+        files: Sequence[File],
     ) -> File:
         """Write one file of several that follow each other by offset, and return it."""
         schema = self._read_schema(files[0])
@@ -108,7 +117,10 @@ class ParquetRewriter:
 
 
 def _check_record_order(
-    file: File, topic_id: str, batch: pa.RecordBatch, previous_position: tuple[int, int]
+    file: File,
+    topic_id: str,
+    batch: pa.RecordBatch,
+    previous_position: tuple[int, int],
 ) -> tuple[int, int]:
     """Prove that a batch goes on after the previous offset and index, under the same topic id.
     Returns the offset and index of its last record.

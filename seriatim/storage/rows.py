@@ -37,7 +37,11 @@ class RowMerger:
     """Reads the records of one stream, and knows which of two records of a row is the later one."""
 
     def __init__(
-        self, root: Path, stream: str, records: pa.Schema, row_key_spec: RowKeySpec
+        self,
+        root: Path,
+        stream: str,
+        records: pa.Schema,
+        row_key_spec: RowKeySpec,
     ) -> None:
         self.root = root
         self.stream = stream
@@ -73,7 +77,10 @@ class RowMerger:
         return self._last_in_order(tables, catch_up)
 
     def merge(
-        self, previous_rows: pa.Table | None, changes: pa.Table, partition: Partition
+        self,
+        previous_rows: pa.Table | None,
+        changes: pa.Table,
+        partition: Partition,
     ) -> pa.Table:
         """The previous rows with the changes applied, sorted by session and key as in the table."""
         rows = self._rows_of_changes(changes, partition)
@@ -144,7 +151,12 @@ class RowMerger:
             raise _unreadable_error(self.stream, file, error) from error
 
     def _reduce(
-        self, table: pa.Table, catch_up: PartitionCatchUp, file: File, *, is_own_file: bool
+        self,
+        table: pa.Table,
+        catch_up: PartitionCatchUp,
+        file: File,
+        *,
+        is_own_file: bool,
     ) -> pa.Table:
         """The changes in a row group, without records that are not asked for."""
         mask = pc.is_in(table.column("topic_id"), pa.array(catch_up.topic_ids))

@@ -104,7 +104,12 @@ def refuse_unusable_folder(folder: Path) -> None:
         )
 
 
-def create_table(root: Path, table: str, schema: pa.Schema, files: Iterable[File]) -> None:
+def create_table(
+    root: Path,
+    table: str,
+    schema: pa.Schema,
+    files: Iterable[File],
+) -> None:
     """Create a Delta table of record files that are there already."""
     folder = table_directory(table)
     (root / folder).mkdir(parents=True, exist_ok=True)
@@ -178,7 +183,10 @@ class LayeredState:
     """
 
     def __init__(
-        self, replay_state: StateStore, base_state: StateStore, base_files: tuple[File, ...]
+        self,
+        replay_state: StateStore,
+        base_state: StateStore,
+        base_files: tuple[File, ...],
     ) -> None:
         self.replay_state = replay_state
         self.base_state = base_state

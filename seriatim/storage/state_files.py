@@ -53,7 +53,12 @@ class ParquetState:
     needed.
     """
 
-    def __init__(self, root: Path, stream: str, compression: str = "zstd") -> None:
+    def __init__(
+        self,
+        root: Path,
+        stream: str,
+        compression: str = "zstd",
+    ) -> None:
         self.root = root
         self.stream = stream
         self.compression = compression
@@ -104,7 +109,9 @@ class ParquetState:
         return file
 
     def _batches_of_unseen_sessions(
-        self, files: Sequence[File], seen_names: set[str]
+        self,
+        files: Sequence[File],
+        seen_names: set[str],
     ) -> Iterator[pa.RecordBatch]:
         """The rows of files, newest file first, without sessions that came before."""
         for file in reversed(files):

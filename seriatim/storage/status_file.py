@@ -109,7 +109,12 @@ class StatusFiles:
             manifest = self._read_manifest(entry.sequence - 1, entry.previous)
             yield manifest
 
-    def _manifest_hash(self, sequence: int, last_sequence: int, last_sha256: str) -> str:
+    def _manifest_hash(
+        self,
+        sequence: int,
+        last_sequence: int,
+        last_sha256: str,
+    ) -> str:
         """The hash of an entry's manifest.
 
         If failed commits left several manifests of this entry, the entry after it says which one is

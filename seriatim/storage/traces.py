@@ -36,7 +36,10 @@ TRACE_SCHEMA = pa.schema(
 
 
 def write_trace_rows(
-    root: Path, partition: Partition, stem: str, rows: Sequence[Mapping[str, Any]]
+    root: Path,
+    partition: Partition,
+    stem: str,
+    rows: Sequence[Mapping[str, Any]],
 ) -> None:
     """Write the rows of one task, all of them or nothing."""
     if not rows:
