@@ -14,7 +14,7 @@ from pathlib import Path
 from airflow.sdk import DAG
 
 from seriatim.airflow.command import common_task_arguments, schedule_arguments
-from seriatim.airflow.watch import Watch
+from seriatim.airflow.watch import WatchOperator
 from seriatim.errors import IntegrityError
 
 FOLDER = Path(__file__).resolve().parent.parent
@@ -28,7 +28,7 @@ with DAG(
     tags=["seriatim"],
     **schedule_arguments("*/5 * * * *"),
 ) as dag:
-    watch = Watch(
+    watch = WatchOperator(
         task_id="watch",
         arguments=["watch", "--once"],
         accepted_exit_codes=(0, IntegrityError.exit_code),

@@ -117,6 +117,7 @@ class CommandOperator(BaseOperator):
             self.log.info("%s: it was never run, so there is nothing to do yet", self.stream)
             return ""
         self.log.info("seriatim %s", " ".join(arguments))
+        # A file and not a second pipe: while one pipe is read, the other could fill up and block.
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             code, outcome = self._run_process(arguments, output)
             output.seek(0)

@@ -63,6 +63,7 @@ def command_environment(folder: str) -> dict[str, str]:
     """
     settings = config.load_settings(folder=Path(folder))
     variables = config.child_environment()
+    # What the settings name wins over what Airflow knows.
     if not settings.airflow_url:
         variables["SERIATIM_AIRFLOW_URL"] = airflow_base_url()
     if not settings.smtp:

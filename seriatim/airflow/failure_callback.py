@@ -115,6 +115,7 @@ class FailureCallback:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            # In a session of its own, so that it outlives the callback.
             start_new_session=True,
         )
         try:

@@ -80,6 +80,7 @@ class LoggedSparkSubmitHook(SparkSubmitHook):
         if self._connection["deploy_mode"] == "cluster":
             super()._process_spark_submit_log(_without_noise(itr))
             return
+        # Airflow's own method strips the lines, and ours are indented for people.
         self._spark_exit_code = 0
         for line in _without_noise(itr):
             self.log.info("%s", line)
@@ -90,7 +91,7 @@ class LoggedSparkSubmitHook(SparkSubmitHook):
         A driver on this machine inherits that. A driver that the cluster starts elsewhere does
         not: only its exit code says how it ended.
         """
-        # The call sets `_env` from the connection, so ours is added afterwards.
+        # The call replaces `_env`, so the variable is added afterwards.
         command = super()._build_spark_submit_command(application)
         if self.outcome_path is not None:
             inherited: dict[str, Any] = self._env or {}
@@ -191,6 +192,7 @@ class FoldOperator(SparkSubmitOperator):
         hook._conf["spark.ui.showConsoleProgress"] = "false"
         if hook.is_local:
             hook._conf.update(spark_settings.local_spark_settings(file.stream))
+            # Otherwise Spark starts whatever `python3` is first in PATH.
             hook._env_vars = {
                 "PYSPARK_PYTHON": sys.executable,
                 "PYSPARK_DRIVER_PYTHON": sys.executable,
@@ -228,6 +230,7 @@ class FoldOperator(SparkSubmitOperator):
             return
         if hook._submit_sp is not None:
             terminate_process_tree(hook._submit_sp.pid)
+        # In a cluster the driver is no child of ours: Airflow asks Spark to end it.
         if hook._connection["deploy_mode"] == "cluster":
             super().on_kill()
 

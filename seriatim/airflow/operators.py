@@ -71,6 +71,7 @@ class PublishOperator(CommandOperator):
         """Publish. The event of the asset carries what is new; skipped if nothing is published."""
         skip_read_only_run(self.stream, context)
         printed = self.run_command(context)
+        # A successful task would make an event of its asset, although nothing is new.
         if not printed:
             raise AirflowSkipException(f"{self.stream}: nothing is published")
         asset_event = context["outlet_events"][current_asset(self.stream)]

@@ -83,6 +83,7 @@ def stream_params() -> dict[str, Param]:
     }
 
 
+# JSON Schema searches for a pattern anywhere in a text, so each pattern below is anchored.
 def _list_param(title: str, description: str, pattern: str) -> Param:
     return Param(
         [],

@@ -53,6 +53,7 @@ class RepairPlanOperator(CommandOperator):
         The task fails if no repair helps, and is skipped if nothing is damaged.
         """
         plan = msgspec.json.decode(self.run_command(context))
+        # A plan that only ends a hold, or only deletes files, has to be approved as well.
         if plan["parts"] or plan["drops"] or plan["resumes"]:
             return {"approval": plan["approval"], "text": render_plan_markdown(plan)}
         if plan["notes"]:

@@ -20,7 +20,7 @@ from seriatim.alerts.incidents import Note, runs_without_an_end
 from seriatim.alerts.mail import NO_CALLBACK
 
 
-class Watch(CommandOperator):
+class WatchOperator(CommandOperator):
     """Runs `seriatim watch` for all streams, after it has noted runs that failed without a callback."""
 
     def execute(self, context: Any) -> None:

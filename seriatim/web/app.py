@@ -30,6 +30,7 @@ SOURCE_POLICY = (
 )
 FRAME_POLICY = "; frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
 CONTENT_POLICY = SOURCE_POLICY + FRAME_POLICY
+# A report is one file that can be mailed, so its style is inside of it.
 REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'" + FRAME_POLICY
 RESPONSE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -119,6 +120,7 @@ def _add_stream_pages(app: FastAPI, reader: PageReader, visitor_dependency: Any)
 
     @app.get("/stream/{name}")
     def one_stream(request: Request, name: str, visitor: Visitor = visitor_dependency) -> Response:
+        # Before anything is read, also of a stream that does not exist.
         _refuse_invisible(visitor, name)
         stream_history = reader.stream_history(name)
         page = stream.render_stream_page(_mount_path(request), stream_history, reader.clock())

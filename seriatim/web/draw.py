@@ -154,6 +154,7 @@ def concern_box(concern: Concern, stream: str = "") -> str:
         "div",
         headline,
         safe_text(concern.text),
+        # Not `safe_text`, which would cut the advice as if it were one line.
         element("pre", escape(advice)),
         css="need bad-edge" if is_urgent else "need",
     )

@@ -141,7 +141,7 @@ def _files_tables(entry: Entry) -> Iterable[PageTable]:
     for change in entry.changes:
         files += [("records", file) for file in change.records]
         files += [("state", file) for file in change.state or ()]
-        files += [("kept", file) for file in change.quarantine_files]
+        files += [("quarantine", file) for file in change.quarantine_files]
     if files:
         rows = [
             [kind, file.path, file.rows, file.size_bytes, file.digest]

@@ -179,6 +179,7 @@ def rate_chart(rows: Sequence[EntryRow]) -> str:
     columns = []
     lag_points = []
     for i, row in enumerate(slices):
+        # Columns grow from the bottom, each with a space to its neighbours.
         column_height = plot_height * (row.rate or 0.0) / highest_rate
         columns.append(
             _chart_column(row, CHART_LEFT + (i + 0.14) * step, step * 0.72, column_height)

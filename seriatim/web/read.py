@@ -162,6 +162,7 @@ class PageReader:
 
     def stream_file(self, name: str) -> StreamFile:
         """The file of a stream, by its name. A ConfigError refuses names of other files."""
+        # The pattern has no slash and no dot, so a name never leads out of the folder.
         path = self.folder / f"{name}.toml"
         if not STREAM_NAME.fullmatch(name) or not path.is_file():
             raise ConfigError(
@@ -210,6 +211,7 @@ class PageReader:
         with self._lock:
             cache[key] = stamp, value
             cache.move_to_end(key)
+            # The value that was not used for the longest time goes first.
             while len(cache) > CACHED_VALUES_MAX:
                 cache.popitem(last=False)
         return value

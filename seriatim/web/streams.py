@@ -84,6 +84,7 @@ def streams_cards(stream_statuses: Sequence[StreamStatus]) -> str:
     for status in stream_statuses:
         partitions += len(status.partitions)
         halted += sum(partition.halt is not None for partition in status.partitions)
+        # -1 stands for a number that is not known.
         quarantined += max(status.quarantined, 0)
         lag += status.lag or 0
     return element(

@@ -211,7 +211,7 @@ for form in ({}, {"partition": "a/0"}):
 context = kept
 environment.open_outbox(FOLDER, "orders").put_alert_state(AlertState())
 answers['a_plan_of_the_whole_stream_that_finds_nothing_hurt_ends_a_failed_repair'] = found
-from seriatim.airflow.watch import Watch
+from seriatim.airflow.watch import WatchOperator
 class States:
     # Airflow's answers about runs: r1 is marked failed, r2 runs, and of r3 nothing can be learned.
     asked = []
@@ -221,9 +221,9 @@ class States:
             raise RuntimeError("the API server is away")
         return int(run_ids == ["r1"])
 watched = []
-class SilentWatch(Watch):
+class SilentWatch(WatchOperator):
     def run_command(self, context): watched.append(notes())
-Watch.log = Keep()
+WatchOperator.log = Keep()
 from msgspec.structs import replace
 for number, run in enumerate(("r3", "r1", "r2")):
     note = environment.task_note({**context(), "run_id": run}, "fold", PlatformError("no broker"))

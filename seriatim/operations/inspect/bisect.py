@@ -82,6 +82,7 @@ class Bisection:
             broken_index = self._search_each(offsets)
         else:
             broken_index = self._search_by_halves(offsets, replay.current_position())
+        # The figures are taken before `_saved_state_breaks`, which begins another fold.
         result = BisectResult(
             start_offset=begin_offset,
             end_offset=until,

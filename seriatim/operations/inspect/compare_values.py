@@ -22,6 +22,7 @@ from typing import Any
 from uuid import UUID
 
 NUMBER_TYPES = (int, float, Decimal)
+# Bounded, since a number like 1e999999999 takes forever to calculate with.
 NUMBER_PATTERN = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})([eE][+-]?\d{1,3})?", re.ASCII)
 BOOLEANS = {"true": True, "false": False}
 TYPE_NAMES: dict[type, str] = {
@@ -57,6 +58,7 @@ def parse_like(example: Any, text: str) -> Any:
 
     A ValueError says that text is no time, date or base64 where one is needed.
     """
+    # A bool is an int, and a datetime is a date: the special type is asked for first.
     if isinstance(example, bool):
         return BOOLEANS.get(text.lower(), text)
     if isinstance(example, NUMBER_TYPES):

@@ -233,6 +233,7 @@ def parse_expression(text: str, root_names: Collection[str]) -> Expression:
     except SyntaxError as error:
         raise _refusal_error(text, error.msg, root_names) from None
     except (ValueError, RecursionError, MemoryError) as error:
+        # Python's parser raises these for zero bytes and for deep nesting.
         raise _refusal_error(text, str(error), root_names) from None
     nodes = list(ast.walk(tree))
     if len(nodes) > NODES_MAX:
@@ -301,6 +302,7 @@ class Grammar:
     def _attribute(self, node: ast.Attribute) -> CompiledNode:
         name = node.attr
         owner = self.compile(node.value)
+        # No field of data begins so, and `__class__` would lead out of the data.
         if name.startswith("_"):
             raise UnsupportedSyntaxError(f"{name!r} begins with an underscore")
         self.field_names.add(name)
@@ -388,6 +390,7 @@ class Grammar:
         elements = [self.compile(element) for element in node.elts]
 
         def build_list(scope: ExpressionScope) -> list[Any]:
+            # Before the work: an expression that is too large must not be built first.
             scope.spend(len(elements))
             return [element(scope) for element in elements]
 
@@ -402,6 +405,7 @@ class Grammar:
 
         def call(scope: ExpressionScope) -> Any:
             values = [argument(scope) for argument in arguments]
+            # `len` does not go through its argument.
             steps = 1
             if name != "len":
                 steps = sum(map(work_size, values))

@@ -58,6 +58,7 @@ def find_session(
             f"{stream_name}: session {name!r} lives in {', '.join(topics)}",
             next="choose one with --topic",
         )
+    # A session that moved has state in two partitions: its messages come to the newer one.
     newest = max(sessions, key=lambda candidate: sessions[candidate].timestamp)
     other_partitions = [candidate for candidate in sessions if candidate != newest]
     return SessionLocation(

@@ -89,6 +89,7 @@ class InProcessReader:
         results = []
         for partition, offset_range in sorted(self.ranges.items()):
             batches = self.read(offset_range)
+            # A partition without a message has no task: `_fold_stage` makes a hole of it.
             first_batch = next(batches, None)
             if first_batch is not None:
                 results.append(task(partition, chain([first_batch], batches)))
@@ -276,6 +277,7 @@ class ReplayRun:
 
         self._repeat_releases(output, rewind, task_context.state)
         for number, stage in enumerate(plan_stages(rewind, self.messages_max)):
+            # Each stage goes on with the state that the stage before it saved.
             work = PartitionWork(
                 partition=output.partition,
                 start=stage.offset_range.start,

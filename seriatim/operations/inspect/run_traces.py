@@ -93,6 +93,7 @@ class ShadowTrace:
     def _row_of_left_out_messages(self) -> dict[str, Any]:
         """The row that stands for all messages that have no row."""
         names = ", ".join(self.names)
+        # All rows have the same columns; those that this one has no value for are None.
         row: dict[str, Any] = dict.fromkeys(self.rows[0])
         row.update(self._partition_columns())
         row["offset"] = self.first_offset_left_out
@@ -111,6 +112,7 @@ class ShadowTrace:
         )
 
     def _trace_batch(self, batch: MessageBatch) -> None:
+        # Not in __init__: an error in loading the state must end the trace, and not the run.
         if self.tracing_folds is None:
             self.tracing_folds = self._new_tracing_folds()
         messages: list[tuple[SessionMessage, TracingFold]] = []

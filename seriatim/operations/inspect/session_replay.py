@@ -264,6 +264,8 @@ class SessionReplay:
     def step(self, message: SessionMessage) -> TraceStep:
         """Fold one message, and return what it did."""
         self.messages_folded += 1
+        # The generator that yielded the message sets `next_offset` only at its end, and the
+        # caller may stop before.
         self.next_offset = message.offset + 1
         return self.tracing_fold.trace_message(message)
 

@@ -80,6 +80,7 @@ class TracingMachine:
         self.apply_hook: ApplyHook | None = None
 
     def __getattr__(self, name: str) -> Any:
+        # Everything that is not defined here is the machine's own.
         return getattr(self.runner, name)
 
     def apply(self, state: Any, message: Any) -> Sequence[tuple[Any, ...]]:
@@ -136,6 +137,7 @@ class TracingFold:
             cast("Runner", self.tracing_machine),
             stream.tier,
             stream.on_poison,
+            # No session is ever loaded by the fold: the only one is set below.
             lambda _: {},
             has_session_field=self._has_session_field,
             undoable={name: EACH_MESSAGE} if runner.may_half_change else {},
@@ -158,6 +160,7 @@ class TracingFold:
     @session.setter
     def session(self, session: Session) -> None:
         session.is_undoable = self.runner.may_half_change
+        # The fold decodes a saved state when it makes the session active.
         session.is_active &= session.state is not None
         self.fold.sessions[self.name] = session
         self._state_copy = STALE_COPY
@@ -179,6 +182,7 @@ class TracingFold:
     def restore_snapshot(self, snapshot: FoldSnapshot) -> None:
         """Be as when the snapshot was taken. It can be used again."""
         self.session = self._copy_session(snapshot.session)
+        # A message that failed halfway was folded after the snapshot was taken.
         self.fold.half_changed_sessions.pop(self.name, None)
         if self.fold.expiry:
             self.fold.expiry.message_time_ms = snapshot.message_time_ms
@@ -276,6 +280,7 @@ class TracingFold:
     def trace_message(self, session_message: SessionMessage) -> TraceStep:
         """Fold one message, and return what it did."""
         batch = session_message.as_batch
+        # What is shown as "before" is copied first: machines change the state in place.
         state_before = self._current_state
         was_damaged = self._is_damaged()
         was_quarantined = self._is_quarantined()
