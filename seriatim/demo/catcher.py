@@ -1,7 +1,7 @@
-"""A mail catcher: takes every mail on a local port and shows them on a page. For the demo; it sends
-nothing on.
+"""A mail catcher for the demo: it takes every mail on a local port and shows them on a page. It
+delivers nothing.
 
-Next room: stage.py starts it.
+Next: demo/stage.py starts it.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ MAIL_HTML = (
 
 
 class MailFolder:
-    """The last mails, newest first."""
+    """The newest mails, the newest first."""
 
     def __init__(self) -> None:
         self.mails: list[EmailMessage] = []
 
     def add(self, content: bytes) -> None:
-        """Keep one, as it came."""
+        """Keep one mail as it came."""
         parsed = message_from_bytes(content, policy=policy.default)
         ensure(isinstance(parsed, EmailMessage), "the policy makes messages of this kind")
         self.mails = [parsed, *self.mails][:MAILS_MAX]
 
     def render_page(self) -> str:
-        """All of them, their text escaped."""
-        shown = [_render_mail(mail, is_open=number == 0) for number, mail in enumerate(self.mails)]
-        count = f"{len(self.mails)} mail{'s' * (len(self.mails) != 1)}"
-        return PAGE_HTML.format(count=count, mails="".join(shown))
+        """All mails as an HTML page, with their text escaped. The newest one is unfolded."""
+        mails = [_render_mail(mail, is_open=i == 0) for i, mail in enumerate(self.mails)]
+        count = "1 mail" if len(mails) == 1 else f"{len(mails)} mails"
+        return PAGE_HTML.format(count=count, mails="".join(mails))
 
 
 def _render_mail(mail: EmailMessage, *, is_open: bool) -> str:
-    """One of them; the newest is open."""
+    """One mail as HTML."""
     body = mail.get_body(("plain",))
     text = "" if body is None else str(body.get_content())
     return MAIL_HTML.format(
-        opened=" open" * is_open,
+        opened=" open" if is_open else "",
         subject=escape(f"{mail['Date']}  {mail['Subject']}"),
         text=escape(text),
     )
 
 
 class MailCatcher:
-    """SMTP on one port, a page on another, both on 127.0.0.1."""
+    """An SMTP server on one port and a page on another, both on 127.0.0.1."""
 
     def __init__(self, port: int, page_port: int) -> None:
         from aiosmtpd.controller import Controller
@@ -70,19 +70,19 @@ class MailCatcher:
         )
 
     def start(self) -> None:
-        """Take mails, show them."""
+        """Begin to take mails and to show them."""
         self.smtp_server.start()
         threading.Thread(target=self.page_server.serve_forever, daemon=True).start()
 
     def stop(self) -> None:
-        """Both end."""
+        """End both servers."""
         self.smtp_server.stop()
         self.page_server.shutdown()
         self.page_server.server_close()
 
 
 class _SmtpReceiver:
-    """What the SMTP server calls, by its own names."""
+    """What the SMTP server calls. The names of its methods are given by aiosmtpd."""
 
     def __init__(self, folder: MailFolder) -> None:
         self.folder = folder
@@ -94,7 +94,7 @@ class _SmtpReceiver:
 
 def _page_request_class(folder: MailFolder) -> type[BaseHTTPRequestHandler]:
     class Page(BaseHTTPRequestHandler):
-        """One page, whatever is asked for."""
+        """Answers every request with the same page."""
 
         def do_GET(self) -> None:  # the library's name
             content = folder.render_page().encode()
@@ -105,6 +105,6 @@ def _page_request_class(folder: MailFolder) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(content)
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing of each look."""
+            """Log no requests."""
 
     return Page

@@ -1,9 +1,9 @@
-"""Demo data: collection points that publish tables as snapshot, then updates, with faults on
+"""Demo data: collection points that publish tables as a snapshot and then updates, with faults on
 request.
 
 Pure and seeded: the same arguments give the same messages. `seriatim produce demo` sends them.
 
-Next room: cli/produce.py.
+Next: demo/producer.py sends them; cli/produce.py is the command.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RESTART_SHARE = 0.002
 INSERT_SHARE = 0.1
 DELETE_SHARE = 0.1
 ReadSnapshotRequests = Callable[[], Iterable[tuple[str, str]]]
-"""Topics and sessions of which a snapshot was asked since the last call."""
+"""Returns the topics and sessions for which a snapshot was requested since the previous call."""
 
 
 class DemoMessage(Struct, frozen=True):
@@ -34,23 +34,23 @@ class DemoMessage(Struct, frozen=True):
 
 
 class DemoFault(Struct, frozen=True):
-    """What goes wrong on the way in, and at which message of the run."""
+    """A fault on the way to Kafka, and the number of the message that has it."""
 
     kind: str
     message_number: int
 
     @classmethod
     def parse(cls, text: str) -> DemoFault:
-        """`drop:1000` as a person types it; without a number, at the 1,000th message."""
-        kind, _, at = text.partition(":")
-        if kind not in FAULTS or (at and not at.isdecimal()):
+        """Parse `drop:1000` as a person types it. Without a number it is the 1,000th message."""
+        kind, _, number = text.partition(":")
+        if kind not in FAULTS or (number and not number.isdecimal()):
             allowed = f"KIND or KIND:MESSAGE, kinds {', '.join(FAULTS)}"
             raise ConfigError(f"--fault {text!r}", allowed=allowed, next="write it like drop:1000")
-        return cls(kind, int(at or 1000))
+        return cls(kind, int(number or 1000))
 
 
 class DemoTable(Struct):
-    """One session as its collection point knows it."""
+    """The table of one session, as its collection point has it."""
 
     topic: str
     name: str
@@ -64,23 +64,33 @@ class CollectionPoints:
 
     def __init__(self, topics: list[str], sessions: int, seed: int = 1) -> None:
         self._random = random.Random(seed)  # noqa: S311  # demo data, not secrets
-        self.tables = [
-            DemoTable(topics[i % len(topics)], f"session-{i:05d}") for i in range(sessions)
-        ]
-        self._by_name = {(table.topic, table.name): table for table in self.tables}
+        self.tables: list[DemoTable] = []
+        self._table_by_name: dict[tuple[str, str], DemoTable] = {}
+        for i in range(sessions):
+            table = DemoTable(topics[i % len(topics)], f"session-{i:05d}")
+            self.tables.append(table)
+            self._table_by_name[table.topic, table.name] = table
 
     def messages(self, read_requests: ReadSnapshotRequests = tuple) -> Iterator[DemoMessage]:
-        """Without end. Whoever is asked for a snapshot sends one next, of its table as it is."""
+        """Messages without end. A session for which a snapshot is requested sends its table as it
+        is next.
+        """
         while True:
-            for table in filter(None, map(self._by_name.get, read_requests())):
-                yield self._to_message(
-                    table,
-                    self._requested_snapshot(table)
-                    if table.has_begun
-                    else self._next_change(table),
-                )
+            for name in read_requests():
+                requested_table = self._table_by_name.get(name)
+                if requested_table is not None:
+                    yield self._answer_request(requested_table)
             table = self._random.choice(self.tables)
             yield self._to_message(table, self._next_change(table))
+
+    def _answer_request(self, table: DemoTable) -> DemoMessage:
+        if table.has_begun:
+            table.sequence += 1
+            body = self._snapshot_body(table)
+        else:
+            # The first message of a session is a snapshot anyway.
+            body = self._next_change(table)
+        return self._to_message(table, body)
 
     def _to_message(self, table: DemoTable, body: dict[str, Any]) -> DemoMessage:
         return DemoMessage(table.topic, table.name, msgspec.json.encode(body))
@@ -102,24 +112,24 @@ class CollectionPoints:
 
     def _snapshot(self, table: DemoTable) -> dict[str, Any]:
         table.has_begun = True
-        count = self._random.randrange(5, 25)
-        table.rows = {
-            f"row-{i}": (self._price(), self._random.randrange(1000)) for i in range(count)
-        }
-        return self._snapshot_body(table)
-
-    def _requested_snapshot(self, table: DemoTable) -> dict[str, Any]:
-        table.sequence += 1
+        table.rows = {}
+        row_count = self._random.randrange(5, 25)
+        for i in range(row_count):
+            price = self._price()
+            size = self._random.randrange(1000)
+            table.rows[f"row-{i}"] = (price, size)
         return self._snapshot_body(table)
 
     def _snapshot_body(self, table: DemoTable) -> dict[str, Any]:
-        rows = [
-            {"id": row, "price": price, "size": size} for row, (price, size) in table.rows.items()
-        ]
+        rows = []
+        for row, (price, size) in table.rows.items():
+            rows.append({"id": row, "price": price, "size": size})
         return {"type": "snapshot", "seq": table.sequence, "rows": rows}
 
     def _insert(self, table: DemoTable) -> dict[str, Any]:
-        row, price, size = f"new-{table.sequence}", self._price(), self._random.randrange(1000)
+        row = f"new-{table.sequence}"
+        price = self._price()
+        size = self._random.randrange(1000)
         table.rows[row] = (price, size)
         return {"type": "insert", "seq": table.sequence, "id": row, "price": price, "size": size}
 
@@ -130,17 +140,18 @@ class CollectionPoints:
 def inject_faults(
     messages: Iterator[DemoMessage], faults: list[DemoFault]
 ) -> Iterator[DemoMessage]:
-    """The same messages, with what goes wrong on the way in."""
-    due = {fault.message_number: fault.kind for fault in faults}
-    held: list[DemoMessage] = []
+    """The same messages, with the faults."""
+    kind_by_number = {fault.message_number: fault.kind for fault in faults}
+    # A swapped message waits here until another message of its session was sent.
+    swapped: list[DemoMessage] = []
     for number, message in enumerate(messages, 1):
-        kind = due.get(number)
+        kind = kind_by_number.get(number)
         if kind == "swap":
-            held.append(message)
+            swapped.append(message)
             continue
         yield from _with_fault(kind, message)
-        if held and held[0].key == message.key:
-            yield held.pop()
+        if swapped and swapped[0].key == message.key:
+            yield swapped.pop()
 
 
 def _with_fault(kind: str | None, message: DemoMessage) -> Iterator[DemoMessage]:
@@ -150,9 +161,9 @@ def _with_fault(kind: str | None, message: DemoMessage) -> Iterator[DemoMessage]
         yield DemoMessage(message.topic, message.key, b'{"type": "update", "seq": ')
         return
     if kind == "contradict":
-        value = msgspec.json.decode(message.value)
-        changed = {"type": "update", "seq": value["seq"], "id": "never-inserted", "price": 1.0}
-        yield DemoMessage(message.topic, message.key, msgspec.json.encode(changed))
+        sequence = msgspec.json.decode(message.value)["seq"]
+        body = {"type": "update", "seq": sequence, "id": "never-inserted", "price": 1.0}
+        yield DemoMessage(message.topic, message.key, msgspec.json.encode(body))
         return
     yield message
     if kind == "repeat":

@@ -1,7 +1,7 @@
-"""A Kafka producer for sample data: makes the topics, sends in order, at a rate, and hears who asks
-for snapshots.
+"""A Kafka producer for demo data: it creates the topics, sends messages in order and at a rate, and
+listens for snapshot requests.
 
-Next room: demo.py makes what is sent.
+Next: demo/generator.py makes what is sent.
 """
 
 from __future__ import annotations
@@ -32,41 +32,46 @@ def send_messages(
     total: int | None,
     print_notice: Callable[[str], None],
 ) -> int:
-    """Send all messages; how many arrived. Ctrl-C ends it cleanly."""
+    """Send all messages, `rate` of them a second (0: as fast as possible). Returns how many arrived.
+    Ctrl-C ends it cleanly.
+    """
     create_topics(client_settings, topics)
-    sending = _MessageSender(client_settings)
-    began = said = time.monotonic()
+    sender = _MessageSender(client_settings)
+    goal = f" of {total:,}" if total else ""
+    start_seconds = time.monotonic()
+    notice_seconds = start_seconds
     try:
         for message in messages:
-            sending.send(message)
-            now = time.monotonic()
-            if rate and sending.sent_count / rate > now - began:
-                time.sleep(sending.sent_count / rate - (now - began))
-            if now - said > PROGRESS_EVERY_SECONDS:
-                said = now
-                goal = f" of {total:,}" if total else ""
-                print_notice(
-                    f"{sending.sent_count:,}{goal} messages, {sending.sent_count / (now - began):,.0f}/s"
-                )
+            sender.send(message)
+            now_seconds = time.monotonic()
+            elapsed_seconds = now_seconds - start_seconds
+            if rate:
+                ahead_seconds = sender.sent_count / rate - elapsed_seconds
+                time.sleep(max(0.0, ahead_seconds))
+            if now_seconds - notice_seconds > PROGRESS_EVERY_SECONDS:
+                notice_seconds = now_seconds
+                actual_rate = sender.sent_count / elapsed_seconds
+                print_notice(f"{sender.sent_count:,}{goal} messages, {actual_rate:,.0f}/s")
     except KeyboardInterrupt:
         print_notice("stopped")
-    return sending.finish()
+    return sender.finish()
 
 
 class _MessageSender:
-    """Messages on their way, in order, each exactly once as far as the broker can tell."""
+    """Sends messages in order, each exactly once as far as the broker can ensure that."""
 
     def __init__(self, client_settings: Mapping[str, str]) -> None:
-        tuned = {
+        settings = {
+            **client_settings,
             "linger.ms": 20,
             "compression.type": "lz4",
             "enable.idempotence": True,
             "log_level": 0,
+            "queue.buffering.max.messages": 1_000_000,
         }
-        self._producer = create_client(
-            Producer, {**client_settings, **tuned, "queue.buffering.max.messages": 1_000_000}
-        )
-        self.sent_count = self.delivered_count = 0
+        self._producer = create_client(Producer, settings)
+        self.sent_count = 0
+        self.delivered_count = 0
         self.delivery_error = ""
 
     def send(self, message: DemoMessage) -> None:
@@ -77,6 +82,7 @@ class _MessageSender:
                 )
                 break
             except BufferError:
+                # The queue of the client is full: wait until some messages are delivered.
                 self._producer.poll(0.1)
         self.sent_count += 1
         if self.sent_count % POLL_EVERY_MESSAGES == 0:
@@ -89,83 +95,87 @@ class _MessageSender:
             self.delivery_error = error.str()
 
     def finish(self) -> int:
-        left = self._producer.flush(BROKER_TIMEOUT_SECONDS)
-        if self.delivery_error or left:
-            told = (
-                self.delivery_error
-                or f"{left} messages did not arrive in {BROKER_TIMEOUT_SECONDS} s"
-            )
-            raise PlatformError(
-                f"sending to Kafka failed: {told}", next="check the broker, then send again"
-            )
-        return self.delivered_count
+        """Wait until all messages are delivered. Returns how many were."""
+        undelivered = self._producer.flush(BROKER_TIMEOUT_SECONDS)
+        if not undelivered and not self.delivery_error:
+            return self.delivered_count
+        reason = self.delivery_error
+        if not reason:
+            reason = f"{undelivered} messages did not arrive in {BROKER_TIMEOUT_SECONDS} s"
+        raise PlatformError(
+            f"sending to Kafka failed: {reason}", next="check the broker, then send again"
+        )
 
 
 class SnapshotRequestListener:
-    """Requests for snapshots on a topic, from now on: who starts to send begins with snapshots
-    anyhow.
+    """Listens for snapshot requests on a topic, from now on. Earlier requests do not matter, because
+    a demo producer begins with snapshots anyway.
     """
 
     def __init__(self, client_settings: Mapping[str, str], topic: str) -> None:
-        own = {
+        quiet_settings = {**client_settings, "log_level": 0}
+        consumer_settings = {
+            **quiet_settings,
             "group.id": "seriatim-demo",
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
         }
-        self._admin = create_client(AdminClient, {**client_settings, "log_level": 0})
-        self._create_consumer = create_client(Consumer, {**client_settings, **own, "log_level": 0})
+        self._admin = create_client(AdminClient, quiet_settings)
+        self._consumer = create_client(Consumer, consumer_settings)
         try:
-            parts = (
-                self._create_consumer.list_topics(topic, timeout=BROKER_TIMEOUT_SECONDS)
-                .topics[topic]
-                .partitions
-            )
-            if not parts:
+            metadata = self._consumer.list_topics(topic, timeout=BROKER_TIMEOUT_SECONDS)
+            partitions = metadata.topics[topic].partitions
+            if not partitions:
                 raise PlatformError(f"there is no topic {topic}", next="make it, then send again")
-            self._create_consumer.assign(
-                [TopicPartition(topic, number, self._log_end(topic, number)) for number in parts]
-            )
+            starts = [
+                TopicPartition(topic, number, self._log_end(topic, number)) for number in partitions
+            ]
+            self._consumer.assign(starts)
         except KafkaException as error:
             raise _kafka_error(error) from None
 
     def _log_end(self, topic: str, number: int) -> int:
-        """Where a partition ends. The leader of a topic just made may not know yet that it is."""
-        until = time.monotonic() + BROKER_TIMEOUT_SECONDS
+        """The log end of a partition. Tries again for a while, because the leader of a topic that
+        was just created may not know yet that it leads.
+        """
+        partition = TopicPartition(topic, number)
+        deadline = time.monotonic() + BROKER_TIMEOUT_SECONDS
         while True:
             try:
-                asked = self._admin.list_offsets(
-                    {TopicPartition(topic, number): OffsetSpec.latest()}
-                )
-                return int(next(iter(asked.values())).result(BROKER_TIMEOUT_SECONDS).offset)
+                futures = self._admin.list_offsets({partition: OffsetSpec.latest()})
+                result = futures[partition].result(BROKER_TIMEOUT_SECONDS)
+                return int(result.offset)
             except KafkaException:
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
 
     def __call__(self) -> list[tuple[str, str]]:
-        """Topics and sessions of which a snapshot was asked since the last call."""
+        """The topics and sessions for which a snapshot was requested since the previous call."""
         return self.wait_for_requests(REQUESTS_MAX, 0)
 
     def wait_for_requests(self, count: int, seconds: float) -> list[tuple[str, str]]:
-        """The same, after so many seconds, or as soon as there are so many."""
-        until, heard = time.monotonic() + seconds, list[tuple[str, str]]()
+        """The same, after so many seconds, or as soon as there are `count` requests."""
+        deadline = time.monotonic() + seconds
+        requests: list[tuple[str, str]] = []
         while True:
+            seconds_left = max(0, deadline - time.monotonic())
             try:
-                found = self._create_consumer.consume(count, max(0, until - time.monotonic()))
+                messages = self._consumer.consume(count, seconds_left)
             except KafkaException as error:
                 raise _kafka_error(error) from None
-            bodies = [message.value() for message in found if message.error() is None]
-            heard += [
-                (one.topic, one.session)
-                for body in bodies
-                if (one := _parse_request(body)) is not None
-            ]
-            if len(heard) >= count or time.monotonic() >= until:
-                return heard
+            for message in messages:
+                if message.error() is not None:
+                    continue
+                request = _parse_request(message.value())
+                if request is not None:
+                    requests.append((request.topic, request.session))
+            if len(requests) >= count or time.monotonic() >= deadline:
+                return requests
 
     def close(self) -> None:
-        """Listen no more."""
-        self._create_consumer.close()
+        """End listening."""
+        self._consumer.close()
 
 
 def _kafka_error(error: KafkaException) -> PlatformError:
@@ -173,7 +183,7 @@ def _kafka_error(error: KafkaException) -> PlatformError:
 
 
 def _parse_request(body: bytes | None) -> SnapshotRequest | None:
-    """A request; None for what is none: the topic is everybody's."""
+    """The request in a message; None for anything else, because others may write to the topic, too."""
     try:
         return msgspec.json.decode(body or b"", type=SnapshotRequest)
     except msgspec.MsgspecError:
@@ -181,30 +191,34 @@ def _parse_request(body: bytes | None) -> SnapshotRequest | None:
 
 
 def create_topics(client_settings: Mapping[str, str], topics: Mapping[str, int]) -> None:
-    """Make the topics that are not there, and wait until every partition has a leader.
+    """Create the topics that do not exist, and wait until every partition has a leader.
 
     A producer that sends before it knows all partitions spreads one session over two of them.
     """
     admin = create_client(AdminClient, {**client_settings, "log_level": 0})
     try:
-        known = admin.list_topics(timeout=BROKER_TIMEOUT_SECONDS).topics
-        wanted = [NewTopic(name, count, 1) for name, count in topics.items() if name not in known]
-        for topic in admin.create_topics(wanted).values() if wanted else ():
-            topic.result()
-        _wait_for_leaders(admin, [topic.topic for topic in wanted], topics)
+        existing = admin.list_topics(timeout=BROKER_TIMEOUT_SECONDS).topics
+        missing = {name: count for name, count in topics.items() if name not in existing}
+        if missing:
+            new_topics = [NewTopic(name, count, 1) for name, count in missing.items()]
+            for future in admin.create_topics(new_topics).values():
+                future.result()
+        for name, count in missing.items():
+            _wait_for_leaders(admin, name, count)
     except KafkaException as error:
         raise _kafka_error(error) from None
 
 
-def _wait_for_leaders(admin: AdminClient, names: list[str], topics: Mapping[str, int]) -> None:
-    until = time.monotonic() + BROKER_TIMEOUT_SECONDS
-    for name in names:
-        while True:
-            parts = admin.list_topics(name, timeout=BROKER_TIMEOUT_SECONDS).topics[name].partitions
-            if len(parts) == topics[name] and all(part.leader >= 0 for part in parts.values()):
-                break
-            if time.monotonic() > until:
-                raise PlatformError(
-                    f"topic {name} has no leaders yet", next="check the broker, then send again"
-                )
-            time.sleep(0.1)
+def _wait_for_leaders(admin: AdminClient, topic: str, partition_count: int) -> None:
+    deadline = time.monotonic() + BROKER_TIMEOUT_SECONDS
+    while True:
+        metadata = admin.list_topics(topic, timeout=BROKER_TIMEOUT_SECONDS)
+        partitions = metadata.topics[topic].partitions.values()
+        leaders = [partition for partition in partitions if partition.leader >= 0]
+        if len(partitions) == len(leaders) == partition_count:
+            return
+        if time.monotonic() > deadline:
+            raise PlatformError(
+                f"topic {topic} has no leaders yet", next="check the broker, then send again"
+            )
+        time.sleep(0.1)

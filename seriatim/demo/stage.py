@@ -1,11 +1,11 @@
-"""The demo's stage: a broker, Airflow, a producer that keeps writing, and a mail catcher with a
-page. `make demo`.
+"""The demo: a broker, Airflow, a producer that keeps writing, and a mail catcher with a page.
+`make demo` runs it.
 
-Everything is on 127.0.0.1 and below `SERIATIM_HOME/demo`; Ctrl-C ends all of it, and a second start
+Everything is on 127.0.0.1 and below `SERIATIM_HOME/demo`. Ctrl-C ends all of it, and a second start
 goes on where the first one ended. `make demo-break` asks the producer to drop a message and to swap
 two.
 
-Next room: demo.py makes the messages; catcher.py shows the mails.
+Next: demo/generator.py makes the messages; demo/catcher.py shows the mails.
 """
 
 from __future__ import annotations
@@ -29,31 +29,38 @@ from seriatim.demo.catcher import MailCatcher
 from seriatim.demo.generator import CollectionPoints, DemoMessage
 from seriatim.errors import ConfigError, SeriatimError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository: the demo uses its folders dags, plugins and streams."""
 TOPICS = ("demo-a", "demo-b", "demo-c")
 REQUESTS_TOPIC = "asks-of-demo"
-PARTITIONS, SESSIONS, RATE = 4, 60, 40.0
-AIRFLOW_PORT, MAIL_PORT, PAGE_PORT = 8080, 8025, 8026
+PARTITIONS = 4
+SESSIONS = 60
+RATE = 40.0
+AIRFLOW_PORT = 8080
+MAIL_PORT = 8025
+PAGE_PORT = 8026
 STREAM_EXTRA_SETTINGS = f"""
 snapshot_requests = "{REQUESTS_TOPIC}"
 schedule = {{ cron = "* * * * *" }}
 alerts = {{ to = ["on-call@localhost"] }}
 """
-BREAK_FILE, SETTINGS_FILE, LOCK_FILE = "break", "env.sh", "lock"
+BREAK_FILE = "break"
+SETTINGS_FILE = "env.sh"
+LOCK_FILE = "lock"
 KEPT_SETTINGS = ("SERIATIM_HOME", "SERIATIM_IVY_SETTINGS")
-"""Of settings of yours these count here as well; all others are about your own brokers, mail
-servers and Airflow.
+"""These settings of the user count in the demo as well. All others concern the user's own brokers,
+mail servers and Airflow, which the demo must not touch.
 """
 
 
 class DemoState:
-    """Whether the play goes on, for the producer's thread."""
+    """Says to the thread of the producer whether the demo still runs."""
 
     is_running = True
 
 
 def main(arguments: list[str]) -> int:
-    """`up`: raise the curtain. `break`: hurt the messages on their way in."""
+    """`up` runs the demo; `break` makes a running demo drop and swap messages."""
     folder = config.load_settings().home / "demo"
     if arguments == ["break"]:
         return request_break(folder)
@@ -65,7 +72,7 @@ def main(arguments: list[str]) -> int:
 
 
 def request_break(folder: Path) -> int:
-    """Tell the producer of a running demo; it is heard with its next messages."""
+    """Ask the producer of a running demo for faults. It reads the request with its next message."""
     if not is_demo_running(folder):
         sys.stdout.write("no demo runs here: `make demo` in another terminal first\n")
         return 2
@@ -83,14 +90,14 @@ def request_break(folder: Path) -> int:
 
 @contextmanager
 def demo_lock(folder: Path) -> Iterator[None]:
-    """For as long as the demo runs: a lock that the system itself releases, however it ends."""
+    """Hold a lock while the demo runs. The operating system releases it, however the demo ends."""
     with (folder / LOCK_FILE).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 
 def is_demo_running(folder: Path) -> bool:
-    """Whether a demo runs there."""
+    """Whether a demo runs in this folder."""
     try:
         with (folder / LOCK_FILE).open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -106,40 +113,46 @@ def _raise_interrupt(_number: int, _frame: object) -> None:
 
 
 def run_demo(folder: Path, settings: Settings) -> int:
-    """Start all, say where to look, wait for Ctrl-C, end all."""
+    """Run the demo until Ctrl-C.
+
+    1. Check the ports, and write the stream file.
+    2. Start the broker, the mail catcher, the producer and Airflow.
+    3. Say where to look, and wait.
+    4. Stop everything.
+    """
     from seriatim.embedded import broker
 
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # also where a shell started us with Ctrl-C ignored
+    # A shell may have started us with SIGINT ignored, so both handlers are set explicitly.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _raise_interrupt)
+    # 1.
     refuse_taken_ports()
     write_stream_file(folder)
+    # 2.
     print_line("the broker …")
-    found = broker.start_broker(
-        settings.home,
-        program=broker.find_kafka_program(settings, print_line),
-        print_notice=print_line,
-    )
+    program = broker.find_kafka_program(settings, print_line)
+    broker_info = broker.start_broker(settings.home, program=program, print_notice=print_line)
     mails = MailCatcher(MAIL_PORT, PAGE_PORT)
-    environ = airflow_environment(folder, settings, found.bootstrap_servers)
+    environ = airflow_environment(folder, settings, broker_info.bootstrap_servers)
     write_settings_file(folder, environ)
-    curtain, airflow = DemoState(), None
+    demo_state = DemoState()
+    airflow = None
     try:
         with demo_lock(folder):
             mails.start()
-            producer = (folder, config.load_settings(environ, folder), curtain)
-            threading.Thread(target=produce_messages, args=producer, daemon=True).start()
+            producer_arguments = (folder, config.load_settings(environ, folder), demo_state)
+            threading.Thread(target=produce_messages, args=producer_arguments, daemon=True).start()
             print_line("Airflow, which takes a minute …")
             airflow = start_airflow(folder, environ)
+            # 3.
             print_addresses(folder)
             return wait_for_airflow(airflow)
     except KeyboardInterrupt:
         print_line("ending everything …")
         return 0
     finally:
-        curtain.is_running = False
+        # 4.
+        demo_state.is_running = False
         if airflow is not None:
             stop_airflow(airflow)
         mails.stop()
@@ -147,7 +160,7 @@ def run_demo(folder: Path, settings: Settings) -> int:
 
 
 def refuse_taken_ports() -> None:
-    """Say which port is taken, before anything is started."""
+    """Refuse to start if a port is taken, and say which one."""
     for port in (AIRFLOW_PORT, MAIL_PORT, PAGE_PORT):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -161,31 +174,38 @@ def refuse_taken_ports() -> None:
 
 
 def write_stream_file(folder: Path) -> None:
-    """The demo's own stream file: the one of the repository, every minute, with somebody to tell."""
+    """Write the demo's own stream file: the one of the repository, with a schedule of one minute and
+    an address for alerts.
+    """
     streams = folder / "streams"
     streams.mkdir(parents=True, exist_ok=True)
-    stock = (ROOT / "streams" / "demo.toml").read_text()
-    first, table, rest = stock.partition("[table]")
-    (streams / "demo.toml").write_text(f"{first.rstrip()}\n{STREAM_EXTRA_SETTINGS}\n{table}{rest}")
+    template = (ROOT / "streams" / "demo.toml").read_text()
+    # Settings of the stream itself have to stand before the first table of a TOML file.
+    top, table_header, tables = template.partition("[table]")
+    content = f"{top.rstrip()}\n{STREAM_EXTRA_SETTINGS}\n{table_header}{tables}"
+    (streams / "demo.toml").write_text(content)
     (folder / BREAK_FILE).unlink(missing_ok=True)
 
 
 def airflow_environment(folder: Path, settings: Settings, servers: str) -> dict[str, str]:
-    """What Airflow and its tasks are started with. Everybody is an admin: it listens on 127.0.0.1
-    alone.
+    """The environment of Airflow and its tasks. Everybody is an admin there, because it listens on
+    127.0.0.1 only.
     """
-    yours = {
-        name: value
-        for name, value in config.child_environment().items()
-        if name in KEPT_SETTINGS or not name.startswith(("AIRFLOW", config.ENVIRONMENT_PREFIX))
-    }
+    environment = config.child_environment()
+    inherited = {}
+    for name, value in environment.items():
+        is_setting = name.startswith(("AIRFLOW", config.ENVIRONMENT_PREFIX))
+        if name in KEPT_SETTINGS or not is_setting:
+            inherited[name] = value
+    program_folder = Path(sys.executable).parent
     return {
-        **yours,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{config.child_environment().get('PATH', '')}",
+        **inherited,
+        "PATH": f"{program_folder}{os.pathsep}{environment.get('PATH', '')}",
         "AIRFLOW_HOME": str(folder / "airflow"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
-        # A scheduler that waits 5 seconds in vain for SQLite ends; on a busy machine others may write for longer.
+        # By default a scheduler ends after waiting 5 seconds for SQLite. On a busy machine other
+        # processes may write for longer than that.
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{folder / 'airflow' / 'airflow.db'}?timeout=20",
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__PARALLELISM": "8",
@@ -206,25 +226,25 @@ def airflow_environment(folder: Path, settings: Settings, servers: str) -> dict[
 
 
 def write_settings_file(folder: Path, environ: dict[str, str]) -> None:
-    """A file to be sourced: in that shell `seriatim` means this demo, and has what mails say to
-    type.
+    """Write a file to be sourced by a shell. In that shell `seriatim` works on this demo, so that the
+    commands in mails can be typed as they are.
     """
-    ours = {
-        name: value for name, value in environ.items() if name.startswith(config.ENVIRONMENT_PREFIX)
-    }
-    known = {f"{config.ENVIRONMENT_PREFIX}{field.upper()}" for field in Settings.__struct_fields__}
-    lines = [
-        f"export {name}={shlex.quote(value)}"
-        for name, value in {**ours, "PATH": environ["PATH"]}.items()
-    ]
+    prefix = config.ENVIRONMENT_PREFIX
+    exported = {name: value for name, value in environ.items() if name.startswith(prefix)}
+    all_settings = {f"{prefix}{field.upper()}" for field in Settings.__struct_fields__}
+    unset_names = " ".join(sorted(all_settings - set(exported)))
+    lines = [f"unset {unset_names}"]
+    for name, value in {**exported, "PATH": environ["PATH"]}.items():
+        lines.append(f"export {name}={shlex.quote(value)}")
     file = folder / SETTINGS_FILE
     file.touch(mode=0o600)
-    file.chmod(0o600)  # one of an earlier demo, too
-    file.write_text("\n".join([f"unset {' '.join(sorted(known - set(ours)))}", *lines]) + "\n")
+    # `touch` does not change the mode of a file that an earlier demo left.
+    file.chmod(0o600)
+    file.write_text("\n".join(lines) + "\n")
 
 
 def start_airflow(folder: Path, environ: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Airflow with all its parts, in a process group of its own; what it says is in a file."""
+    """Start Airflow with all its parts, in a process group of its own. Its output goes to a file."""
     (folder / "airflow").mkdir(exist_ok=True)
     with (folder / "airflow.log").open("wb") as log:
         return subprocess.Popen(
@@ -239,7 +259,7 @@ def start_airflow(folder: Path, environ: dict[str, str]) -> subprocess.Popen[byt
 
 
 def stop_airflow(airflow: subprocess.Popen[bytes]) -> None:
-    """The whole group, kindly at first."""
+    """End the whole process group: with SIGINT first, with SIGKILL if that does not help."""
     for number, seconds in ((signal.SIGINT, 20), (signal.SIGKILL, 10)):
         try:
             os.killpg(airflow.pid, number)
@@ -251,29 +271,38 @@ def stop_airflow(airflow: subprocess.Popen[bytes]) -> None:
 
 
 def wait_for_airflow(airflow: subprocess.Popen[bytes]) -> int:
-    """Until Ctrl-C; Airflow that ends by itself ends the demo."""
+    """Wait until Ctrl-C. If Airflow ends by itself, the demo ends as well: returns its exit code."""
     code = airflow.wait()
     print_line(f"Airflow ended by itself with code {code}: its log says why")
     return 4
 
 
 def produce_messages(folder: Path, settings: Settings, demo_state: DemoState) -> None:
-    """Keep writing, answer who asks for snapshots, and break something when told to."""
+    """Keep writing messages, answer snapshot requests, and inject faults on request."""
     from seriatim.demo.producer import SnapshotRequestListener, create_topics, send_messages
 
     client = context.kafka_client(settings)
     create_topics(client, {REQUESTS_TOPIC: 1})
-    asked = SnapshotRequestListener(client, REQUESTS_TOPIC)
+    listener = SnapshotRequestListener(client, REQUESTS_TOPIC)
     points = CollectionPoints(list(TOPICS), SESSIONS, seed=int(time.time()))
     messages = break_messages_on_request(
-        points.messages(asked), lambda: _remove_flag(folder / BREAK_FILE)
+        points.messages(listener), lambda: _remove_flag(folder / BREAK_FILE)
     )
-    live = iter(lambda: next(messages) if demo_state.is_running else None, None)
-    send_messages(client, dict.fromkeys(TOPICS, PARTITIONS), live, RATE, None, lambda _: None)
-    asked.close()
+    topics = dict.fromkeys(TOPICS, PARTITIONS)
+    live_messages = _until_demo_ends(messages, demo_state)
+    send_messages(client, topics, live_messages, RATE, None, lambda _: None)
+    listener.close()
+
+
+def _until_demo_ends(
+    messages: Iterator[DemoMessage], demo_state: DemoState
+) -> Iterator[DemoMessage]:
+    while demo_state.is_running:
+        yield next(messages)
 
 
 def _remove_flag(flag: Path) -> bool:
+    """Remove the file. Returns whether it existed."""
     try:
         flag.unlink()
     except FileNotFoundError:
@@ -284,24 +313,28 @@ def _remove_flag(flag: Path) -> bool:
 def break_messages_on_request(
     messages: Iterator[DemoMessage], is_break_requested: Callable[[], bool]
 ) -> Iterator[DemoMessage]:
-    """The same messages; when told, the next one is dropped, and two neighbours of another session
+    """The same messages. On request the next one is dropped, and two neighbours of another session
     are swapped.
     """
-    dropped, held = "", list[DemoMessage]()
+    dropped_key = ""
+    swapped: DemoMessage | None = None
     for message in messages:
-        if not dropped and is_break_requested():
-            dropped = message.key
-        elif dropped and not held and message.key != dropped and b'"snapshot"' not in message.value:
-            held.append(message)
-        else:
-            yield message
-            if held and held[0].key == message.key:
-                yield held.pop()
-                dropped = ""
+        if not dropped_key and is_break_requested():
+            dropped_key = message.key
+            continue
+        is_other_session = bool(dropped_key) and message.key != dropped_key
+        if swapped is None and is_other_session and b'"snapshot"' not in message.value:
+            swapped = message
+            continue
+        yield message
+        if swapped is not None and swapped.key == message.key:
+            yield swapped
+            swapped = None
+            dropped_key = ""
 
 
 def print_addresses(folder: Path) -> None:
-    """What there is to look at."""
+    """Say where to look."""
     print_line(
         f"""
   Airflow   http://127.0.0.1:{AIRFLOW_PORT}   the DAG `demo` runs every minute; no password
@@ -311,14 +344,14 @@ def print_addresses(folder: Path) -> None:
   log       {folder / "airflow.log"}
   commands  source {folder / SETTINGS_FILE}   then `seriatim status demo`, and what mails say to type
 
-  make demo-break, in another terminal: messages are hurt on their way in
+  make demo-break, in another terminal: messages are damaged on their way in
   Ctrl-C ends everything; the next `make demo` goes on from here
 """
     )
 
 
 def print_line(text: str) -> None:
-    """To whoever watches."""
+    """Print a line at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

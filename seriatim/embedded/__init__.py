@@ -1,6 +1,7 @@
-"""Parts that Seriatim brings along: Java found and checked, JARs fetched and proved, a real Kafka
-broker.
+"""What Seriatim brings along: it finds and checks Java, fetches and verifies JARs, and runs a real
+Kafka broker.
 
-Rooms: java.py finds Java; jars.py keeps the cache of JARs, ivy.py fills it; broker.py runs Kafka;
-traps.py refuses environments that are known to break; alone.py lets one process in at a time.
+java.py finds Java; jars.py keeps the cache of JARs, and ivy.py fills it; broker.py runs Kafka with
+the settings of properties.py; traps.py refuses environments that are known to break; doctor.py
+checks everything; file_lock.py lets one process at a time do slow work.
 """

@@ -1,12 +1,11 @@
 """The embedded broker: a real Apache Kafka, one KRaft process, on 127.0.0.1, with its data under
-our home.
+SERIATIM_HOME.
 
 There is no pid file that could be stale. A running broker is found in the process table by a marker
-on its command line, and its address in the settings file that was written before it was started. So
-`kill -9` of the broker or of whoever started it, at any moment, leaves nothing that has to be
-cleaned up.
+on its command line, and its address is in the settings file that was written before it was started.
+So `kill -9` of the broker, or of the process that started it, leaves nothing to clean up.
 
-Next room: properties.py has its settings; jars.py its program.
+Next: embedded/properties.py has its settings; embedded/jars.py its program.
 """
 
 from __future__ import annotations
@@ -40,12 +39,13 @@ NOTICE_EVERY_SECONDS = 5.0
 PORT_TRIES = 5
 PORT_WAIT_SECONDS_MAX = 2.0
 PROCESS_MARKER = "-Dseriatim.broker="
+LOCK_NOTICE = "waiting: another start or stop of this broker is under way"
 
 PrintNotice = Callable[[str], None]
 
 
 class BrokerInfo(msgspec.Struct, frozen=True):
-    """A running broker: what clients, people and scripts need to know of it."""
+    """What clients, people and scripts need to know about a running broker."""
 
     bootstrap_servers: str
     pid: int
@@ -53,13 +53,13 @@ class BrokerInfo(msgspec.Struct, frozen=True):
 
 
 class KafkaProgram(msgspec.Struct, frozen=True):
-    """How to start Java with Kafka in it."""
+    """The Java program and the JARs with which Kafka is started."""
 
     java: Path
     jars: Sequence[Path]
 
     def command(self, folder: Path, main: str, *arguments: str) -> list[str]:
-        """A command line; the marker says whose process it is."""
+        """The command line for a main class of Kafka. The marker in it identifies our process."""
         options = [f"-Xmx{HEAP_SIZE}", "-XX:+ExitOnOutOfMemoryError", f"{PROCESS_MARKER}{folder}"]
         log = ["-Dorg.slf4j.simpleLogger.showDateTime=true"]
         log += ["-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss,SSS"]
@@ -68,11 +68,10 @@ class KafkaProgram(msgspec.Struct, frozen=True):
 
 
 def find_kafka_program(settings: config.Settings, print_notice: PrintNotice) -> KafkaProgram:
-    """Java and Kafka's JARs on this machine, fetched if need be."""
-    return KafkaProgram(
-        java.find_java(config.child_environment()),
-        jars.ensure_jars("kafka", settings, print_notice),
-    )
+    """Java and the JARs of Kafka on this machine. Missing JARs are fetched."""
+    java_program = java.find_java(config.child_environment())
+    kafka_jars = jars.ensure_jars("kafka", settings, print_notice)
+    return KafkaProgram(java_program, kafka_jars)
 
 
 def start_broker(
@@ -83,46 +82,43 @@ def start_broker(
     program: KafkaProgram,
     print_notice: PrintNotice,
 ) -> BrokerInfo:
-    """Start the broker of this home and return when it answers; one that runs already is left as it
-    is.
+    """Start the broker of this home, and return when it answers. One that runs already is left as it
+    is; it is refused if it has other settings.
     """
     folder = _broker_folder(home)
-    wanted = dict(overrides or {})
-    with file_lock(
-        folder / "lock", print_notice, "waiting: another start or stop of this broker is under way"
-    ):
-        running = _find_process(folder)
-        if running:
-            _refuse_other_settings(folder, port, wanted)
-            print_notice(f"already running (pid {running.pid})")
-            _wait_until_ready(folder, running, print_notice)
+    overrides = overrides or {}
+    with file_lock(folder / "lock", print_notice, LOCK_NOTICE):
+        process = _find_process(folder)
+        if process is not None:
+            _refuse_other_settings(folder, port, overrides)
+            print_notice(f"already running (pid {process.pid})")
+            _wait_until_ready(folder, process, print_notice)
         else:
             _format_once(folder, program)
-            running = _launch(folder, port, wanted, program, print_notice)
-        return _broker_info(folder, running)
+            process = _launch(folder, port, overrides, program, print_notice)
+        return _broker_info(folder, process)
 
 
 def stop_broker(home: Path, print_notice: PrintNotice) -> bool:
     """Stop the broker of this home cleanly; False if none was running."""
     folder = _broker_folder(home)
-    with file_lock(
-        folder / "lock", print_notice, "waiting: another start or stop of this broker is under way"
-    ):
-        running = _find_process(folder)
-        if running:
-            _terminate(running, print_notice)
-        return running is not None
+    with file_lock(folder / "lock", print_notice, LOCK_NOTICE):
+        process = _find_process(folder)
+        if process is None:
+            return False
+        _terminate(process, print_notice)
+        return True
 
 
 def broker_status(home: Path) -> BrokerInfo | None:
     """The broker of this home, if it runs."""
     folder = _broker_folder(home)
-    running = _find_process(folder)
-    return _broker_info(folder, running) if running else None
+    process = _find_process(folder)
+    return _broker_info(folder, process) if process else None
 
 
 def broker_log_file(home: Path) -> Path:
-    """What the broker says."""
+    """The file to which the broker writes its log."""
     return _broker_folder(home) / "broker.log"
 
 
@@ -141,7 +137,7 @@ def _broker_info(folder: Path, process: psutil.Process) -> BrokerInfo:
 
 
 def _find_process(folder: Path) -> psutil.Process | None:
-    """The live process that carries our marker. A zombie has no command line, so it is not found."""
+    """The running process with our marker. A zombie has no command line, so it is not found."""
     marker = f"{PROCESS_MARKER}{folder}"
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
@@ -151,21 +147,26 @@ def _find_process(folder: Path) -> psutil.Process | None:
 
 
 def _refuse_other_settings(folder: Path, port: int | None, overrides: Mapping[str, str]) -> None:
-    """Whoever asks for something else than what runs must not believe that they got it."""
-    now = properties.read_properties(folder / "server.properties")
-    asked = dict(overrides) | ({"--port": str(port)} if port else {})
-    given = now | {"--port": str(properties.client_port(now))}
-    other = [f"{key}={value}" for key, value in asked.items() if given.get(key) != value]
-    if other:
+    """Refuse a start with other settings than those of the running broker: the caller would believe
+    that they are in force.
+    """
+    settings = properties.read_properties(folder / "server.properties")
+    differences = []
+    for key, value in overrides.items():
+        if settings.get(key) != value:
+            differences.append(f"{key}={value}")
+    if port and port != properties.client_port(settings):
+        differences.append(f"--port={port}")
+    if differences:
         raise ConfigError(
-            f"the broker is already running without {', '.join(other)}",
+            f"the broker is already running without {', '.join(differences)}",
             next="seriatim kafka stop, then start it again",
         )
 
 
 def _format_once(folder: Path, program: KafkaProgram) -> None:
-    """Give a new broker its cluster id. Done aside and moved into place, so there is no half-made
-    folder.
+    """Give a new broker its data folder with a cluster id. The folder is made aside and moved into
+    place, so that it is never half made.
     """
     if (folder / "data" / "meta.properties").exists():
         return
@@ -173,15 +174,16 @@ def _format_once(folder: Path, program: KafkaProgram) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     settings = folder / "format.properties"
     properties.write_properties(settings, properties.broker_settings(scratch, 1, 2, {}))
-    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
-    command = program.command(
-        folder, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)
-    )
-    done = subprocess.run(
+    # Kafka's tool takes an id that begins with a hyphen for an option.
+    new_cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    new_cluster_id = new_cluster_id.replace("-", "A")
+    arguments = ("format", "-t", new_cluster_id, "-c", str(settings))
+    command = program.command(folder, "kafka.tools.StorageTool", *arguments)
+    process = subprocess.run(
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
     )
-    if done.returncode:
-        cause = _last_error(done.stdout + done.stderr)
+    if process.returncode:
+        cause = _last_error(process.stdout + process.stderr)
         raise PlatformError("the broker's data folder could not be made", cause=cause)
     scratch.replace(folder / "data")
     settings.unlink()
@@ -194,8 +196,8 @@ def _launch(
     program: KafkaProgram,
     print_notice: PrintNotice,
 ) -> psutil.Process:
-    """Start Kafka. Without a given port somebody may be quicker at the one we found: then try
-    another.
+    """Start Kafka. If no port is given, another process may take the free port that we chose before
+    Kafka does; then another one is tried.
     """
     for _ in range(PORT_TRIES):
         _write_settings(folder, port, overrides)
@@ -206,54 +208,55 @@ def _launch(
         if port is not None or "Address already in use" not in _read_log(folder):
             break
     cause = _last_error(_read_log(folder))
-    kind = ConfigError if "ConfigException" in cause else PlatformError
-    raise kind("the broker ended while starting", cause=cause, next=f"read {folder / 'broker.log'}")
+    error_class = ConfigError if "ConfigException" in cause else PlatformError
+    raise error_class(
+        "the broker ended while starting", cause=cause, next=f"read {folder / 'broker.log'}"
+    )
 
 
 def _write_settings(folder: Path, port: int | None, overrides: Mapping[str, str]) -> None:
     path = folder / "server.properties"
-    chosen = port or _previous_port(path) or properties.free_port()
+    chosen_port = port or _previous_port(path) or properties.free_port()
     if port and not _wait_until_free(port):
         raise ConfigError(
             f"port {port} is taken by another program", next="choose another --port, or none"
         )
     settings = properties.broker_settings(
-        folder / "data", chosen, properties.free_port(), overrides
+        folder / "data", chosen_port, properties.free_port(), overrides
     )
     properties.write_properties(path, settings)
 
 
 def _previous_port(settings: Path) -> int | None:
-    """The port of the start before, if it is to be had: clients then find the broker again."""
+    """The port of the previous start, if it is free, so that clients find the broker again."""
     port = properties.client_port(properties.read_properties(settings))
     return port if port and _wait_until_free(port) else None
 
 
 def _wait_until_free(port: int) -> bool:
-    """Whether the port is free, or soon: a broker that was just killed takes a moment to let go of
-    it.
-    """
-    patience = time.monotonic() + PORT_WAIT_SECONDS_MAX
+    """Whether the port is free, or becomes free soon: it takes a moment after a broker was killed."""
+    deadline = time.monotonic() + PORT_WAIT_SECONDS_MAX
     while not properties.is_port_free(port):
-        if time.monotonic() > patience:
+        if time.monotonic() > deadline:
             return False
         time.sleep(0.1)
     return True
 
 
 def _spawn(folder: Path, program: KafkaProgram) -> psutil.Process:
-    """Its own session, so that Ctrl-C at the terminal of the starter does not reach it."""
+    """Start the process in a session of its own, so that Ctrl-C in this terminal does not reach it."""
     log = folder / "broker.log"
     if log.exists():
         log.replace(folder / "broker.log.1")
     command = program.command(folder, "kafka.Kafka", str(folder / "server.properties"))
-    opened: list[tuple[int, int, str, int, int]] = [
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    file_actions: list[tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
-        (os.POSIX_SPAWN_OPEN, 2, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), append, 0o644),
+        (os.POSIX_SPAWN_OPEN, 2, str(log), append, 0o644),
     ]
     pid = os.posix_spawn(
-        command[0], command, config.child_environment(), file_actions=opened, setsid=True
+        command[0], command, config.child_environment(), file_actions=file_actions, setsid=True
     )
     return psutil.Process(pid)
 
@@ -261,7 +264,7 @@ def _spawn(folder: Path, program: KafkaProgram) -> psutil.Process:
 def _wait_until_ready_or_interrupted(
     folder: Path, process: psutil.Process, print_notice: PrintNotice
 ) -> bool:
-    """Whoever presses Ctrl-C while it starts does not want it."""
+    """Like `_wait_until_ready`, but Ctrl-C during the start ends the broker, too."""
     try:
         return _wait_until_ready(folder, process, print_notice)
     except KeyboardInterrupt:
@@ -270,18 +273,22 @@ def _wait_until_ready_or_interrupted(
 
 
 def _wait_until_ready(folder: Path, process: psutil.Process, print_notice: PrintNotice) -> bool:
-    """Wait until the broker answers a metadata request; False if it ended first."""
+    """Wait until the broker answers a metadata request. Returns False if it ended first."""
     info = _broker_info(folder, process)
-    cluster = properties.read_properties(folder / "data" / "meta.properties").get("cluster.id", "")
-    began = told_at = time.monotonic()
-    while time.monotonic() - began < START_TIMEOUT_SECONDS:
+    metadata = properties.read_properties(folder / "data" / "meta.properties")
+    own_cluster_id = metadata.get("cluster.id", "")
+    start_seconds = time.monotonic()
+    notice_seconds = start_seconds
+    while time.monotonic() - start_seconds < START_TIMEOUT_SECONDS:
         if not _is_running(process):
             return False
-        if cluster_id(info.bootstrap_servers) == cluster:
+        # The id is compared, because another broker may answer at this address.
+        if cluster_id(info.bootstrap_servers) == own_cluster_id:
             return True
-        if time.monotonic() - told_at >= NOTICE_EVERY_SECONDS:
-            told_at = time.monotonic()
-            print_notice(f"waiting for the broker: {told_at - began:.0f} s")
+        now_seconds = time.monotonic()
+        if now_seconds - notice_seconds >= NOTICE_EVERY_SECONDS:
+            notice_seconds = now_seconds
+            print_notice(f"waiting for the broker: {now_seconds - start_seconds:.0f} s")
     raise PlatformError(
         f"the broker does not answer after {START_TIMEOUT_SECONDS} s, but it is still at work",
         next=f"read {folder / 'broker.log'}; seriatim kafka start goes on waiting, kafka stop ends it",
@@ -294,8 +301,12 @@ def cluster_id(
     client_settings: Mapping[str, str] | None = None,
 ) -> str | None:
     """The id of the cluster at this address, by a real metadata request; None if none answers."""
-    fixed = {"bootstrap.servers": bootstrap_servers, "log_level": 0}
-    client = create_client(AdminClient, {**(client_settings or {}), **fixed})
+    settings = {
+        **(client_settings or {}),
+        "bootstrap.servers": bootstrap_servers,
+        "log_level": 0,
+    }
+    client = create_client(AdminClient, settings)
     try:
         answer: str | None = client.list_topics(timeout=timeout_seconds).cluster_id
     except KafkaException:
@@ -308,7 +319,7 @@ def _is_running(process: psutil.Process) -> bool:
 
 
 def _terminate(process: psutil.Process, print_notice: PrintNotice) -> None:
-    """Ask; wait; insist."""
+    """End the broker with SIGTERM; kill it if it does not end in time."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(STOP_SECONDS)
@@ -323,25 +334,25 @@ def _terminate(process: psutil.Process, print_notice: PrintNotice) -> None:
 def _refuse_unknown_settings(
     folder: Path, process: psutil.Process, overrides: Mapping[str, str], print_notice: PrintNotice
 ) -> None:
-    """Kafka ignores a setting it does not know; a person who mistyped one must hear of it."""
+    """Refuse settings that Kafka does not know. Kafka itself ignores them, and a mistyped one would go
+    unnoticed.
+    """
     if not overrides:
         return
-    known = _known_settings(_broker_info(folder, process).bootstrap_servers)
-    unknown = [key for key in overrides if key not in known]
+    known_settings = _known_settings(_broker_info(folder, process).bootstrap_servers)
+    unknown = [key for key in overrides if key not in known_settings]
     if unknown:
         _terminate(process, print_notice)
-        alike = difflib.get_close_matches(unknown[0], known, n=1)
-        raise ConfigError(
-            f"--set {unknown[0]}: Kafka has no such setting",
-            next=f"did you mean {alike[0]}?"
-            if alike
-            else "see the broker settings in Kafka's documentation",
-        )
+        advice = "see the broker settings in Kafka's documentation"
+        similar = difflib.get_close_matches(unknown[0], known_settings, n=1)
+        if similar:
+            advice = f"did you mean {similar[0]}?"
+        raise ConfigError(f"--set {unknown[0]}: Kafka has no such setting", next=advice)
 
 
 def _known_settings(bootstrap_servers: str) -> list[str]:
-    """The settings Kafka knows. It lists unknown ones too, but keeps their value secret, like a
-    password.
+    """The settings that Kafka knows. It lists unknown ones as well, but marks them as sensitive, like
+    passwords.
     """
     broker = ConfigResource(ConfigResource.Type.BROKER, "1")
     client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
@@ -354,7 +365,7 @@ def _read_log(folder: Path) -> str:
 
 
 def _last_error(log: str) -> str:
-    """The line that says why: Kafka's last error, else its last words."""
+    """The line of a log that says why Kafka ended: its last error, or else its last line."""
     lines = log.splitlines()
     errors = [
         line for line in lines if " ERROR " in line or "Exception" in line or "Error:" in line

@@ -1,9 +1,9 @@
-"""The check-up: everything the product needs, looked at one by one, with what would help.
+"""Doctor: check everything that the product needs, one by one, and say how to fix it.
 
-Each check is a function from Settings to what it found; a check that raises one of our errors has
-failed, and the error already says what to do.
+Each check is a function that takes Settings and returns a description. A check that raises one of
+our errors has failed, and the error says what to do.
 
-Next room: cli/doctor.py shows it.
+Next: cli/doctor.py shows the result.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from seriatim.embedded import broker, jars, java, traps
 from seriatim.errors import ConfigError, PlatformError, SeriatimError
 from seriatim.kafka import client
 
-# What every environment has; the lock says which versions.
+# What every environment needs; requirements.lock says which versions.
 PACKAGES = ("confluent-kafka", "deltalake", "kafka-python", "msgspec", "numpy", "pyarrow", "xxhash")
-# What one that schedules has besides.
+# What an environment that schedules needs besides.
 AIRFLOW_PACKAGES = (
     "apache-airflow",
     "apache-airflow-providers-apache-spark",
@@ -53,7 +53,7 @@ class DoctorCheck(
     frozen=True,
     rename={"is_good": "good", "is_required": "required", "description": "found"},
 ):
-    """One line of the table. What is not required may be missing."""
+    """The result of one check. What is not required may be missing."""
 
     name: str
     is_good: bool
@@ -63,9 +63,7 @@ class DoctorCheck(
 
 
 class NotConfiguredError(Exception):
-    """The checked thing is optional and not there; says what it was found to be, and how to have
-    it.
-    """
+    """The checked thing is optional and does not exist. Says what is missing, and how to get it."""
 
     def __init__(self, description: str, fix: str) -> None:
         super().__init__(description)
@@ -75,8 +73,8 @@ class NotConfiguredError(Exception):
 
 def run_checks(settings: Settings) -> Iterator[DoctorCheck]:
     """All checks, in the order in which a person would fix things."""
-    for name, look in CHECKS.items():
-        yield _run_check(name, look, settings)
+    for name, check in CHECKS.items():
+        yield _run_check(name, check, settings)
 
 
 def _run_check(name: str, check: Callable[[Settings], str], settings: Settings) -> DoctorCheck:
@@ -87,9 +85,13 @@ def _run_check(name: str, check: Callable[[Settings], str], settings: Settings) 
             name, is_good=False, is_required=False, description=absent.description, fix=absent.fix
         )
     except SeriatimError as error:
+        description = error.message
         cause = error.fields.get("cause")
-        found = f"{error.message} ({cause})" if cause else error.message
-        return DoctorCheck(name, is_good=False, is_required=True, description=found, fix=error.next)
+        if cause:
+            description += f" ({cause})"
+        return DoctorCheck(
+            name, is_good=False, is_required=True, description=description, fix=error.next
+        )
 
 
 def _check_python(_: Settings) -> str:
@@ -98,8 +100,8 @@ def _check_python(_: Settings) -> str:
 
 
 def _check_java(_: Settings) -> str:
-    found = java.find_java(config.child_environment())
-    return f"{java.major_version(found)} at {found}"
+    java_program = java.find_java(config.child_environment())
+    return f"{java.major_version(java_program)} at {java_program}"
 
 
 def _check_packages(_: Settings) -> str:
@@ -132,19 +134,19 @@ def _require_spark() -> None:
 
 
 def _jars_check(group: str) -> Callable[[Settings], str]:
-    def look(settings: Settings) -> str:
+    def check(settings: Settings) -> str:
         _require_spark()
         conditions = jars.jar_conditions(jars.locked_jars(group), settings.home / "jars")
-        bad = {jar.file_name: how for jar, how in conditions.items() if how != "good"}
-        if bad:
-            name, how = next(iter(bad.items()))
-            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-            raise PlatformError(
-                f"{name} is {how}{more}", next=f"seriatim jars fetch --group {group}"
-            )
+        problems = []
+        for jar, condition in conditions.items():
+            if condition != "good":
+                problems.append(f"{jar.file_name} is {condition}")
+        if problems:
+            more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+            raise PlatformError(f"{problems[0]}{more}", next=f"seriatim jars fetch --group {group}")
         return f"{len(conditions)} proved by SHA-256"
 
-    return look
+    return check
 
 
 def _check_kafka(settings: Settings) -> str:
@@ -157,12 +159,8 @@ def _check_kafka(settings: Settings) -> str:
                 "no server configured, the embedded broker is not running", "seriatim kafka start"
             )
         servers = running.bootstrap_servers
-    if (
-        broker.cluster_id(
-            servers, ANSWER_SECONDS, client.read_client_settings(settings.kafka_config)
-        )
-        is None
-    ):
+    client_settings = client.read_client_settings(settings.kafka_config)
+    if broker.cluster_id(servers, ANSWER_SECONDS, client_settings) is None:
         raise PlatformError(
             f"{servers} does not answer",
             next="start it, or correct SERIATIM_KAFKA_BOOTSTRAP_SERVERS and SERIATIM_KAFKA_CONFIG",
@@ -174,13 +172,12 @@ def _check_spark(settings: Settings) -> str:
     _require_spark()
     traps.refuse_broken_environment(config.child_environment())
     _jars_check("spark")(settings)
-    files = ",".join(
-        str(settings.home / "jars" / jar.file_name) for jar in jars.locked_jars("spark")
-    )
-    command = [sys.executable, "-c", START_SPARK_PROGRAM, settings.spark_master, files]
+    folder = settings.home / "jars"
+    paths = [str(folder / jar.file_name) for jar in jars.locked_jars("spark")]
+    command = [sys.executable, "-c", START_SPARK_PROGRAM, settings.spark_master, ",".join(paths)]
     environ = config.child_environment() | {"PYSPARK_PYTHON": sys.executable}
     try:
-        run = subprocess.run(
+        process = subprocess.run(
             command, env=environ, capture_output=True, text=True, timeout=SPARK_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
@@ -188,12 +185,13 @@ def _check_spark(settings: Settings) -> str:
             f"no answer from {settings.spark_master} in {SPARK_SECONDS} s",
             next="check SERIATIM_SPARK_MASTER",
         ) from None
-    if run.returncode:
-        last = (run.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    if process.returncode:
+        error_lines = process.stderr.strip().splitlines() or ["it ended without a word"]
         raise PlatformError(
-            f"{settings.spark_master}: {last[:200]}", next="check memory and the master"
+            f"{settings.spark_master}: {error_lines[-1][:200]}", next="check memory and the master"
         )
-    return f"{run.stdout.strip().splitlines()[-1]} on {settings.spark_master}"
+    spark_version = process.stdout.strip().splitlines()[-1]
+    return f"{spark_version} on {settings.spark_master}"
 
 
 def _check_home(settings: Settings) -> str:
@@ -202,18 +200,21 @@ def _check_home(settings: Settings) -> str:
 
 
 def _check_outputs(settings: Settings) -> str:
-    """Every stream's output folder, or the nearest one above it that exists."""
+    """Check the output folder of every stream, or the nearest folder above it that exists."""
     names = stream_files.list_streams(settings.streams)
     if not names:
         raise NotConfiguredError(f"no streams in {settings.streams}", "write streams/NAME.toml")
-    paths = [stream_files.load_stream(name, settings.streams).stream.output.path for name in names]
-    local = [Path(path) for path in paths if "://" not in path]
-    for path in local:
+    fix = "make the folder writable, or change [output] path of the stream"
+    local_count = 0
+    for name in names:
+        output_path = stream_files.load_stream(name, settings.streams).stream.output.path
+        if "://" in output_path:
+            continue
+        local_count += 1
+        path = Path(output_path)
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
-        _require_writable(
-            existing, "make the folder writable, or change [output] path of the stream"
-        )
-    return f"{len(local)} of {len(names)} streams write to this machine"
+        _require_writable(existing, fix)
+    return f"{local_count} of {len(names)} streams write to this machine"
 
 
 def _require_writable(folder: Path, fix: str) -> None:

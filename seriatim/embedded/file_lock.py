@@ -1,6 +1,6 @@
 """One process at a time: a lock on a file that the system itself releases when its holder dies.
 
-Next room: jars.py and broker.py do their slow work inside it.
+Next: embedded/jars.py and embedded/broker.py do their slow work while they hold it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from seriatim.errors import ConfigError
 def file_lock(
     path: Path, print_notice: Callable[[str], None], waiting_notice: str
 ) -> Iterator[None]:
-    """Hold the lock at `path`; say `waiting` once if somebody else has it. The file itself stays."""
+    """Hold the lock at `path`. Prints `waiting_notice` once if another process has it. The file itself
+    is not deleted.
+    """
     with _open_lock_file(path) as file:
         if not _try_lock(file):
             print_notice(waiting_notice)

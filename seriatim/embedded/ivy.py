@@ -1,10 +1,10 @@
-"""Ivy: gets JARs by name. It ships inside the pyspark package, so nothing has to be installed for
+"""Ivy: fetch JARs by name. Ivy ships inside the pyspark package, so nothing has to be installed for
 it.
 
-No repository is named here: Ivy's own default is used, or the settings file a user gives (a mirror,
+No repository is named here: Ivy's own default is used, or the settings file of the user (a mirror,
 credentials). What arrives is not trusted: jars.py compares every file with the lock.
 
-Next room: jars.py decides what is fetched and keeps it.
+Next: embedded/jars.py decides what is fetched, and keeps it.
 """
 
 from __future__ import annotations
@@ -45,22 +45,23 @@ class Coordinate(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> Coordinate:
-        """From "organisation:name:revision" or "organisation:name:revision:classifier"."""
-        parts = text.split(":")
-        if len(parts) not in (3, 4) or not all(parts):
+        """Parse "organisation:name:revision" or "organisation:name:revision:classifier"."""
+        fields = text.split(":")
+        if len(fields) not in (3, 4) or not all(fields):
             raise ConfigError(
                 f"not a JAR's name: {text!r}", next="write organisation:name:revision"
             )
-        return cls(*parts)
+        return cls(*fields)
 
     def __str__(self) -> str:
-        return ":".join(
-            filter(None, (self.organisation, self.name, self.revision, self.classifier))
-        )
+        text = f"{self.organisation}:{self.name}:{self.revision}"
+        if self.classifier:
+            text += f":{self.classifier}"
+        return text
 
     @property
     def file_name(self) -> str:
-        """Unique among all JARs, and readable."""
+        """A file name that is unique among all JARs, and readable."""
         tail = f"-{self.classifier}" if self.classifier else ""
         return f"{self.organisation}_{self.name}-{self.revision}{tail}.jar"
 
@@ -82,7 +83,7 @@ def fetch_jars_with_dependencies(
     settings: config.Settings,
     print_notice: PrintNotice,
 ) -> list[tuple[Coordinate, Path]]:
-    """These JARs and all that they need, with the files."""
+    """Fetch these JARs with all their dependencies. Returns every JAR with its file."""
     pattern = "[organisation]/[artifact]/[revision](/[classifier])/[artifact].[ext]"
     _run_ivy(coordinates, pattern, scratch, settings, print_notice, transitive=True)
     files = sorted((scratch / "lib").rglob("*.jar"))
@@ -103,11 +104,15 @@ def _run_ivy(
     *,
     transitive: bool,
 ) -> None:
-    """Start Ivy on a list made for it, report progress, and turn its failures into one sentence."""
+    """Write the list of JARs for Ivy, run it, report progress, and turn its failure into one error."""
     (scratch / "ivy.xml").write_text(_ivy_module_xml(coordinates, transitive=transitive))
-    (scratch / "ivysettings.xml").write_text(
-        _ivy_settings_xml(RESOLVER_BY_DESCRIPTOR if transitive else RESOLVER_BY_NAME)
-    )
+    if transitive:
+        resolver = RESOLVER_BY_DESCRIPTOR
+        of_total = ""
+    else:
+        resolver = RESOLVER_BY_NAME
+        of_total = f"/{len(coordinates)}"
+    (scratch / "ivysettings.xml").write_text(_ivy_settings_xml(resolver))
     log = scratch / "ivy.log"
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -117,12 +122,7 @@ def _run_ivy(
             stderr=output,
         )
         try:
-            _wait_for_ivy(
-                process,
-                scratch / "cache",
-                "" if transitive else f"/{len(coordinates)}",
-                print_notice,
-            )
+            _wait_for_ivy(process, scratch / "cache", of_total, print_notice)
         finally:
             process.kill()
             process.wait()
@@ -131,35 +131,20 @@ def _run_ivy(
 
 
 def _ivy_command(scratch: Path, pattern: str, settings: config.Settings) -> list[str]:
-    program = [
-        str(java.find_java(config.child_environment())),
-        "-cp",
-        str(_spark_jars() / "*"),
-        "org.apache.ivy.Main",
-    ]
-    rules = _user_settings_file(settings) or scratch / "ivysettings.xml"
-    given = [
-        "-settings",
-        str(rules),
-        "-ivy",
-        str(scratch / "ivy.xml"),
-        "-cache",
-        str(scratch / "cache"),
-    ]
-    return [
-        *program,
-        *given,
-        "-retrieve",
-        str(scratch / "lib" / pattern),
-        "-types",
-        "jar",
-        "bundle",
-        "-warn",
-    ]
+    java_program = java.find_java(config.child_environment())
+    settings_file = _user_settings_file(settings) or scratch / "ivysettings.xml"
+    command = [str(java_program), "-cp", str(_spark_jars() / "*"), "org.apache.ivy.Main"]
+    command += ["-settings", str(settings_file)]
+    command += ["-ivy", str(scratch / "ivy.xml")]
+    command += ["-cache", str(scratch / "cache")]
+    command += ["-retrieve", str(scratch / "lib" / pattern)]
+    command += ["-types", "jar", "bundle"]
+    command += ["-warn"]
+    return command
 
 
 def _spark_jars() -> Path:
-    """Where the pyspark package keeps its JARs, Ivy among them; found without importing it."""
+    """The folder in which the pyspark package keeps its JARs, Ivy among them. Pyspark is not imported."""
     spec = importlib.util.find_spec("pyspark")
     folder = Path(spec.origin).parent / "jars" if spec and spec.origin else None
     if folder is None or not any(folder.glob("ivy-*.jar")):
@@ -171,17 +156,17 @@ def _spark_jars() -> Path:
 
 
 def _user_settings_file(settings: config.Settings) -> Path | None:
-    rules = settings.ivy_settings
-    if rules and not rules.is_file():
+    file = settings.ivy_settings
+    if file and not file.is_file():
         raise ConfigError(
-            f"the Ivy settings file {rules} does not exist",
+            f"the Ivy settings file {file} does not exist",
             next="fix or unset SERIATIM_IVY_SETTINGS",
         )
-    return rules
+    return file
 
 
 def _ivy_module_xml(coordinates: Iterable[Coordinate], *, transitive: bool) -> str:
-    """Our shopping list in Ivy's language."""
+    """The list of JARs as an Ivy module file."""
     lines = "\n".join(
         _dependency_xml(coordinate, transitive=transitive) for coordinate in coordinates
     )
@@ -194,16 +179,22 @@ def _ivy_module_xml(coordinates: Iterable[Coordinate], *, transitive: bool) -> s
 
 
 def _dependency_xml(coordinate: Coordinate, *, transitive: bool) -> str:
-    """One JAR; the artifact is spelled out only where nothing else is wanted, or it would be the
-    only one.
-    """
-    name, classifier = quoteattr(coordinate.name), quoteattr(coordinate.classifier)
-    artifact = f'<artifact name={name} type="jar" ext="jar"'
-    artifact += f" m:classifier={classifier}/>" if coordinate.classifier else "/>"
+    """One JAR of the list."""
+    organisation = quoteattr(coordinate.organisation)
+    name = quoteattr(coordinate.name)
+    revision = quoteattr(coordinate.revision)
+    artifact = ""
+    if not transitive:
+        # Ivy fetches nothing but a named artifact, so it must not be named where the
+        # dependencies are to come along.
+        classifier = ""
+        if coordinate.classifier:
+            classifier = f" m:classifier={quoteattr(coordinate.classifier)}"
+        artifact = f'<artifact name={name} type="jar" ext="jar"{classifier}/>'
     return (
-        f"<dependency org={quoteattr(coordinate.organisation)} name={name} rev={quoteattr(coordinate.revision)} "
+        f"<dependency org={organisation} name={name} rev={revision} "
         f'conf="default->default" transitive="{str(transitive).lower()}">'
-        f"{'' if transitive else artifact}</dependency>"
+        f"{artifact}</dependency>"
     )
 
 
@@ -214,32 +205,37 @@ def _ivy_settings_xml(resolver: str) -> str:
 def _wait_for_ivy(
     process: subprocess.Popen[bytes], cache: Path, of_total: str, print_notice: PrintNotice
 ) -> None:
-    """Wait for Ivy; tell how many JARs have arrived; give up when nothing has moved for long."""
-    seen, moved_at, told_at = (0, 0), time.monotonic(), time.monotonic()
+    """Wait for Ivy, and print how many JARs have arrived. Gives up when nothing arrives for long."""
+    progress = (0, 0)
+    progress_seconds = time.monotonic()
+    notice_seconds = progress_seconds
     while process.poll() is None:
         time.sleep(POLL_SECONDS)
-        now, progress = time.monotonic(), _download_progress(cache)
-        if progress != seen:
-            seen, moved_at = progress, now
-        if now - moved_at > STALL_SECONDS:
+        now_seconds = time.monotonic()
+        new_progress = _download_progress(cache)
+        if new_progress != progress:
+            progress = new_progress
+            progress_seconds = now_seconds
+        if now_seconds - progress_seconds > STALL_SECONDS:
             raise PlatformError(
                 f"fetching JARs stalled: nothing arrived for {STALL_SECONDS} s",
                 next="check the network, or give a mirror by SERIATIM_IVY_SETTINGS; then run the same again",
             )
-        if now - told_at >= NOTICE_EVERY_SECONDS:
-            told_at = now
-            print_notice(f"fetching JARs: {seen[0]}{of_total}, {seen[1] / 1e6:.1f} MB")
+        if now_seconds - notice_seconds >= NOTICE_EVERY_SECONDS:
+            notice_seconds = now_seconds
+            jar_count, byte_count = progress
+            print_notice(f"fetching JARs: {jar_count}{of_total}, {byte_count / 1e6:.1f} MB")
 
 
 def _download_progress(cache: Path) -> tuple[int, int]:
-    """How many JARs and how many bytes, also of those still on their way."""
-    sizes = [_file_size(file) for file in cache.rglob("*.jar*")]
-    whole = sum(1 for _ in cache.rglob("*.jar"))
-    return whole, sum(sizes)
+    """How many JARs have arrived, and how many bytes, those of unfinished files included."""
+    byte_count = sum(_file_size(file) for file in cache.rglob("*.jar*"))
+    jar_count = sum(1 for _ in cache.rglob("*.jar"))
+    return jar_count, byte_count
 
 
 def _file_size(file: Path) -> int:
-    """Ivy renames files under us: one that has just gone counts nothing."""
+    """The size of a file; 0 if it is gone, because Ivy renames files while we look."""
     try:
         return file.stat().st_size
     except FileNotFoundError:
@@ -247,15 +243,17 @@ def _file_size(file: Path) -> int:
 
 
 def _ivy_error(log: str) -> PlatformError:
-    """Ivy says much; what matters is which JARs it did not get, and its first own error."""
+    """The error for a failed run: the JARs that Ivy did not get, and the first error in its log."""
     lines = [line.strip() for line in log.splitlines()]
     missing = sorted(set(re.findall(r"^\s*:: (\S+#\S+;[^\s:!]+)", log, re.MULTILINE)))
     errors = [
         line for line in lines if line.startswith(("Server access error", "ERROR", "Exception"))
     ]
+    reason = ", ".join(missing[:3]) or "Ivy failed"
+    if len(missing) > 3:
+        reason += f" and {len(missing) - 3} more"
     return PlatformError(
-        f"JARs could not be fetched: {', '.join(missing[:3]) or 'Ivy failed'}"
-        + (f" and {len(missing) - 3} more" if len(missing) > 3 else ""),
+        f"JARs could not be fetched: {reason}",
         cause=(errors or [""])[0][:300],
         next="check the network, or give a mirror by SERIATIM_IVY_SETTINGS; then run the same again",
     )

@@ -1,9 +1,10 @@
-"""JARs: exactly those of jars.lock, in a cache under SERIATIM_HOME, each proved by its SHA-256.
+"""JARs: exactly those of jars.lock, in a cache under SERIATIM_HOME, each verified by its SHA-256.
 
-A file is hashed when it arrives and whenever its size or change time is not the one remembered, so
-a start costs a few `stat` calls, and a truncated or altered file is noticed and fetched again.
+A file is hashed when it arrives, and whenever its size or change time differs from the remembered
+one. So a start costs a few `stat` calls, and a truncated or altered file is noticed and fetched
+again.
 
-Next room: ivy.py fetches; broker.py and the Spark session use what is here.
+Next: embedded/ivy.py fetches; embedded/broker.py and the Spark session use the files.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ JarCondition = Literal["good", "missing", "damaged"]
 
 
 class Jar(msgspec.Struct, frozen=True, order=True):
-    """One line of the lock."""
+    """One line of jars.lock."""
 
     coordinate: Coordinate
     sha256: str
@@ -50,21 +51,21 @@ class Jar(msgspec.Struct, frozen=True, order=True):
 
 
 class JarGroupChoice(msgspec.Struct, frozen=True):
-    """One group of jars.toml: what we chose, and whether what it needs comes along."""
+    """One group of jars.toml: the JARs chosen, and whether their dependencies are added."""
 
     transitive: bool
     jars: list[str]
 
 
 def ensure_jars(group: str, settings: Settings, print_notice: PrintNotice) -> list[Path]:
-    """The files of a group, all proved; what is missing or damaged is fetched first, and said."""
-    wanted = locked_jars(group)
+    """The files of a group, all verified. What is missing or damaged is fetched first, with a notice."""
+    jars = locked_jars(group)
     folder = settings.home / "jars"
-    if not _is_remembered_good(wanted, folder, group):
-        if any(condition != "good" for condition in jar_conditions(wanted, folder).values()):
-            _fetch_lacking(wanted, folder, settings, print_notice)
-        _write_proof_file(wanted, folder, group)
-    return [folder / jar.file_name for jar in wanted]
+    if not _is_remembered_good(jars, folder, group):
+        if _bad_jars(jars, folder):
+            _fetch_bad_jars(jars, folder, settings, print_notice)
+        _write_proof_file(jars, folder, group)
+    return [folder / jar.file_name for jar in jars]
 
 
 def jar_groups() -> list[str]:
@@ -73,7 +74,7 @@ def jar_groups() -> list[str]:
 
 
 def locked_jars(group: str) -> list[Jar]:
-    """The JARs of a group, as locked."""
+    """The JARs of a group as jars.lock has them. An unknown group is refused."""
     locked = _read_lock()
     if group not in locked:
         raise ConfigError(
@@ -83,24 +84,32 @@ def locked_jars(group: str) -> list[Jar]:
 
 
 def jar_conditions(jars: Iterable[Jar], folder: Path) -> dict[Jar, JarCondition]:
-    """Every file hashed: the slow and certain way to look."""
+    """The condition of every file, by hashing it: slow, but certain."""
     return {jar: _condition(jar, folder / jar.file_name) for jar in jars}
 
 
+def _bad_jars(jars: Iterable[Jar], folder: Path) -> dict[Jar, JarCondition]:
+    """The JARs that are missing or damaged."""
+    conditions = jar_conditions(jars, folder)
+    return {jar: condition for jar, condition in conditions.items() if condition != "good"}
+
+
 def make_lock(settings: Settings, print_notice: PrintNotice) -> str:
-    """The text of a new jars.lock: what jars.toml names and all that it needs, as fetched now."""
+    """The text of a new jars.lock: what jars.toml names, with all dependencies, as fetched now."""
     choices = msgspec.toml.decode(CHOICE_FILE.read_bytes(), type=dict[str, JarGroupChoice])
-    return HEADER + "".join(
-        _locked_group(name, choices[name], settings, print_notice) for name in sorted(choices)
-    )
+    text = HEADER
+    for group, choice in sorted(choices.items()):
+        text += _locked_group(group, choice, settings, print_notice)
+    return text
 
 
 def _read_lock() -> dict[str, list[Jar]]:
-    lines: dict[str, dict[str, str]] = tomllib.loads(LOCK_FILE.read_text())
-    return {
-        group: sorted(Jar(Coordinate.parse(name), sha256) for name, sha256 in entries.items())
-        for group, entries in lines.items()
-    }
+    content: dict[str, dict[str, str]] = tomllib.loads(LOCK_FILE.read_text())
+    locked = {}
+    for group, entries in content.items():
+        jars = [Jar(Coordinate.parse(name), sha256) for name, sha256 in entries.items()]
+        locked[group] = sorted(jars)
+    return locked
 
 
 def _locked_group(
@@ -109,8 +118,8 @@ def _locked_group(
     chosen = [Coordinate.parse(text) for text in choice.jars]
     print_notice(f"{group}: {len(chosen)} JARs chosen")
     with tempfile.TemporaryDirectory(prefix="seriatim-jars-") as scratch:
-        found = _fetch_chosen(chosen, Path(scratch), choice, settings, print_notice)
-        lines = [f'"{coordinate}" = "{_sha256(file)}"\n' for coordinate, file in sorted(found)]
+        fetched = _fetch_chosen(chosen, Path(scratch), choice, settings, print_notice)
+        lines = [f'"{coordinate}" = "{_sha256(file)}"\n' for coordinate, file in sorted(fetched)]
     print_notice(f"{group}: {len(lines)} JARs locked")
     return f"\n[{group}]\n{''.join(lines)}"
 
@@ -128,42 +137,45 @@ def _fetch_chosen(
     return [(coordinate, scratch / "lib" / coordinate.file_name) for coordinate in chosen]
 
 
-def _fetch_lacking(
+def _fetch_bad_jars(
     jars: Sequence[Jar], folder: Path, settings: Settings, print_notice: PrintNotice
 ) -> None:
-    """Fetch what is not good, one process at a time: who waited may find that all is done."""
-    with file_lock(
-        folder / "lock", print_notice, "waiting: another process is fetching JARs into this cache"
-    ):
-        lacking = {jar: how for jar, how in jar_conditions(jars, folder).items() if how != "good"}
-        for jar in (jar for jar, how in lacking.items() if how == "damaged"):
-            print_notice(f"{jar.file_name} is damaged: fetching it again")
-        if lacking:
-            _fetch_into_cache(list(lacking), folder, settings, print_notice)
+    """Fetch what is missing or damaged, one process at a time."""
+    waiting_notice = "waiting: another process is fetching JARs into this cache"
+    with file_lock(folder / "lock", print_notice, waiting_notice):
+        # Looked at again under the lock: the process that had it may have fetched everything.
+        bad_jars = _bad_jars(jars, folder)
+        for jar, condition in bad_jars.items():
+            if condition == "damaged":
+                print_notice(f"{jar.file_name} is damaged: fetching it again")
+        if bad_jars:
+            _fetch_into_cache(list(bad_jars), folder, settings, print_notice)
 
 
 def _fetch_into_cache(
-    lacking: Sequence[Jar], folder: Path, settings: Settings, print_notice: PrintNotice
+    jars: Sequence[Jar], folder: Path, settings: Settings, print_notice: PrintNotice
 ) -> None:
-    """Get JARs into a scratch folder, prove them there, then move each into place in one step."""
-    for left_by_a_killed_one in folder.glob(".fetch-*"):
-        shutil.rmtree(left_by_a_killed_one)
-    print_notice(f"fetching {len(lacking)} JARs into {folder}")
+    """Fetch JARs into a scratch folder, verify them there, then move each one into the cache."""
+    # Scratch folders of killed processes; no other process is at work, since we hold the lock.
+    for abandoned in folder.glob(".fetch-*"):
+        shutil.rmtree(abandoned)
+    print_notice(f"fetching {len(jars)} JARs into {folder}")
+    coordinates = [jar.coordinate for jar in jars]
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
-        ivy.fetch_jars([jar.coordinate for jar in lacking], Path(scratch), settings, print_notice)
-        for jar in lacking:
+        ivy.fetch_jars(coordinates, Path(scratch), settings, print_notice)
+        for jar in jars:
             _move_into_cache(jar, Path(scratch) / "lib" / jar.file_name, folder)
-    print_notice(f"{len(lacking)} JARs fetched and proved")
+    print_notice(f"{len(jars)} JARs fetched and proved")
 
 
 def _move_into_cache(jar: Jar, fetched: Path, folder: Path) -> None:
-    how = _condition(jar, fetched)
-    if how != "good":
-        found = _sha256(fetched) if how == "damaged" else "nothing"
+    condition = _condition(jar, fetched)
+    if condition != "good":
+        actual = _sha256(fetched) if condition == "damaged" else "nothing"
         raise PlatformError(
             f"{jar.coordinate} is not the file that jars.lock names",
             expected=jar.sha256,
-            found=found,
+            found=actual,
             next="run the same again; if it stays, your repository or mirror serves another file",
         )
     with fetched.open("rb") as file:
@@ -187,7 +199,7 @@ def _proof_file(folder: Path, group: str) -> Path:
 
 
 def _is_remembered_good(jars: Sequence[Jar], folder: Path, group: str) -> bool:
-    """Whether every file still is, to the byte count and change time, the one that was proved."""
+    """Whether every file has the size and change time that it had when it was verified."""
     try:
         return _proof_file(folder, group).read_bytes() == _file_attributes(jars, folder)
     except FileNotFoundError:
@@ -195,8 +207,8 @@ def _is_remembered_good(jars: Sequence[Jar], folder: Path, group: str) -> bool:
 
 
 def _write_proof_file(jars: Sequence[Jar], folder: Path, group: str) -> None:
-    """Write down how the proved files look. A cache that may only be read is hashed each time
-    instead.
+    """Remember size and change time of the verified files. In a cache that is read-only nothing is
+    remembered, and its files are hashed each time.
     """
     try:
         scratch = folder / f".{_proof_file(folder, group).name}.{os.getpid()}"
@@ -207,7 +219,8 @@ def _write_proof_file(jars: Sequence[Jar], folder: Path, group: str) -> None:
 
 
 def _file_attributes(jars: Sequence[Jar], folder: Path) -> bytes:
-    looks = [(jar, (folder / jar.file_name).stat()) for jar in jars]
-    return msgspec.json.encode(
-        [[jar.file_name, jar.sha256, look.st_size, look.st_ctime_ns] for jar, look in looks]
-    )
+    rows = []
+    for jar in jars:
+        stat = (folder / jar.file_name).stat()
+        rows.append([jar.file_name, jar.sha256, stat.st_size, stat.st_ctime_ns])
+    return msgspec.json.encode(rows)

@@ -1,6 +1,6 @@
-"""Java: found where Spark itself would look, and checked before anything is started with it.
+"""Java: find it where Spark itself would look, and check it before anything is started with it.
 
-Next room: ivy.py and broker.py start it.
+Next: embedded/ivy.py and embedded/broker.py start it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ ADVICE = f"install Java {OLDEST_VERSION} or 21 (package openjdk-17-jre-headless 
 
 
 def find_java(environ: Mapping[str, str]) -> Path:
-    """The java binary: JAVA_HOME's if that is set, else the one on PATH; new enough, or
-    ConfigError.
+    """The java binary: that of JAVA_HOME if it is set, else the one on PATH. One that is too old is
+    refused.
     """
     java = _locate_java(environ)
     version = major_version(java)
@@ -32,13 +32,13 @@ def find_java(environ: Mapping[str, str]) -> Path:
 
 
 def major_version(java: Path) -> int:
-    """17 for Java 17: from the `release` file of its home, or by asking it."""
+    """17 for Java 17, from the `release` file of its home, or from the output of `java -version`."""
     release = java.resolve().parent.parent / "release"
     text = release.read_text() if release.is_file() else _run_java_version(java)
-    found = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', text)
-    if not found:
+    match = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', text)
+    if not match:
         raise ConfigError(f"{java} does not tell its version: it is no working Java", next=ADVICE)
-    return int(found[1])
+    return int(match[1])
 
 
 def _locate_java(environ: Mapping[str, str]) -> Path:
@@ -61,9 +61,9 @@ def _locate_java(environ: Mapping[str, str]) -> Path:
 
 def _run_java_version(java: Path) -> str:
     try:
-        asked = subprocess.run(
+        process = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=30, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{java} cannot be run: {error}", next=ADVICE) from None
-    return asked.stderr + asked.stdout
+    return process.stderr + process.stdout

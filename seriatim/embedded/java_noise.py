@@ -1,8 +1,8 @@
-"""Java's noise: the one line that every JVM of Spark prints at launch, kept from a person's face.
+"""Java noise: filter out the one line that every JVM of Spark prints when it starts.
 
-Spark asks for an incubator module, the JVM warns of it on its stderr, and no option turns that off.
+Spark uses an incubator module, the JVM warns about it on its stderr, and no option turns that off.
 
-Next room: wiring.py starts Spark inside it.
+Next: context.py starts Spark inside the filter.
 """
 
 from __future__ import annotations
@@ -19,23 +19,26 @@ STDERR_DESCRIPTOR = 2
 
 @contextmanager
 def quiet_java() -> Iterator[None]:
-    """Children started within it write to stderr through a filter, for life. Our own lines go
-    straight there.
+    """Child processes that are started within write to stderr through a filter as long as they live.
+    Our own lines go straight to stderr.
     """
     sys.stderr.flush()
-    real, (outlet, inlet) = os.dup(STDERR_DESCRIPTOR), os.pipe()
-    threading.Thread(target=_forward_lines, args=(outlet, real), daemon=True).start()
-    os.dup2(inlet, STDERR_DESCRIPTOR)
-    os.close(inlet)
+    real_stderr = os.dup(STDERR_DESCRIPTOR)
+    pipe_output, pipe_input = os.pipe()
+    arguments = (pipe_output, real_stderr)
+    threading.Thread(target=_forward_lines, args=arguments, daemon=True).start()
+    # Children inherit descriptor 2, which is the pipe from here on.
+    os.dup2(pipe_input, STDERR_DESCRIPTOR)
+    os.close(pipe_input)
     try:
-        with os.fdopen(os.dup(real), "w", buffering=1) as ours, redirect_stderr(ours):
+        with os.fdopen(os.dup(real_stderr), "w", buffering=1) as own, redirect_stderr(own):
             yield
     finally:
-        os.dup2(real, STDERR_DESCRIPTOR)
+        os.dup2(real_stderr, STDERR_DESCRIPTOR)
 
 
 def _forward_lines(read_descriptor: int, stderr_descriptor: int) -> None:
-    """Line by line, until the last child has closed its end."""
+    """Copy line by line, except for the warning, until the last child has closed its end."""
     with (
         os.fdopen(read_descriptor, "rb") as lines,
         os.fdopen(stderr_descriptor, "wb", buffering=0) as stderr,

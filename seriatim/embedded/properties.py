@@ -1,9 +1,10 @@
-"""The broker's settings: what we fix, what a user may override, and the file they are written to.
+"""The settings of the embedded broker: what we fix, what a user may override, and the file they are
+written to.
 
-The file is also our memory of the port: it is written before the broker is started, so whoever
-finds the process finds its address here.
+The file also remembers the port. It is written before the broker is started, so that the address of
+every running broker can be read from it.
 
-Next room: broker.py starts Kafka with them.
+Next: embedded/broker.py starts Kafka with them.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ DEFAULTS = {
 def broker_settings(
     data: Path, port: int, controller_port: int, overrides: Mapping[str, str]
 ) -> dict[str, str]:
-    """All settings of one start. What ties the broker to its place cannot be overridden."""
-    ours = {
+    """All settings of one start. Ports, paths and roles cannot be overridden."""
+    fixed_settings = {
         "process.roles": "broker,controller",
         "node.id": "1",
         "controller.quorum.voters": f"1@{HOST}:{controller_port}",
@@ -53,12 +54,12 @@ def broker_settings(
         "log.dirs": str(data),
     }
     for key, value in overrides.items():
-        _check_override(key, value, ours)
-    return DEFAULTS | dict(overrides) | ours
+        _check_override(key, value, fixed_settings)
+    return DEFAULTS | dict(overrides) | fixed_settings
 
 
 def parse_overrides(texts: list[str]) -> dict[str, str]:
-    """From the KEY=VALUE texts of a command line."""
+    """Parse the KEY=VALUE texts of a command line."""
     overrides = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -71,7 +72,7 @@ def parse_overrides(texts: list[str]) -> dict[str, str]:
 
 
 def write_properties(path: Path, properties: Mapping[str, str]) -> None:
-    """As a Java properties file, in one step."""
+    """Write a Java properties file. A reader sees the old file or the new one, never a half one."""
     lines = [f"{key}={_escape_for_java(value)}" for key, value in sorted(properties.items())]
     scratch = path.with_suffix(".new")
     scratch.write_text("\n".join(lines) + "\n")
@@ -79,16 +80,21 @@ def write_properties(path: Path, properties: Mapping[str, str]) -> None:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """What `write` wrote; nothing if it never did."""
+    """Read what `write_properties` wrote; empty if there is no file."""
     if not path.exists():
         return {}
-    return dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
+    properties = {}
+    for line in path.read_text().splitlines():
+        key, equals, value = line.partition("=")
+        if equals:
+            properties[key] = value
+    return properties
 
 
 def client_port(properties: Mapping[str, str]) -> int | None:
     """The port that clients use, if these settings name one."""
-    found = re.search(r"BROKER://[^:]+:(\d+)", properties.get("listeners", ""))
-    return int(found[1]) if found else None
+    match = re.search(r"BROKER://[^:]+:(\d+)", properties.get("listeners", ""))
+    return int(match[1]) if match else None
 
 
 def is_port_free(port: int) -> bool:
@@ -103,7 +109,7 @@ def is_port_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now; somebody else may still be quicker."""
+    """A port that is free now. Another process may still take it before we do."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -115,12 +121,16 @@ def _is_plain_text(value: str) -> bool:
 
 
 def _escape_for_java(value: str) -> str:
-    r"""Java reads these files as Latin-1: anything else is written as \uXXXX."""
-    units = value.encode("utf-16-be")
-    codes = [int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2)]
-    return "".join(
-        chr(code) if 32 <= code < 127 and code != ord("\\") else f"\\u{code:04x}" for code in codes
-    )
+    r"""Escape a value. Java reads these files as Latin-1, so everything but printable ASCII is
+    written as \uXXXX.
+    """
+    encoded = value.encode("utf-16-be")
+    escaped = ""
+    for i in range(0, len(encoded), 2):
+        code = int.from_bytes(encoded[i : i + 2], "big")
+        is_plain = 32 <= code < 127 and code != ord("\\")
+        escaped += chr(code) if is_plain else f"\\u{code:04x}"
+    return escaped
 
 
 def _check_override(key: str, value: str, fixed_settings: Mapping[str, str]) -> None:

@@ -1,8 +1,10 @@
-"""Traps: environments that install without complaint and break later in a way nobody understands.
+"""Traps: environments that install without complaint, and fail later with errors that are hard to
+understand.
 
-Checked before Spark is started, so that a person reads one sentence instead of a stack trace.
+They are checked before Spark is started, so that a person reads one sentence instead of a stack
+trace.
 
-Next room: checkup.py looks at everything, these included.
+Next: embedded/doctor.py checks everything, these included.
 """
 
 from __future__ import annotations
@@ -36,19 +38,23 @@ def installed_version(package: str) -> str | None:
 
 
 def check_python(python_version: tuple[int, ...]) -> None:
-    """Python must be new enough."""
+    """Refuse a Python that is too old."""
     if python_version < OLDEST_PYTHON:
+        version_text = _dotted_version(python_version)
+        oldest_text = _dotted_version(OLDEST_PYTHON)
         raise ConfigError(
-            f"Python {_dotted_version(python_version)} is too old: Seriatim needs {_dotted_version(OLDEST_PYTHON)} or newer",
-            next=f"make setup with a Python {_dotted_version(OLDEST_PYTHON)} on PATH",
+            f"Python {version_text} is too old: Seriatim needs {oldest_text} or newer",
+            next=f"make setup with a Python {oldest_text} on PATH",
         )
 
 
 def check_packages(installed_version: InstalledVersion) -> None:
-    """Two packages of Spark write the same files; pandas 3 changed what Spark relies on."""
-    spark, client, pandas = (
-        installed_version(name) for name in ("pyspark", "pyspark-client", "pandas")
-    )
+    """Refuse two packages of Spark that write the same files in different versions, and pandas 3,
+    which changed what Spark relies on.
+    """
+    spark = installed_version("pyspark")
+    client = installed_version("pyspark-client")
+    pandas = installed_version("pandas")
     if spark and client and spark != client:
         raise ConfigError(
             f"pyspark {spark} and pyspark-client {client} overwrite each other's files: make them the same",
@@ -61,5 +67,5 @@ def check_packages(installed_version: InstalledVersion) -> None:
         )
 
 
-def _dotted_version(parts: tuple[int, ...]) -> str:
-    return ".".join(str(part) for part in parts[:2])
+def _dotted_version(version_numbers: tuple[int, ...]) -> str:
+    return ".".join(str(number) for number in version_numbers[:2])

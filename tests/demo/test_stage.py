@@ -118,7 +118,7 @@ def test_your_own_servers_are_not_the_demos(
     (tmp_path / stage.SETTINGS_FILE).touch(mode=0o644)
     stage.write_settings_file(tmp_path, environ)
     assert (tmp_path / stage.SETTINGS_FILE).stat().st_mode & 0o777 == 0o600
-    told = "from seriatim import config; s = config.load(); print(s.smtp_user, s.smtp_password, s.kafka_config)"
+    told = "from seriatim import config; s = config.load_settings(); print(s.smtp_user, s.smtp_password, s.kafka_config)"
     words = [
         "bash",
         "-c",
@@ -142,7 +142,7 @@ def test_a_shell_can_be_told_of_the_demo(tmp_path: Path) -> None:
     """What mails say to type is about the demo's stream then, not about the one of the repository."""
     environ = stage.airflow_environment(tmp_path, config.load_settings(), "127.0.0.1:9092")
     stage.write_settings_file(tmp_path, environ)
-    told = "from seriatim import config, streams; s = config.load(); print(s.streams, s.kafka_bootstrap_servers)"
+    told = "from seriatim import config; s = config.load_settings(); print(s.streams, s.kafka_bootstrap_servers)"
     words = [
         "bash",
         "-c",
