@@ -1,17 +1,17 @@
-"""The validator: one judge of messages, wherever they are looked at: in a raw capture, in Kafka, in
-the output. Pure.
+"""The validator: judges messages by the same rules in every view: a raw capture, Kafka, the output.
 
-Each session begins by a snapshot, its sequence has no hole, repeat or disorder, and no offset is
-missing. `Validator` names the first place where each is wrong; `parting` the first offset at which
-two views differ.
+A session begins by a snapshot, its sequence has no hole, repeat or disorder, and no offset is
+missing. `Validator` finds the first place where each of these is wrong; `first_difference` finds
+the first offset at which two views differ. This module is pure.
 
-Next room: operations/prove/verify_at.py makes sightings of messages and records; fold.py does what
-a tier says instead.
+Next: operations/prove/verify_at.py reads messages and records as views; engine/fold.py does what a
+tier says instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import combinations
 from typing import Literal
 
 from msgspec import Struct, field
@@ -24,20 +24,21 @@ FaultLevel = Literal["error", "warning"]
 
 
 class ObservedMessage(Struct, frozen=True, kw_only=True, gc=False):
-    """One message as it was seen somewhere."""
+    """One message as a view shows it."""
 
     offset: int
     session: str | None = None
     sequence: int | None = None
     is_snapshot: bool | None = False
-    """None: it cannot be told from what is there."""
+    """None: the view does not show it."""
     poison: str = ""
+    """Why it cannot be read; empty: it can."""
     content_hash: int | None = None
-    """A hash of key and value, where they are there."""
+    """A hash of key and value, if the view has them."""
     must_give_record: bool = True
     """Whether it must have left a record, if nothing was wrong with it."""
     is_session_end: bool = False
-    """Records that take rows back: the end of a session, or a snapshot without rows."""
+    """Records that delete rows: the end of a session, or a snapshot without rows."""
 
 
 class ValidationFault(Struct, kw_only=True):
@@ -54,7 +55,7 @@ class ValidationFault(Struct, kw_only=True):
 
 
 class _ValidatedSession(Struct):
-    """A session so far."""
+    """A session up to the present message."""
 
     last_sequence: int | None = None
     snapshot_sequence: int | None = None
@@ -62,19 +63,18 @@ class _ValidatedSession(Struct):
     """Sequences that were passed over, as half-open ranges."""
 
     def take_missing(self, sequence: int) -> bool:
-        """Whether a sequence was passed over before; it is there now."""
-        for number, (start, end) in enumerate(self.missing_sequences):
+        """Whether a sequence was passed over before. It counts as present from now on."""
+        for i, (start, end) in enumerate(self.missing_sequences):
             if start <= sequence < end:
-                parts = [(start, sequence), (sequence + 1, end)]
-                self.missing_sequences[number : number + 1] = [
-                    part for part in parts if part[0] < part[1]
-                ]
+                remaining = [(start, sequence), (sequence + 1, end)]
+                non_empty = [(low, high) for low, high in remaining if low < high]
+                self.missing_sequences[i : i + 1] = non_empty
                 return True
         return False
 
 
 class Validator:
-    """One view's messages, partition by partition, in the order in which they are there."""
+    """Judges the messages of one view, partition by partition, in the order of the view."""
 
     def __init__(
         self,
@@ -83,7 +83,8 @@ class Validator:
         has_snapshots: bool = True,
         is_explained: IsExplained | None = None,
     ) -> None:
-        self.is_contiguous, self.has_snapshots = is_contiguous, has_snapshots
+        self.is_contiguous = is_contiguous
+        self.has_snapshots = has_snapshots
         self.is_explained = is_explained or (lambda _partition, _hole: False)
         self.faults: dict[tuple[str, FaultLevel], ValidationFault] = {}
         self.messages = 0
@@ -91,43 +92,45 @@ class Validator:
     def validate(
         self, partition: Partition, messages: Iterable[ObservedMessage]
     ) -> Iterator[tuple[ObservedMessage, bool]]:
-        """Each message, and whether it should have an effect: nothing is wrong with it that could
-        take it away.
-        """
-        expected: int | None = None
+        """Each message, and whether it should have an effect: no fault takes it away."""
+        expected_offset: int | None = None
         sessions: dict[str, _ValidatedSession] = {}
         from_birth = False
-        for seen in messages:
+        for message in messages:
             self.messages += 1
-            if expected is None:
-                from_birth = seen.offset == 0
-            elif self.is_contiguous and seen.offset != expected:
-                self._check_offset(partition, expected, seen)
-            expected = seen.offset + 1 if expected is None else max(expected, seen.offset + 1)
-            if seen.poison or seen.session is None:
+            next_offset = message.offset + 1
+            if expected_offset is None:
+                from_birth = message.offset == 0
+                expected_offset = next_offset
+            else:
+                if self.is_contiguous and message.offset != expected_offset:
+                    self._check_offset(partition, expected_offset, message)
+                expected_offset = max(expected_offset, next_offset)
+            if message.poison or message.session is None:
                 self._record_fault(
                     "poison",
                     partition,
-                    seen,
+                    message,
                     "a message that can be read",
-                    seen.poison or "no readable key",
+                    message.poison or "no readable key",
                 )
-                yield seen, False
+                yield message, False
                 continue
-            yield seen, self._check_session(partition, sessions, seen, from_birth=from_birth)
+            has_effect = self._check_session(partition, sessions, message, from_birth=from_birth)
+            yield message, has_effect
 
     def _check_offset(self, partition: Partition, expected: int, message: ObservedMessage) -> None:
+        """Record an offset that comes again, or a hole before it."""
+        expected_text = f"offset {expected}"
+        actual = f"offset {message.offset}"
         if message.offset < expected:
-            self._record_fault(
-                "offset again", partition, message, f"offset {expected}", f"offset {message.offset}"
-            )
+            self._record_fault("offset again", partition, message, expected_text, actual)
             return
-        hole = OffsetRange(expected, message.offset)
-        known = self.is_explained(partition, hole)
-        found = f"offset {message.offset}" + (" (explained when it was folded)" if known else "")
-        self._record_fault(
-            "gap", partition, message, f"offset {expected}", found, "warning" if known else "error"
-        )
+        level: FaultLevel = "error"
+        if self.is_explained(partition, OffsetRange(expected, message.offset)):
+            level = "warning"
+            actual += " (explained when it was folded)"
+        self._record_fault("gap", partition, message, expected_text, actual, level)
 
     def _check_session(
         self,
@@ -137,53 +140,56 @@ class Validator:
         *,
         from_birth: bool,
     ) -> bool:
-        """Judge a message by its session; whether it counts."""
-        session = sessions.get(message.session or "")
-        headless = (
-            session is None
-            and message.is_snapshot is False
-            and self.has_snapshots
-            and not message.is_session_end
-        )
-        if headless:
+        """Judge a message by its session. Returns whether it should have an effect.
+
+        `from_birth`: the view has the partition from its first offset on, so no snapshot can be
+        missing by right.
+        """
+        session_name = message.session or ""
+        needs_snapshot = self.has_snapshots and message.is_snapshot is False
+        session = sessions.get(session_name)
+        is_headless = False
+        if session is None:
+            session = sessions[session_name] = _ValidatedSession()
+            is_headless = needs_snapshot and not message.is_session_end
+        if is_headless:
             level: FaultLevel = "error" if from_birth else "warning"
             self._record_fault(
                 "headless", partition, message, "a snapshot first", "another message", level
             )
-        if session is None:
-            session = sessions[message.session or ""] = _ValidatedSession()
-        counts = self._check_sequence(partition, session, message)
-        if headless or (
-            session.snapshot_sequence is None
-            and self.has_snapshots
-            and message.is_snapshot is False
-        ):
+        has_effect = self._check_sequence(partition, session, message)
+        if is_headless or (needs_snapshot and session.snapshot_sequence is None):
             return False
-        return counts
+        return has_effect
 
     def _check_sequence(
         self, partition: Partition, session: _ValidatedSession, message: ObservedMessage
     ) -> bool:
-        sequence, last = message.sequence, session.last_sequence
+        """Judge a message by its sequence. Returns whether it should have an effect."""
+        sequence = message.sequence
+        last_sequence = session.last_sequence
         if message.is_snapshot:
-            if sequence is not None and last is not None and sequence > last + 1:
-                closed = f"sequence {sequence}, closed by this snapshot"
-                self._record_fault(
-                    "sequence gap", partition, message, f"sequence {last + 1}", closed, "warning"
-                )
-            session.last_sequence, session.snapshot_sequence, session.missing_sequences = (
-                sequence,
-                -1 if sequence is None else sequence,
-                [],
-            )
+            self._check_snapshot_sequence(partition, session, message)
+            session.last_sequence = sequence
+            session.snapshot_sequence = -1 if sequence is None else sequence
+            session.missing_sequences = []
             return True
-        if sequence is None or last is None:
+        if sequence is None or last_sequence is None or sequence == last_sequence + 1:
             session.last_sequence = sequence
             return True
-        if sequence == last + 1:
-            session.last_sequence = sequence
-            return True
-        return self._check_out_of_sequence(partition, session, message, sequence, last)
+        return self._check_out_of_sequence(partition, session, message, sequence, last_sequence)
+
+    def _check_snapshot_sequence(
+        self, partition: Partition, session: _ValidatedSession, message: ObservedMessage
+    ) -> None:
+        """Record a hole before a snapshot, as a warning: the snapshot closes it."""
+        sequence = message.sequence
+        last_sequence = session.last_sequence
+        if sequence is None or last_sequence is None or sequence <= last_sequence + 1:
+            return
+        expected = f"sequence {last_sequence + 1}"
+        actual = f"sequence {sequence}, closed by this snapshot"
+        self._record_fault("sequence gap", partition, message, expected, actual, "warning")
 
     def _check_out_of_sequence(
         self,
@@ -193,18 +199,23 @@ class Validator:
         sequence: int,
         last_sequence: int,
     ) -> bool:
+        """Record a hole, a repeat or a disorder. Returns whether the message has an effect."""
+        # Where snapshots do not show, a snapshot may have closed the hole.
         level: FaultLevel = "warning" if message.is_snapshot is None else "error"
-        expected, found = f"sequence {last_sequence + 1}", f"sequence {sequence}"
+        expected = f"sequence {last_sequence + 1}"
+        actual = f"sequence {sequence}"
         if sequence > last_sequence:
             session.missing_sequences.append((last_sequence + 1, sequence))
             session.last_sequence = sequence
-            self._record_fault("sequence gap", partition, message, expected, found, level)
+            self._record_fault("sequence gap", partition, message, expected, actual, level)
             return True
         if message.is_session_end:
             return True
-        before = session.snapshot_sequence is not None and sequence < session.snapshot_sequence
-        kind = "disorder" if session.take_missing(sequence) or before else "repeat"
-        self._record_fault(kind, partition, message, expected, found, level)
+        was_missing = session.take_missing(sequence)
+        snapshot_sequence = session.snapshot_sequence
+        is_before_snapshot = snapshot_sequence is not None and sequence < snapshot_sequence
+        kind = "disorder" if was_missing or is_before_snapshot else "repeat"
+        self._record_fault(kind, partition, message, expected, actual, level)
         return False
 
     def _record_fault(
@@ -213,12 +224,13 @@ class Validator:
         partition: Partition,
         message: ObservedMessage,
         expected: str,
-        found: str,
+        actual: str,
         level: FaultLevel = "error",
     ) -> None:
-        known = self.faults.get((kind, level))
-        if known is not None:
-            known.count += 1
+        """Record the first fault of a kind, and count the others."""
+        fault = self.faults.get((kind, level))
+        if fault is not None:
+            fault.count += 1
             return
         self.faults[kind, level] = ValidationFault(
             kind=kind,
@@ -226,13 +238,13 @@ class Validator:
             offset=message.offset,
             session=message.session,
             expected=expected,
-            found=found,
+            found=actual,
             level=level,
         )
 
 
 class PartitionView(Struct, kw_only=True):
-    """One partition as one view has it: what is there, in which range, by offset."""
+    """One partition as one view shows it: its messages by offset, and their range."""
 
     name: str
     offset_range: OffsetRange
@@ -240,14 +252,14 @@ class PartitionView(Struct, kw_only=True):
     effective_offsets: set[int] = field(default_factory=set)
     """Offsets whose messages should have an effect."""
     quarantined_offsets: set[int] = field(default_factory=set)
-    """Output: offsets of messages set aside."""
+    """Output: offsets of quarantined messages."""
     headless_ranges: dict[str, list[OffsetRange]] = field(default_factory=dict)
     """Output: where sessions waited for a snapshot, because messages were lost that may have been
     theirs.
     """
     is_complete: bool = True
-    """Whether every message is there: not so in the output, where only those with an effect left a
-    record.
+    """Whether every message shows. It is not so in the output, where only those with an effect left
+    a record.
     """
 
 
@@ -264,38 +276,41 @@ class FirstDifference(Struct, frozen=True, kw_only=True):
 def first_difference(
     partition: Partition, views: list[PartitionView], *, must_give_records: bool
 ) -> FirstDifference | None:
-    """Where views of a partition part. `must_give`: a message without fault always leaves a record."""
-    found: list[FirstDifference] = []
-    for number, one in enumerate(views):
-        for two in views[number + 1 :]:
-            first = _first_difference_of(partition, one, two, must_give_records=must_give_records)
-            found += [first] if first else []
-    return min(found, key=lambda each: each.offset, default=None)
+    """The first difference of any two views of a partition; None if there is none.
+
+    `must_give_records`: a message without fault always leaves a record.
+    """
+    earliest: FirstDifference | None = None
+    for left, right in combinations(views, 2):
+        difference = _first_difference_of(
+            partition, left, right, must_give_records=must_give_records
+        )
+        if difference is None:
+            continue
+        if earliest is None or difference.offset < earliest.offset:
+            earliest = difference
+    return earliest
 
 
 def _first_difference_of(
     partition: Partition, left: PartitionView, right: PartitionView, *, must_give_records: bool
 ) -> FirstDifference | None:
-    start, end = (
-        max(left.offset_range.start, right.offset_range.start),
-        min(left.offset_range.end, right.offset_range.end),
-    )
-    offsets = sorted(
-        offset
-        for offset in {
-            *left.messages,
-            *right.messages,
-            *left.quarantined_offsets,
-            *right.quarantined_offsets,
-        }
-        if start <= offset < end
-    )
-    for offset in offsets:
-        what = _describe_difference(left, right, offset, must_give_records=must_give_records)
-        if what:
+    start = max(left.offset_range.start, right.offset_range.start)
+    end = min(left.offset_range.end, right.offset_range.end)
+    offsets = {
+        *left.messages,
+        *right.messages,
+        *left.quarantined_offsets,
+        *right.quarantined_offsets,
+    }
+    for offset in sorted(offsets):
+        if not start <= offset < end:
+            continue
+        description = _describe_difference(left, right, offset, must_give_records=must_give_records)
+        if description:
             views = {view.name: _describe_message(view, offset) for view in (left, right)}
             return FirstDifference(
-                partition=partition, offset=offset, description=what, views=views
+                partition=partition, offset=offset, description=description, views=views
             )
     return None
 
@@ -304,54 +319,64 @@ def _describe_difference(
     left_view: PartitionView, right_view: PartitionView, offset: int, *, must_give_records: bool
 ) -> str:
     """What differs at an offset; empty if nothing does."""
-    left, right = left_view.messages.get(offset), right_view.messages.get(offset)
-    if left_view.is_complete and right_view.is_complete:
-        if left is None or right is None:
-            return "a message that only one of them has"
-        return "" if left.content_hash == right.content_hash else "another key or value"
-    return _describe_output_difference(
-        *((left_view, right_view) if left_view.is_complete else (right_view, left_view)),
-        offset,
-        must_give_records=must_give_records,
-    )
+    if not right_view.is_complete:
+        return _describe_output_difference(
+            left_view, right_view, offset, must_give_records=must_give_records
+        )
+    if not left_view.is_complete:
+        return _describe_output_difference(
+            right_view, left_view, offset, must_give_records=must_give_records
+        )
+    left = left_view.messages.get(offset)
+    right = right_view.messages.get(offset)
+    if left is None or right is None:
+        return "a message that only one of them has"
+    if left.content_hash != right.content_hash:
+        return "another key or value"
+    return ""
 
 
 def _describe_output_difference(
     input_view: PartitionView, output: PartitionView, offset: int, *, must_give_records: bool
 ) -> str:
-    """What differs between messages and the records that are left of them."""
-    message, record = input_view.messages.get(offset), output.messages.get(offset)
+    """What differs between a message and the records that it left; empty if nothing does."""
+    message = input_view.messages.get(offset)
+    record = output.messages.get(offset)
+    description = ""
     if message is None:
-        return f"the output has a message that {input_view.name} has not"
-    if record is None:
-        waits = any(
-            offset in whole for whole in output.headless_ranges.get(message.session or "", ())
-        )
-        lacks = (
-            must_give_records
-            and offset in input_view.effective_offsets
-            and message.must_give_record
-            and offset not in output.quarantined_offsets
-            and not waits
-        )
-        return "the output has no record of a message without fault" if lacks else ""
-    if record.session != message.session:
-        return "another session"
-    if record.is_session_end:
-        return ""
-    unlike = record.is_snapshot is not None and record.is_snapshot != message.is_snapshot
-    return (
-        "another sequence"
-        if record.sequence != message.sequence
-        else "a snapshot only in one"
-        if unlike
-        else ""
-    )
+        description = f"the output has a message that {input_view.name} has not"
+    elif record is None:
+        should_have_record = must_give_records and message.must_give_record
+        has_effect = offset in input_view.effective_offsets
+        if should_have_record and has_effect and not _is_set_aside(output, message):
+            description = "the output has no record of a message without fault"
+    elif record.session != message.session:
+        description = "another session"
+    elif record.is_session_end:
+        description = ""
+    elif record.sequence != message.sequence:
+        description = "another sequence"
+    elif record.is_snapshot is not None and record.is_snapshot != message.is_snapshot:
+        description = "a snapshot only in one"
+    return description
+
+
+def _is_set_aside(output: PartitionView, message: ObservedMessage) -> bool:
+    """Whether a message has no record by right: in quarantine, or while its session waited."""
+    if message.offset in output.quarantined_offsets:
+        return True
+    headless_ranges = output.headless_ranges.get(message.session or "", ())
+    return any(message.offset in headless_range for headless_range in headless_ranges)
 
 
 def _describe_message(view: PartitionView, offset: int) -> str:
-    seen = view.messages.get(offset)
-    if seen is None:
+    """What a view has at an offset, for people."""
+    message = view.messages.get(offset)
+    if message is None:
         return "set aside" if offset in view.quarantined_offsets else "nothing"
-    kind = "poison" if seen.poison else "a snapshot" if seen.is_snapshot else "a message"
-    return f"{kind} of session {seen.session}, sequence {seen.sequence}"
+    kind = "a message"
+    if message.poison:
+        kind = "poison"
+    elif message.is_snapshot:
+        kind = "a snapshot"
+    return f"{kind} of session {message.session}, sequence {message.sequence}"

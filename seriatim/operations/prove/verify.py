@@ -1,17 +1,18 @@
-"""Verify: a stream's output looked at anew, independent of what any run remembered. Changes nothing
-but its sign-off.
+"""Verify: the output of a stream is looked at anew, independent of what any run remembered. It
+changes nothing but its sign-off.
 
-1. the Delta log: every commit, the chain of entries, the witness, what was signed off before
-2. the table: its files are those that entries added and did not remove, and readers see the same
-3. the entries since the sign-off: each manifest by its hash, the ledger it makes, certificates that join
-4. their files, and the state files of now: size, digest, page checksums, rows, order, counts
-5. records folded to state, where the machine says how
-6. files that nobody names: told, never damage
-7. Kafka, if asked: the ranges it still has, by their digests
-8. the sign-off, after a clean pass alone
+1. The Delta log: every commit, the chain of entries, the witness, and what was signed off before.
+2. The table: its files are those that entries added and did not remove, and readers see the same.
+3. The entries since the sign-off: each manifest by its hash, the ledger that it makes, and
+   certificates that join.
+4. Their files, and the present state files: size, digest, page checksums, rows, order, counts.
+5. The records are folded to state, if the machine says how.
+6. Files that nothing names: they are reported, and are never damage.
+7. Kafka, if asked: the ranges that it still has, by their digests.
+8. The sign-off, only after a pass without a difference.
 
-Next room: operations/prove/chain.py and operations/prove/rules.py have the rules;
-operations/prove/compare_kafka.py is step 7; cli/verify.py shows it.
+Next: operations/prove/chain.py and operations/prove/rules.py have the rules;
+operations/prove/compare_kafka.py is step 7; cli/verify.py shows the result.
 """
 
 from __future__ import annotations
@@ -78,44 +79,46 @@ class VerifyTableSpec(Struct, frozen=True):
     load: Callable[[bytes, int], Mapping[Any, tuple[Any, ...]]]
     """The rows of a saved state, by key."""
     gone: Mapping[str, Any] = field(default_factory=lambda: {"op": "delete"})
-    """A record with these values takes its row away."""
+    """A record with these values deletes its row."""
     is_own: bool = False
-    """A machine of the user's: `load` gives what its `end` would take back, which may be more rows
+    """A machine of the user: `load` returns what its `end` would take back, which may be more rows
     than there are.
     """
 
 
 def foldable(runner: Runner) -> VerifyTableSpec | None:
-    """How a machine's records fold to its state; None: it does not say.
+    """How the records of a machine fold to its state; None if it does not say.
 
-    Of the stock machine's state all rows are known. What a user's state holds is known only by
-    `end`, which takes every row back: so its record must have a `row_key` and a `row_gone`.
+    All rows in the state of the stock machine are known. What the state of a user's machine holds
+    is known only by `end`, which takes every row back: so its record class must have a `row_key`
+    and a `row_gone`.
     """
-    keyed = runner.row_key_spec
-    if keyed is None:
+    key_spec = runner.row_key_spec
+    if key_spec is None:
         return None
     if isinstance(runner, TableMachine):
-        return VerifyTableSpec(keyed.key, keyed.columns, runner.load)
-    if not isinstance(runner, UserMachine) or not runner.has_end or not keyed.deleted_when:
+        return VerifyTableSpec(key_spec.key, key_spec.columns, runner.load)
+    if not isinstance(runner, UserMachine) or not runner.has_end or not key_spec.deleted_when:
         return None
-    positions = [list(runner.columns).index(column) for column in keyed.key]
+    positions = [list(runner.columns).index(column) for column in key_spec.key]
 
     def rows_to_take_back(saved: bytes, version: int) -> dict[Any, tuple[Any, ...]]:
-        records = runner.end(runner.load(saved, version))
-        rows = [
-            normalize_row(record) for record in records if table_of_record(record) == MAIN_TABLE
-        ]
-        if len(positions) == 1:
-            return {row[positions[0]]: row for row in rows}
-        return {tuple(row[position] for position in positions): row for row in rows}
+        rows: dict[Any, tuple[Any, ...]] = {}
+        for record in runner.end(runner.load(saved, version)):
+            if table_of_record(record) != MAIN_TABLE:
+                continue
+            row = normalize_row(record)
+            key = tuple(row[position] for position in positions)
+            rows[key[0] if len(key) == 1 else key] = row
+        return rows
 
     return VerifyTableSpec(
-        keyed.key, keyed.columns, rows_to_take_back, gone=keyed.deleted_when, is_own=True
+        key_spec.key, key_spec.columns, rows_to_take_back, gone=key_spec.deleted_when, is_own=True
     )
 
 
 class VerifyResult(Struct, kw_only=True):
-    """What was looked at, and what was found."""
+    """What was looked at, and what differs."""
 
     sequence: int = -1
     since: int = -1
@@ -124,12 +127,10 @@ class VerifyResult(Struct, kw_only=True):
     files: int = 0
     bytes: int = 0
     records: int = 0
-    """Of the files that are in the table `records` now; those of files that were replaced are none
-    of it.
-    """
+    """Records in files that are in the table `records` now, without those of replaced files."""
     sessions: int = 0
     deleted_files: int = 0
-    """Files that left the table, or state that was replaced, and that are deleted since: no damage."""
+    """Record files and state files that were replaced, and are deleted since: this is no damage."""
     orphans: int = 0
     compared_messages: int = 0
     """Messages that were read again from Kafka."""
@@ -151,28 +152,33 @@ class Verification:
         from_first_entry: bool = False,
         progress: ProgressCallback | None = None,
     ) -> None:
-        self.stream, self.audit, self.table_spec, self.from_first_entry = (
-            stream,
-            audit,
-            table_spec,
-            from_first_entry,
-        )
-        self.progress = progress or (lambda _done, _total: None)
+        self.stream = stream
+        self.audit = audit
+        self.table_spec = table_spec
+        self.from_first_entry = from_first_entry
+        self.progress = progress or (lambda _bytes, _total: None)
         self.result = VerifyResult()
         self.commits: list[Commit] = []
         self.signatures: dict[int, CommitSignature] = {}
-        self.sign_off, self.kafka_signed_sequence = SignOff(), -1
-        self.last_ledger = self.signed_ledger = Ledger(stream=stream)
+        """By sequence: what the commits say of their entries."""
+        self.other_tables: dict[str, tuple[int, set[str]]] = {}
+        self.sign_off = SignOff()
+        self.kafka_signed_sequence = -1
+        self.signed_ledger = Ledger(stream=stream)
+        """The ledger as of the sign-off."""
+        self.last_ledger = Ledger(stream=stream)
         self.entries: list[Manifest] = []
-        """Those since the sign-off."""
+        """The manifests since the sign-off."""
         self.committed_files: dict[str, CommittedFile] = {}
-        """Files that they name, in order."""
+        """The files that they name, in order."""
         self.outlines: dict[str, FileOutline] = {}
+        """The record files that were read."""
         self.active_paths: set[str] = set()
 
     def run(self, before_sign_off: Callable[[Verification], None] | None = None) -> VerifyResult:
-        """All of it, up to the first difference. `after` is asked before the sign-off: it may raise
-        `DifferenceError`.
+        """All steps, up to the first difference.
+
+        `before_sign_off` is step 7. It may raise `DifferenceError`.
         """
         try:
             self.open_log()
@@ -183,224 +189,226 @@ class Verification:
             self._report_orphans()
             if before_sign_off is not None:
                 before_sign_off(self)
-        except DifferenceError as differs:
-            self.result.difference = differs.difference
-            self.audit.put_differing_file(differs.difference.file)
+        except DifferenceError as error:
+            self.result.difference = error.difference
+            self.audit.put_differing_file(error.difference.file)
             return self.result
         self.audit.put_differing_file("")
         self._write_sign_off()
         return self.result
 
     def take_differences(self, differences: Iterable[Difference]) -> None:
-        """Warnings are kept, the first error ends it."""
+        """Collect warnings. The first error ends the pass with a `DifferenceError`."""
         for difference in differences:
             if difference.level == "error":
                 raise DifferenceError(difference)
             self.result.warnings.append(difference)
 
     def open_log(self) -> None:
-        """Step 1. The log comes last: a run that commits meanwhile only moves it ahead, which is
-        fine.
-        """
-        witness, content, self.other_tables = (
-            self.audit.witness(),
-            self.audit.sign_off(),
-            self.audit.other_tables(),
-        )
+        """Step 1: read and check the Delta log, the witness and the sign-off."""
+        # The log is read last: a run that commits meanwhile only moves it ahead of the others,
+        # and that is no difference.
+        witness = self.audit.witness()
+        sign_off_content = self.audit.sign_off()
+        self.other_tables = self.audit.other_tables()
         self.commits = self.audit.commits()
-        self.signatures = {
-            commit.signature.sequence: commit.signature
-            for commit in self.commits
-            if commit.signature
-        }
+        self.signatures = {}
+        for commit in self.commits:
+            if commit.signature is not None:
+                self.signatures[commit.signature.sequence] = commit.signature
         if not self.commits and witness is None:
             raise ConfigError(
                 f"{self.stream}: it was never run", next=f"seriatim run {self.stream}"
             )
         self.take_differences(check_chain(self.commits))
         self.take_differences(check_witness(witness, self.signatures))
-        if content is None:
-            return
-        kept = SignOff.from_bytes(content)
-        if kept is None:
-            told = "everything is looked at again; a clean pass writes it anew"
-            self.take_differences(
-                [
-                    Difference(
-                        description="the sign-off was changed",
-                        file="verified.json",
-                        level="warning",
-                        next=told,
-                    )
-                ]
+        if sign_off_content is not None:
+            self._check_stored_sign_off(sign_off_content)
+
+    def _check_stored_sign_off(self, content: bytes) -> None:
+        """Check the sign-off of an earlier pass, and go on from there."""
+        sign_off = SignOff.from_bytes(content)
+        if sign_off is None:
+            self.result.warnings.append(
+                Difference(
+                    description="the sign-off was changed",
+                    file="verified.json",
+                    level="warning",
+                    next="everything is looked at again; a clean pass writes it anew",
+                )
             )
             return
-        changed = list(
-            check_sign_off(
-                kept, {commit.version: commit for commit in self.commits}, self.signatures
-            )
-        )
-        self.take_differences(
-            replace(one, level="warning") if self.from_first_entry else one for one in changed
-        )
-        self.kafka_signed_sequence = -1 if changed else kept.kafka_sequence
+        commits_by_version = {commit.version: commit for commit in self.commits}
+        differences = list(check_sign_off(sign_off, commits_by_version, self.signatures))
+        if self.from_first_entry:
+            # Everything is looked at in any case, so an old sign-off cannot hide anything.
+            differences = [replace(difference, level="warning") for difference in differences]
+        self.take_differences(differences)
+        self.kafka_signed_sequence = -1 if differences else sign_off.kafka_sequence
         if not self.from_first_entry:
-            self.sign_off = kept
+            self.sign_off = sign_off
 
     def _check_table(self) -> None:
-        """Step 2."""
-        expected, self.active_paths = (
-            replay_expected_files(self.commits),
-            replay_active_files(self.commits),
-        )
+        """Step 2: check the files of the table."""
+        expected_files = replay_expected_files(self.commits)
+        self.active_paths = replay_active_files(self.commits)
         try:
-            readers = self.audit.paths_readers_see(self.commits[-1].version)
-        except UnreadableFileError as trouble:
-            where = "records/_delta_log"
-            self.take_differences(
-                [
-                    Difference(
-                        description="readers cannot open the table",
-                        file=where,
-                        found=str(trouble),
-                        next=RESTORE_ADVICE,
-                    )
-                ]
-            )
-        self.take_differences(check_table_files(expected, self.active_paths, readers))
-        self.take_differences(check_rewrites(self.commits))
-        for path, added in expected.items():
-            size = self.audit.size(path)
-            if size != added.size:
-                what = "a file is missing" if size is None else "a file has another size"
-                found = "" if size is None else f"{size} bytes"
-                self.take_differences(
-                    [
-                        Difference(
-                            description=what,
-                            file=path,
-                            expected=f"{added.size} bytes",
-                            found=found,
-                            next=REPAIR_ADVICE,
-                        )
-                    ]
+            reader_paths = self.audit.paths_readers_see(self.commits[-1].version)
+        except UnreadableFileError as error:
+            raise DifferenceError(
+                Difference(
+                    description="readers cannot open the table",
+                    file="records/_delta_log",
+                    found=str(error),
+                    next=RESTORE_ADVICE,
                 )
+            ) from None
+        self.take_differences(check_table_files(expected_files, self.active_paths, reader_paths))
+        self.take_differences(check_rewrites(self.commits))
+        for path, added in expected_files.items():
+            self._check_size(path, added.size)
+
+    def _check_size(self, path: str, expected_size: int) -> None:
+        size = self.audit.size(path)
+        if size == expected_size:
+            return
+        description = "a file is missing"
+        actual = ""
+        if size is not None:
+            description = "a file has another size"
+            actual = f"{size} bytes"
+        raise DifferenceError(
+            Difference(
+                description=description,
+                file=path,
+                expected=f"{expected_size} bytes",
+                found=actual,
+                next=REPAIR_ADVICE,
+            )
+        )
 
     def _check_entries(self) -> None:
-        """Step 3. Where files were replaced since the sign-off, or its state is gone, everything is
-        looked at.
+        """Step 3: check the entries since the sign-off.
+
+        If files were replaced since the sign-off, or if state of that time is gone, everything is
+        looked at again.
         """
-        last = max(self.signatures, default=-1)
         self._read_entries_since(self.sign_off.sequence)
-        if self.sign_off.sequence >= 0 and (
-            any(m.entry.removed_paths for m in self.entries)
-            or not self._has_state(self.signed_ledger)
-        ):
-            self.result.notes.append(
-                "files were replaced since the sign-off, so everything is looked at again"
-            )
-            self.sign_off = replace(self.sign_off, sequence=-1)
-            self._read_entries_since(-1)
-        self.last_ledger = self.entries[-1].ledger if self.entries else self.signed_ledger
-        self.result.sequence, self.result.since, self.result.entries = (
-            last,
-            self.sign_off.sequence,
-            len(self.entries),
-        )
+        if self.sign_off.sequence >= 0:
+            has_replaced = any(manifest.entry.removed_paths for manifest in self.entries)
+            if has_replaced or not self._has_state(self.signed_ledger):
+                self.result.notes.append(
+                    "files were replaced since the sign-off, so everything is looked at again"
+                )
+                self.sign_off = replace(self.sign_off, sequence=-1)
+                self._read_entries_since(-1)
+        self.last_ledger = self.signed_ledger
+        if self.entries:
+            self.last_ledger = self.entries[-1].ledger
+        self.result.sequence = max(self.signatures, default=-1)
+        self.result.since = self.sign_off.sequence
+        self.result.entries = len(self.entries)
 
     def _read_entries_since(self, signed_sequence: int) -> None:
-        self.entries, self.committed_files = [], {}
-        self.signed_ledger = before = (
-            self.manifest(signed_sequence).ledger
-            if signed_sequence >= 0
-            else Ledger(stream=self.stream)
-        )
-        by_sequence = {
-            commit.signature.sequence: commit for commit in self.commits if commit.signature
-        }
+        """Read and check the manifests after an entry, and collect the files that they name."""
+        self.entries = []
+        self.committed_files = {}
+        self.signed_ledger = Ledger(stream=self.stream)
+        if signed_sequence >= 0:
+            self.signed_ledger = self.manifest(signed_sequence).ledger
+        commits_by_sequence: dict[int, Commit] = {}
+        for commit in self.commits:
+            if commit.signature is not None:
+                commits_by_sequence[commit.signature.sequence] = commit
+        previous_ledger = self.signed_ledger
         for sequence in range(signed_sequence + 1, max(self.signatures, default=-1) + 1):
-            manifest, commit = self.manifest(sequence), by_sequence[sequence]
-            self.take_differences(
-                check_manifest(self.signatures[sequence], commit, manifest, self.stream)
-            )
-            self.take_differences(check_ledger_step(manifest, before))
+            manifest = self.manifest(sequence)
+            signature = self.signatures[sequence]
+            commit = commits_by_sequence[sequence]
+            self.take_differences(check_manifest(signature, commit, manifest, self.stream))
+            self.take_differences(check_ledger_step(manifest, previous_ledger))
             self.entries.append(manifest)
-            before = manifest.ledger
+            previous_ledger = manifest.ledger
             for change in manifest.entry.changes:
                 for file in change.files():
-                    self.committed_files.setdefault(
-                        file.path, CommittedFile(file, sequence, change)
-                    )
+                    committed_file = CommittedFile(file, sequence, change)
+                    self.committed_files.setdefault(file.path, committed_file)
 
     def manifest(self, sequence: int) -> Manifest:
-        """An entry's manifest, proved by the hash that the chain has."""
-        sign = self.signatures[sequence]
+        """The manifest of an entry, proved by the hash in the chain."""
+        signature = self.signatures[sequence]
 
-        def damaged(what: str, expected: str, found: str) -> DifferenceError:
+        def manifest_error(description: str, expected: str, actual: str) -> DifferenceError:
             return DifferenceError(
                 Difference(
-                    description=what,
-                    file=sign.manifest,
+                    description=description,
+                    file=signature.manifest,
                     sequence=sequence,
                     expected=expected,
-                    found=found,
+                    found=actual,
                     next=RESTORE_ADVICE,
                 )
             )
 
         try:
-            sha256, content = self.audit.manifest(sign.manifest)
-        except UnreadableFileError as trouble:
-            raise damaged("a manifest cannot be read", "", str(trouble)) from None
-        if sha256 != sign.sha256:
-            raise damaged("a manifest is damaged", sign.sha256, sha256)
+            sha256, content = self.audit.manifest(signature.manifest)
+        except UnreadableFileError as error:
+            raise manifest_error("a manifest cannot be read", "", str(error)) from None
+        if sha256 != signature.sha256:
+            raise manifest_error("a manifest is damaged", signature.sha256, sha256)
         try:
             return decode_manifest(content)
         except ConfigError:
-            raise
+            raise  # Another version of Seriatim wrote it: this is no damage.
         except (msgspec.MsgspecError, SeriatimError) as error:
-            raise damaged("a manifest cannot be read", "", str(error)) from None
+            raise manifest_error("a manifest cannot be read", "", str(error)) from None
 
     def _has_state(self, ledger: Ledger) -> bool:
-        files = [file for account in ledger.partitions.values() for file in account.state]
-        return all(self.audit.size(file.path) == file.size_bytes for file in files)
+        """Whether all state files of a ledger still exist, with their size."""
+        for account in ledger.partitions.values():
+            for file in account.state:
+                if self.audit.size(file.path) != file.size_bytes:
+                    return False
+        return True
 
     def _check_files(self) -> None:
-        """Step 4."""
-        wanted, current = dict(self.committed_files), set()
-        for place, account in self.last_ledger.partitions.items():
+        """Step 4: check the files of the entries since the sign-off, and the present state files."""
+        files_to_check = dict(self.committed_files)
+        needed_paths = set(self.active_paths)
+        needed_paths |= other_table_paths(self.entries, self.last_ledger.sequence)
+        active_paths = set(needed_paths)
+        for partition_name, account in self.last_ledger.partitions.items():
             for file in account.state:
-                current.add(file.path)
-                wanted.setdefault(
-                    file.path,
-                    CommittedFile(
-                        file, self.last_ledger.sequence, _placeholder_change(place, file)
-                    ),
-                )
-        twins = {known.file.digest: path for path, known in wanted.items()}
-        total, kinds = sum(known.file.size_bytes for known in wanted.values()), self._entry_kinds()
-        current |= other_table_paths(self.entries, self.last_ledger.sequence)
-        for path, known in wanted.items():
-            needed = path in self.active_paths or path in current or path.startswith("kept/")
-            self._check_file(known, twins, kinds.get(known.sequence, ""), is_needed=needed)
-            self.progress(self.result.bytes, total)
-        current |= self.active_paths
-        active = [
-            (self.committed_files[path], one)
-            for path, one in self.outlines.items()
-            if path in current
-        ]
-        for table in {table_of_path(known.file.path) for known, _ in active}:
-            self.take_differences(
-                check_overlaps(
-                    (known, one) for known, one in active if table_of_path(known.file.path) == table
-                )
-            )
+                needed_paths.add(file.path)
+                if file.path not in files_to_check:
+                    # An entry before the sign-off made it, and that entry was not read again.
+                    change = _placeholder_change(partition_name, file)
+                    sequence = self.last_ledger.sequence
+                    files_to_check[file.path] = CommittedFile(file, sequence, change)
+        paths_by_digest: dict[str, str] = {}
+        bytes_total = 0
+        for path, committed_file in files_to_check.items():
+            paths_by_digest[committed_file.file.digest] = path
+            bytes_total += committed_file.file.size_bytes
+        entry_kinds = {manifest.entry.sequence: manifest.entry.kind for manifest in self.entries}
+        for path, committed_file in files_to_check.items():
+            is_needed = path in needed_paths or path.startswith("kept/")
+            entry_kind = entry_kinds.get(committed_file.sequence, "")
+            self._check_file(committed_file, paths_by_digest, entry_kind, is_needed=is_needed)
+            self.progress(self.result.bytes, bytes_total)
+        self._check_overlaps(active_paths)
         if self.sign_off.sequence < 0:
             self.take_differences(check_other_tables(self.other_tables, self.entries))
 
-    def _entry_kinds(self) -> dict[int, str]:
-        return {manifest.entry.sequence: manifest.entry.kind for manifest in self.entries}
+    def _check_overlaps(self, active_paths: set[str]) -> None:
+        """No two active files of one table have the same offsets."""
+        outlines_by_table: dict[str, list[tuple[CommittedFile, FileOutline]]] = {}
+        for path, outline in self.outlines.items():
+            if path in active_paths:
+                table_outlines = outlines_by_table.setdefault(table_of_path(path), [])
+                table_outlines.append((self.committed_files[path], outline))
+        for table_outlines in outlines_by_table.values():
+            self.take_differences(check_overlaps(table_outlines))
 
     def _check_file(
         self,
@@ -410,19 +418,15 @@ class Verification:
         *,
         is_needed: bool,
     ) -> None:
-        path, size = committed_file.file.path, self.audit.size(committed_file.file.path)
+        """Check one file, and what is in it. A file that is not needed may be deleted."""
+        path = committed_file.file.path
+        size = self.audit.size(path)
         self.result.bytes += committed_file.file.size_bytes
         if size is None and not is_needed:
             self.result.deleted_files += 1
             return
-        self.take_differences(
-            check_file(
-                committed_file,
-                size,
-                "" if size is None else self.audit.digest(path),
-                paths_by_digest,
-            )
-        )
+        digest = "" if size is None else self.audit.digest(path)
+        self.take_differences(check_file(committed_file, size, digest, paths_by_digest))
         self.result.files += 1
         in_slice = kind in ("start", "slice")
         try:
@@ -430,183 +434,210 @@ class Verification:
                 self._check_state_file(committed_file, in_slice=in_slice)
                 return
             outline = self.audit.outline(path)
-        except UnreadableFileError as trouble:
-            where: dict[str, Any] = {
-                "file": path,
-                "sequence": committed_file.sequence,
-                "next": RESTORE_ADVICE,
-            }
+        except UnreadableFileError as error:
             raise DifferenceError(
-                Difference(description="a file cannot be read", found=str(trouble), **where)
+                Difference(
+                    description="a file cannot be read",
+                    file=path,
+                    sequence=committed_file.sequence,
+                    found=str(error),
+                    next=RESTORE_ADVICE,
+                )
             ) from None
+        is_compacted = kind == "compact"
         self.take_differences(
-            check_content(committed_file, outline, in_slice=in_slice, compacted=kind == "compact")
+            check_content(committed_file, outline, in_slice=in_slice, compacted=is_compacted)
         )
-        if path.startswith("records"):
-            if in_slice:
-                self.take_differences(check_counts(committed_file, outline))
-            self.outlines[path] = outline
-            if path in self.active_paths:
-                self.result.records += outline.rows
+        if not path.startswith("records"):
+            return
+        if in_slice:
+            self.take_differences(check_counts(committed_file, outline))
+        self.outlines[path] = outline
+        if path in self.active_paths:
+            self.result.records += outline.rows
 
     def _check_state_file(self, committed_file: CommittedFile, *, in_slice: bool) -> None:
         change = committed_file.change
-        offsets = [
-            row["last_offset"]
-            for row in self.audit.rows(committed_file.file.path, ["session", "last_offset"])
-        ]
-        last = (
-            change.state is not None
-            and bool(change.state)
-            and change.state[-1].path == committed_file.file.path
-        )
-        touched = sum(change.frontier <= offset < change.until for offset in offsets)
-        if not (in_slice and last):
+        path = committed_file.file.path
+        rows = self.audit.rows(path, ["session", "last_offset"])
+        last_offsets: list[int] = [row["last_offset"] for row in rows]
+        touched = sum(change.frontier <= offset < change.until for offset in last_offsets)
+        # A certificate counts the sessions of its slice: those are in the last file of its change.
+        change_files = change.state or ()
+        is_newest_file = len(change_files) > 0 and change_files[-1].path == path
+        if not (in_slice and is_newest_file):
             committed_file = replace(committed_file, change=replace(change, certificate=None))
-        self.take_differences(check_state(committed_file, len(offsets), touched))
+        self.take_differences(check_state(committed_file, len(last_offsets), touched))
 
     def _check_records_fold_to_state(self) -> None:
-        """Step 5: from the state that was signed off, or from nothing, through the records since."""
-        lives = self._record_files_in_order()
-        for place, account in self.last_ledger.partitions.items():
+        """Step 5: fold the records since the sign-off over the state of that time, or over nothing,
+        and compare with the present state.
+        """
+        can_fold = self.table_spec is not None and not rewritten_files(self.commits)
+        paths_by_partition = self._record_files_in_order()
+        for partition_name, account in self.last_ledger.partitions.items():
             sessions = self._session_rows(account.state)
             self.result.sessions += len(sessions)
-            waiting = sum(row["status"] == "quarantined" for row in sessions.values())
-            if waiting != account.quarantined:
-                self.take_differences(
-                    [_quarantine_count_difference(place, account.quarantined, waiting)]
+            quarantined = sum(row["status"] == "quarantined" for row in sessions.values())
+            if quarantined != account.quarantined:
+                raise DifferenceError(
+                    _quarantine_count_difference(partition_name, account.quarantined, quarantined)
                 )
-            if self.table_spec is None or rewritten_files(self.commits):
-                continue
-            before = self.signed_ledger.partitions.get(place)
-            rows = RowsOfRecords(place, self.table_spec.columns)
-            if not self.table_spec.is_own:
-                for name, table in self._session_tables(
-                    place, self._session_rows(before.state if before else ())
-                ):
-                    for key, row in table.items():
-                        rows.set_row(name, key, row, -1)
-            for path in lives.get(place, ()):
-                last_rows = self.audit.last_rows(
-                    path, self.table_spec.key_columns, self.table_spec.columns, self.table_spec.gone
-                )
-                for session, key, new, offset in last_rows:
-                    rows.set_row(session, key, new, offset)
-            states = dict(self._session_tables(place, sessions))
-            self.take_differences(
-                rows.lacking(states) if self.table_spec.is_own else rows.find_differences(states)
-            )
+            if can_fold and self.table_spec is not None:
+                paths = paths_by_partition.get(partition_name, [])
+                self._check_rows(partition_name, self.table_spec, paths, sessions)
         self._note_if_not_folded()
 
+    def _check_rows(
+        self,
+        partition_name: str,
+        table_spec: VerifyTableSpec,
+        paths: Iterable[str],
+        sessions: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """Fold the records of one partition, and compare the rows with the sessions' state."""
+        rows = RowsOfRecords(partition_name, table_spec.columns)
+        signed_account = self.signed_ledger.partitions.get(partition_name)
+        if not table_spec.is_own and signed_account is not None:
+            signed_sessions = self._session_rows(signed_account.state)
+            for session, table in self._session_tables(partition_name, signed_sessions):
+                for key, row in table.items():
+                    rows.set_row(session, key, row, -1)
+        for path in paths:
+            last_rows = self.audit.last_rows(
+                path, table_spec.key_columns, table_spec.columns, table_spec.gone
+            )
+            for session, key, new_row, offset in last_rows:
+                rows.set_row(session, key, new_row, offset)
+        states = dict(self._session_tables(partition_name, sessions))
+        if table_spec.is_own:
+            self.take_differences(rows.lacking(states))
+        else:
+            self.take_differences(rows.find_differences(states))
+
     def _note_if_not_folded(self) -> None:
-        others = rewritten_files(self.commits)
-        self.result.has_folded_records = self.table_spec is not None and not others
+        rewritten = rewritten_files(self.commits)
+        self.result.has_folded_records = self.table_spec is not None and not rewritten
         if self.table_spec is None:
             self.result.notes.append(
-                "records were not folded to state: the machine does not say how, by row_key, row_gone and an `end`"
+                "records were not folded to state: the machine does not say how, by row_key,"
+                " row_gone and an `end`"
             )
-        elif others:
+        elif rewritten:
             self.result.notes.append(
-                f"records were not folded to state: {len(others)} files were rewritten by somebody else (OPTIMIZE)"
+                f"records were not folded to state: {len(rewritten)} files were rewritten by"
+                " somebody else (OPTIMIZE)"
             )
 
     def _record_files_in_order(self) -> dict[str, list[str]]:
-        """Active record files that were looked at, by partition: life after life of the topic, by
-        offset.
+        """The active record files that were checked, by partition: by the age of the topic id, then
+        by offset.
         """
-        ids = [
-            (place, account.topic_id) for place, account in self.signed_ledger.partitions.items()
-        ]
-        ids += [
-            (str(change.partition), change.topic_id)
-            for one in self.entries
-            for change in one.entry.changes
-        ]
-        lives = {life: number for number, life in enumerate(dict.fromkeys(ids))}
-        ordered: dict[str, list[tuple[int, int, str]]] = {}
+        topic_ids: list[tuple[str, str]] = []
+        for partition_name, account in self.signed_ledger.partitions.items():
+            topic_ids.append((partition_name, account.topic_id))
+        for manifest in self.entries:
+            changes = manifest.entry.changes
+            topic_ids += [(str(change.partition), change.topic_id) for change in changes]
+        ages = {key: age for age, key in enumerate(dict.fromkeys(topic_ids))}
+        positions: dict[str, list[tuple[int, int, str]]] = {}
         for path, outline in self.outlines.items():
-            place = str(self.committed_files[path].change.partition)
-            life = [lives.get((place, topic_id), len(lives)) for topic_id in outline.topic_ids]
-            if path in self.active_paths:
-                ordered.setdefault(place, []).append((max(life), outline.first_offset, path))
-        return {place: [path for _, _, path in sorted(files)] for place, files in ordered.items()}
+            if path not in self.active_paths:
+                continue
+            partition_name = str(self.committed_files[path].change.partition)
+            age = max(
+                ages.get((partition_name, topic_id), len(ages)) for topic_id in outline.topic_ids
+            )
+            position = (age, outline.first_offset, path)
+            positions.setdefault(partition_name, []).append(position)
+        return {name: [path for _, _, path in sorted(files)] for name, files in positions.items()}
 
     def _session_rows(self, files: Iterable[File]) -> dict[str, dict[str, Any]]:
-        """Sessions of state files, each from the newest that has it."""
-        wanted = ["session", "state", "state_version", "status"]
-        return {row["session"]: row for file in files for row in self.audit.rows(file.path, wanted)}
+        """The sessions of state files, each from the newest file that has it."""
+        columns = ["session", "state", "state_version", "status"]
+        sessions: dict[str, dict[str, Any]] = {}
+        for file in files:
+            for row in self.audit.rows(file.path, columns):
+                sessions[row["session"]] = row
+        return sessions
 
     def _session_tables(
         self, partition_name: str, sessions: Mapping[str, Mapping[str, Any]]
     ) -> Iterator[tuple[str, Mapping[Any, tuple[Any, ...]]]]:
-        for name, row in sessions.items():
+        """The rows in the state of each session that has state."""
+        if self.table_spec is None:
+            return
+        for session, row in sessions.items():
+            if row["state"] is None:
+                continue
             try:
-                if self.table_spec is not None and row["state"] is not None:
-                    yield name, self.table_spec.load(row["state"], row["state_version"])
+                table = self.table_spec.load(row["state"], row["state_version"])
             except Exception as error:
-                # A user's `upgrade` or `end` may raise anything. Of our own code only what msgspec says is expected.
-                if not (
-                    isinstance(error, msgspec.MsgspecError)
-                    or (self.table_spec is not None and self.table_spec.is_own)
-                ):
+                # A user's `upgrade` or `end` may raise anything. Of our own code only what
+                # msgspec raises is expected.
+                if not self.table_spec.is_own and not isinstance(error, msgspec.MsgspecError):
                     raise
-                where: dict[str, Any] = {
-                    "partition": partition_name,
-                    "session": name,
-                    "found": str(error),
-                }
-                told = (
-                    "check that the stream file has the columns and the key it had when it was run"
-                )
                 raise DifferenceError(
-                    Difference(description="a session's state cannot be read", next=told, **where)
+                    Difference(
+                        description="a session's state cannot be read",
+                        partition=partition_name,
+                        session=session,
+                        found=str(error),
+                        next="check that the stream file has the columns and the key it had when"
+                        " it was run",
+                    )
                 ) from None
+            yield session, table
 
     def _report_orphans(self) -> None:
-        """Step 6."""
-        signed = self.signed_ledger if self.sign_off.sequence >= 0 else None
-        named = (
-            {sign.manifest for sign in self.signatures.values()}
-            | set(self.committed_files)
-            | self.active_paths
+        """Step 6: report files that nothing names, as warnings."""
+        named_paths = self.active_paths.union(self.committed_files)
+        for signature in self.signatures.values():
+            named_paths.add(signature.manifest)
+        for commit in self.commits:
+            named_paths.update(added.path for added in commit.adds)
+        for account in self.last_ledger.partitions.values():
+            named_paths.update(file.path for file in account.state)
+        signed_ledger = self.signed_ledger if self.sign_off.sequence >= 0 else None
+        orphans = list(
+            find_orphans(self.audit.paths(), named_paths, self.last_ledger, signed_ledger)
         )
-        named |= {added.path for commit in self.commits for added in commit.adds}
-        named |= {
-            file.path for account in self.last_ledger.partitions.values() for file in account.state
-        }
-        found = list(find_orphans(self.audit.paths(), named, self.last_ledger, signed))
-        self.result.orphans = len(found)
-        what = "a file that nobody names"
-        self.take_differences(
-            Difference(description=what, file=path, next=why, level="warning")
-            for path, why in found[:ORPHANS_REPORTED_MAX]
-        )
-        if len(found) > ORPHANS_REPORTED_MAX:
-            self.result.notes.append(
-                f"{len(found) - ORPHANS_REPORTED_MAX} more files that nobody names"
+        self.result.orphans = len(orphans)
+        for path, reason in orphans[:ORPHANS_REPORTED_MAX]:
+            self.result.warnings.append(
+                Difference(
+                    description="a file that nobody names", file=path, next=reason, level="warning"
+                )
             )
+        more_orphans = len(orphans) - ORPHANS_REPORTED_MAX
+        if more_orphans > 0:
+            self.result.notes.append(f"{more_orphans} more files that nobody names")
 
     def _write_sign_off(self) -> None:
-        """Step 8."""
-        last = next(commit for commit in reversed(self.commits) if commit.signature)
-        sign = last.signature
-        if sign is None:
+        """Step 8: sign off up to the last entry."""
+        for commit in reversed(self.commits):
+            signature = commit.signature
+            if signature is None:
+                continue
+            sign_off = SignOff(
+                sequence=signature.sequence,
+                sha256=signature.sha256,
+                version=commit.version,
+                log_sha256=commit.log_sha256,
+                kafka_sequence=self.kafka_signed_sequence,
+            )
+            self.audit.put_sign_off(sign_off.to_bytes())
             return
-        signed = SignOff(
-            sequence=sign.sequence,
-            sha256=sign.sha256,
-            version=last.version,
-            log_sha256=last.log_sha256,
-            kafka_sequence=self.kafka_signed_sequence,
-        )
-        self.audit.put_sign_off(signed.to_bytes())
 
 
 def rewritten_files(commits: Iterable[Commit]) -> list[str]:
-    """Active files that no entry added, but somebody's rewriting of the table."""
+    """Active files that another program's rewriting of the table added, and no entry."""
     commits = list(commits)
-    ours = {added.path for commit in commits if commit.signature for added in commit.adds}
-    return sorted(set(replay_expected_files(commits)) - ours)
+    own_paths: set[str] = set()
+    for commit in commits:
+        if commit.signature is not None:
+            own_paths.update(added.path for added in commit.adds)
+    return sorted(set(replay_expected_files(commits)) - own_paths)
 
 
 def _placeholder_change(partition_name: str, file: File) -> Change:
