@@ -539,11 +539,7 @@ class Fold:
             self._begin_at_snapshot(session, turn.name, turn.sequence, position, waited)
         session.sequence = turn.sequence
         self._record_contradiction(session, turn.name, position)
-        if waited is not None:
-            first_row = len(output.rows)
-            for row in range(first_row, first_row + len(records)):
-                output.source_messages[row] = waited
-        output.add_records(position, records)
+        output.add_records(position, records, waited)
 
     def on_message_dropped(self, kind: str, name: str, offset: int, found: str) -> None:
         """The window drops a message. One that came twice is counted, a late one is reported."""
@@ -782,10 +778,7 @@ class Fold:
             session.snapshot_fingerprint = fingerprint(value)
         session.snapshot_offset = offset
         self._snapshot_positions.append(position)
-        self.counts.snapshots += 1
-        self.counts.last_snapshot = offset
-        if self.counts.first_snapshot < 0:
-            self.counts.first_snapshot = offset
+        self.counts.add_snapshot(offset)
 
     def _report_closed_gap(
         self,
@@ -836,11 +829,7 @@ class Fold:
         name = name or ""
         sequence = sequence or 0
         if is_snapshot and not is_missing_sequence(session, sequence):
-            is_repeat = is_same_snapshot(session, sequence, self._batch.values[position])
-            if is_repeat and tier_action("repeat", self.tier) == "drop":
-                self.tally.count("repeat")
-                return False
-            return True
+            return not self._drops_repeated_snapshot(session, sequence, position)
         kind = sequence_finding(session, sequence)
         action = tier_action(kind, self.tier)
         expected = f"sequence {(session.sequence or 0) + 1}"
@@ -853,11 +842,21 @@ class Fold:
             add_missing_sequences(session, sequence)
         elif not is_snapshot:
             remove_missing_sequence(session, sequence)
-        if action == "count" and not is_snapshot:
+        is_applied = action == "count"
+        if is_applied and not is_snapshot:
             offset = self._batch.start + position
             cause = f"expected {expected}, found {found}"
             self.tally.mark_damaged(session, name, kind, offset, cause)
-        return action == "count"
+        return is_applied
+
+    def _drops_repeated_snapshot(self, session: Session, sequence: int, position: int) -> bool:
+        """Whether a snapshot is dropped because it comes twice. Then it is counted."""
+        if tier_action("repeat", self.tier) != "drop":
+            return False
+        if not is_same_snapshot(session, sequence, self._batch.values[position]):
+            return False
+        self.tally.count("repeat")
+        return True
 
     def _record_contradiction(self, session: Session, name: str | None, position: int) -> None:
         """If the machine took a message that its rows contradict, mark the session's output."""
@@ -885,13 +884,8 @@ class Fold:
         """
         if session.finding is not None or not session.has_state:
             return
-        runner = self.runner
         try:
-            self._load_or_start_state(session, name)
-            # The user's `end` gets a copy: if it raises, the state must be as it was.
-            state_copy = runner.load(runner.dump(session.state), runner.state_version)
-            records = runner.end(state_copy)
-            runner.check_records(records)
+            records = self._end_records(session, name)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's code may raise anything
             self._quarantine_raised(session, name, error, position, output)
             return
@@ -904,7 +898,17 @@ class Fold:
         self._ended_positions.append(position)
         if name in self.undos:
             since = self.undos[name].since
-            self.undos[name] = Undo(runner, since)
+            self.undos[name] = Undo(self.runner, since)
+
+    def _end_records(self, session: Session, name: str) -> Sequence[Row]:
+        """The records that take a session's output back."""
+        runner = self.runner
+        self._load_or_start_state(session, name)
+        # The user's `end` gets a copy: if it raises, the state must be as it was.
+        state_copy = runner.load(runner.dump(session.state), runner.state_version)
+        records = runner.end(state_copy)
+        runner.check_records(records)
+        return records
 
     # Errors of the machine.
 
@@ -1062,24 +1066,16 @@ class Fold:
         """
         offset = self._batch.start + position
         reason = cause or f"expected {expected}, found {found}"
-        output.quarantined_messages.append(
-            QuarantinedMessage(position, name, kind, reason, waiting_message)
-        )
+        message = QuarantinedMessage(position, name, kind, reason, waiting_message)
+        output.quarantined_messages.append(message)
+        cause_of_waiting = f"waited at offset {offset}"
         for waiting in session.waiting_messages:
-            output.quarantined_messages.append(
-                QuarantinedMessage(position, name, kind, f"waited at offset {offset}", waiting)
-            )
+            message = QuarantinedMessage(position, name, kind, cause_of_waiting, waiting)
+            output.quarantined_messages.append(message)
         session.waiting_messages = []
         if session.finding is not None:
             return
-        session.is_active = False
-        session.is_touched = True
-        session.finding = kind
-        session.finding_offset = offset
-        session.last_offset = offset
-        session.timestamp = int(self._batch.timestamps[position])
-        if session.first_offset < 0:
-            session.first_offset = offset
+        session.quarantine(kind, offset, int(self._batch.timestamps[position]))
         self.counts.quarantined += 1
         self.tally.mark_damaged(session, name, kind, offset, reason, quarantined=True)
         # A message that waited in the window is reported at its own offset, where a person looks

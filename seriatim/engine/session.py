@@ -69,6 +69,17 @@ class Session(Struct, kw_only=True):
         """Whether there is a state, decoded or as bytes."""
         return self.state_bytes is not None or self.state is not None
 
+    def quarantine(self, finding: str, offset: int, timestamp: int) -> None:
+        """Go into quarantine because of a finding at this offset."""
+        self.is_active = False
+        self.is_touched = True
+        self.finding = finding
+        self.finding_offset = offset
+        self.last_offset = offset
+        self.timestamp = timestamp
+        if self.first_offset < 0:
+            self.first_offset = offset
+
 
 class QuarantinedMessage(Struct, frozen=True):
     """A message that had no effect and is stored for a later repair: its position in the batch, and
@@ -144,8 +155,16 @@ class FoldOutput(Struct):
     columnar_records: ColumnarRecords | None = None
     """Records of messages that a compiled fold has folded. The lists above are of the others."""
 
-    def add_records(self, position: int, records: Sequence[Row]) -> None:
-        """Add the records of the message at this position."""
+    def add_records(
+        self, position: int, records: Sequence[Row], source: WaitingMessage | None = None
+    ) -> None:
+        """Add the records of the message at this position, or of `source`, a message that waited and
+        was released at this position.
+        """
+        if source is not None:
+            first_row = len(self.rows)
+            for row in range(first_row, first_row + len(records)):
+                self.source_messages[row] = source
         self.positions += [position] * len(records)
         self.rows += records
 
@@ -223,3 +242,10 @@ class Counts(Struct, rename={"message_bytes": "bytes", "other_records": "others"
     distance_ms: int = 0
     """The longest time between two snapshots of one session, by the messages' timestamps."""
     findings: dict[str, int] = field(default_factory=dict)
+
+    def add_snapshot(self, offset: int) -> None:
+        """Count a snapshot at this offset."""
+        self.snapshots += 1
+        self.last_snapshot = offset
+        if self.first_snapshot < 0:
+            self.first_snapshot = offset

@@ -24,7 +24,7 @@ from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.engine.record_writers import OutputWriters
-from seriatim.engine.session import Session
+from seriatim.engine.session import FoldOutput, Session
 from seriatim.engine.session_filter import RefoldScope
 from seriatim.engine.state_merging import merge_count
 from seriatim.engine.undo import EACH_MESSAGE
@@ -262,6 +262,17 @@ class PartitionTask:
             if self.first_timestamp is None:
                 self.first_timestamp = int(batch.timestamps[0])
             self.last_timestamp = int(batch.timestamps[consumed - 1])
+        self._write_output(batch, folded_batch, output)
+        self.next_offset = batch.start + consumed
+        self.halt = fold.halt
+
+    def _write_output(
+        self, batch: MessageBatch, folded_batch: MessageBatch, output: FoldOutput
+    ) -> None:
+        """Write records and quarantined messages. Of records that do not fit, the sessions are
+        noted: they must be folded again.
+        """
+        fold = self.core_fold
         try:
             self.writer.write(folded_batch, output, fold.counts)
         except UnfitRecordsError as unfit:
@@ -275,8 +286,6 @@ class PartitionTask:
             if batch.headers is None:
                 self.lacks_headers = True
             self.quarantine_writer.write(batch, output.quarantined_messages)
-        self.next_offset = batch.start + consumed
-        self.halt = fold.halt
 
     def _finish(self) -> TaskResult:
         """Close the files and save the state. If the task must be folded again, nothing is saved,
@@ -295,9 +304,6 @@ class PartitionTask:
         crash_point("record-file-written")
         state = self._save_state(touched)
         crash_point("state-file-written")
-        findings = fold.tally.findings
-        if self.halt and self.halt is not fold.halt:
-            findings = [*findings, self.halt]
         met_sessions: tuple[str, ...] = ()
         if self.work.scope is not None:
             met_sessions = tuple(fold.sessions_with_messages())
@@ -308,12 +314,20 @@ class PartitionTask:
             quarantine_files=() if quarantine_file is None else (quarantine_file,),
             state=state,
             halt=self.halt,
-            findings=findings,
+            findings=self._all_findings(),
             sessions_without_state=fold.sessions_without_state,
             marks=tuple(fold.tally.marks),
             peak_memory_bytes=self.context.peak_memory_bytes(),
             met_sessions=met_sessions,
         )
+
+    def _all_findings(self) -> list[Finding]:
+        """The findings of the fold, and that of a hole which halted the task."""
+        findings = self.core_fold.tally.findings
+        halt = self.halt
+        if halt is None or halt is self.core_fold.halt:
+            return findings
+        return [*findings, halt]
 
     def _save_state(self, touched: dict[str, Session]) -> tuple[File, ...] | None:
         """Save the sessions that changed and return all state files; None if none changed."""
