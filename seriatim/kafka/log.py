@@ -36,7 +36,12 @@ TOPIC_GONE_ERRORS = (
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
 )
-LEADER_CHANGE_ERRORS = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
+LEADER_CHANGE_ERRORS = (
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+)
 """A partition that was just created or moved to another broker answers after a moment."""
 AUTHORIZATION_ERRORS = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,

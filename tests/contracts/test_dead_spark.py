@@ -16,13 +16,13 @@ from seriatim.ports import ReadOptions
 KILLED = """
 import os, signal, time
 import psutil
-from seriatim import config, wiring
-from seriatim.kafka.spark_reader import SparkReader, SparkSource, stop
+from seriatim import config, context
+from seriatim.kafka.spark_reader import SparkReader, SparkSource, stop_spark_session
 from seriatim.errors import PlatformError
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.ports import DEFAULT_READ_OPTIONS
 
-spark = wiring.spark_session("dies", config.load(), print)
+spark = context.spark_session("dies", config.load_settings(), print)
 java = [child.pid for child in psutil.Process().children(recursive=True) if child.name() == "java"]
 
 def slow(partition, batches):
@@ -35,14 +35,14 @@ frame = spark.sql("select 't' topic, 0 partition, 0L offset, now() timestamp, bi
 reader = SparkReader(spark, {"bootstrap.servers": "127.0.0.1:1"})
 for read in (
     lambda: SparkSource(frame, DEFAULT_READ_OPTIONS).map(slow),
-    lambda: reader.exactly({p: OffsetRange(0, 1)}),
-    lambda: reader.follow({p: 0}, 1, print),
+    lambda: reader.read_ranges({p: OffsetRange(0, 1)}),
+    lambda: reader.read_slices({p: 0}, 1, print),
 ):
     try:
         read()
     except PlatformError as error:
         print(error.render())
-stop(spark)
+stop_spark_session(spark)
 print("stopped")
 """
 
