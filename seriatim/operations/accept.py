@@ -185,7 +185,9 @@ def _plan_changes(context: DecisionContext, ledger: Ledger, name: str) -> tuple[
     if not partitions:
         raise unknown_topic_error(ledger, name)
     stream_bounds = context.log.bounds(context.stream.topics)
-    topic_bounds = {p: bounds for p, bounds in stream_bounds.items() if p.topic == topic}
+    topic_bounds = {
+        partition: bounds for partition, bounds in stream_bounds.items() if partition.topic == topic
+    }
     if not topic_bounds:
         raise ConfigError(
             f"{ledger.stream}: topic {topic} is not in Kafka, or matched no more: there is no life to accept",
@@ -202,12 +204,22 @@ def _plan_changes(context: DecisionContext, ledger: Ledger, name: str) -> tuple[
             f"{ledger.stream}: topic {topic} was made again: its new life is that of all its partitions",
             next=f'seriatim accept {ledger.stream} {topic} --because "…"',
         )
+    return _new_life_changes(ledger, partitions, topic_bounds, new_topic_id), True
+
+
+def _new_life_changes(
+    ledger: Ledger,
+    partitions: list[Partition],
+    topic_bounds: dict[Partition, Bounds],
+    new_topic_id: str,
+) -> list[Change]:
+    """The changes for all partitions of a topic that was created again, the added ones included."""
     changes = []
     for partition in sorted({*partitions, *topic_bounds}):
         account = ledger.account(partition)
         change = _new_life_change(partition, account, topic_bounds.get(partition), new_topic_id)
         changes.append(change)
-    return changes, True
+    return changes
 
 
 def _resume_changes(

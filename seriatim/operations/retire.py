@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError
 from seriatim.ledger.commit import commit
-from seriatim.ledger.model import Account, Change
+from seriatim.ledger.model import Account, Change, Ledger
 from seriatim.operations.accept import (
     decision_entry,
     find_named_partitions,
@@ -64,19 +64,7 @@ def retire_topic(
     """
     head = require_head(store, stream)
     ledger = head.ledger
-    topic, partitions = find_named_partitions(ledger, name)
-    if not partitions:
-        raise unknown_topic_error(ledger, name)
-    live_accounts = {}
-    for partition in partitions:
-        account = ledger.partitions[str(partition)]
-        if not account.retired:
-            live_accounts[partition] = account
-    if not live_accounts:
-        raise ConfigError(
-            f"{stream}: {name} is retired already",
-            next=f'seriatim accept {stream} {name} --because "…" takes it back',
-        )
+    topic, live_accounts = _find_live_accounts(ledger, name)
     refuse_held(ledger, list(live_accounts))
     bounds = log.bounds(topics)
     decision = RetireDecision(topic=topic, reason=reason)
@@ -89,6 +77,26 @@ def retire_topic(
         _, committed = commit(store, clock, head, entry)
         decision.sequence = committed.sequence
     return decision
+
+
+def _find_live_accounts(ledger: Ledger, name: str) -> tuple[str, dict[Partition, Account]]:
+    """The topic that a person names, and its accounts that are not retired yet. Refused if nothing of
+    that name was ever read, or if all of it is retired.
+    """
+    topic, partitions = find_named_partitions(ledger, name)
+    if not partitions:
+        raise unknown_topic_error(ledger, name)
+    live_accounts = {}
+    for partition in partitions:
+        account = ledger.partitions[str(partition)]
+        if not account.retired:
+            live_accounts[partition] = account
+    if not live_accounts:
+        raise ConfigError(
+            f"{ledger.stream}: {name} is retired already",
+            next=f'seriatim accept {ledger.stream} {name} --because "…" takes it back',
+        )
+    return topic, live_accounts
 
 
 def _retired_partition(

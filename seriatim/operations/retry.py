@@ -69,10 +69,8 @@ def fold_until_stable(
             return results
         # 3. Fold those again.
         retried_works = {}
-        retried_ranges = {}
-        for partition, work in works.items():
-            if partition not in unstable_partitions:
-                continue
+        for partition in unstable_partitions:
+            work = works[partition]
             retried_works[partition] = replace(
                 work,
                 undoable=work.undoable | raised_sessions.get(partition, {}),
@@ -80,15 +78,21 @@ def fold_until_stable(
                 attempt=f"{first_attempts[partition]}r{try_number}",
                 share=0.0,
             )
-            retried_ranges[partition] = OffsetRange(work.start, work.end)
         works = works | retried_works
-        retry_source = reader.read_ranges(retried_ranges, ReadOptions(with_headers=True))
-        results |= results_by_partition(retry_source.map(make_task(retried_works)))
+        results |= _fold_with_headers(retried_works, reader, make_task)
     names = ", ".join(str(partition) for partition in unstable_partitions)
     raise ConfigError(
         f"{stream}: the machine raises at other messages each time ({names})",
         next="make `apply` depend on nothing but its state and message; seriatim.testing runs it in milliseconds",
     )
+
+
+def _fold_with_headers(
+    works: WorkByPartition, reader: Reader, make_task: Callable[[WorkByPartition], Task]
+) -> ResultByPartition:
+    ranges = {partition: OffsetRange(work.start, work.end) for partition, work in works.items()}
+    source = reader.read_ranges(ranges, ReadOptions(with_headers=True))
+    return results_by_partition(source.map(make_task(works)))
 
 
 def _with_shares(works: WorkByPartition) -> WorkByPartition:

@@ -102,7 +102,9 @@ def assess_watch_input(stream: Stream, watch_input: WatchInput) -> WatchResult:
         nearest_partition=nearest_partition,
         will_catch_up=_will_stream_catch_up(clocks),
         quarantined=len(values["quarantined"]),
-        time_left_by_partition={str(p): seconds for p, seconds in seconds_by_partition.items()},
+        time_left_by_partition={
+            str(partition): seconds for partition, seconds in seconds_by_partition.items()
+        },
         concerns=_all_concerns(stream, watch_input),
     )
 
@@ -143,15 +145,7 @@ def _status_concerns(values: dict[str, Any]) -> list[Concern]:
     show_status = f"seriatim status {values['stream']}"
     concerns = []
     for partition in values["partitions"]:
-        location = f"{partition['topic']}/{partition['partition']}"
-        halt = partition["halted"]
-        hold = partition["held"]
-        if halt is not None and partition["topic_state"] != "retired":
-            text = f"halted at offset {halt['offset']}: {halt['finding']}, {halt['cause']}"
-            concerns.append(Concern(kind="halted", location=location, text=text, next=show_status))
-        if hold:
-            text = f"held by {hold}"
-            concerns.append(Concern(kind="held", location=location, text=text, next=show_status))
+        concerns += _partition_concerns(partition, show_status)
     sessions = values["quarantined"]
     if sessions:
         example = f"{sessions[0]['session']} ({sessions[0]['finding']})"
@@ -161,6 +155,21 @@ def _status_concerns(values: dict[str, Any]) -> list[Concern]:
         failures = "; ".join(failed_range["says"] for failed_range in values["failed"][:3])
         text = f"the circuit is open, publishing waits: a check failed: {failures}"
         concerns.append(Concern(kind="circuit", text=text, next=values["closes"]))
+    return concerns
+
+
+def _partition_concerns(partition: dict[str, Any], show_status: str) -> list[Concern]:
+    """The halt and the hold of one partition."""
+    location = f"{partition['topic']}/{partition['partition']}"
+    halt = partition["halted"]
+    hold = partition["held"]
+    concerns = []
+    if halt is not None and partition["topic_state"] != "retired":
+        text = f"halted at offset {halt['offset']}: {halt['finding']}, {halt['cause']}"
+        concerns.append(Concern(kind="halted", location=location, text=text, next=show_status))
+    if hold:
+        text = f"held by {hold}"
+        concerns.append(Concern(kind="held", location=location, text=text, next=show_status))
     return concerns
 
 

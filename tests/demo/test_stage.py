@@ -118,7 +118,10 @@ def test_your_own_servers_are_not_the_demos(
     (tmp_path / stage.SETTINGS_FILE).touch(mode=0o644)
     stage.write_settings_file(tmp_path, environ)
     assert (tmp_path / stage.SETTINGS_FILE).stat().st_mode & 0o777 == 0o600
-    told = "from seriatim import config; s = config.load_settings(); print(s.smtp_user, s.smtp_password, s.kafka_config)"
+    told = (
+        "from seriatim import config; s = config.load_settings(); "
+        "print(s.smtp_user, s.smtp_password, s.kafka_config)"
+    )
     words = [
         "bash",
         "-c",

@@ -160,7 +160,7 @@ from pathlib import Path
 from seriatim.embedded import broker
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background hands down that it is ignored
 home, java, *jars = (Path(argument) for argument in sys.argv[1:])
-broker.start(home, program=broker.KafkaProgram(java, jars), say=print)
+broker.start_broker(home, program=broker.KafkaProgram(java, jars), print_notice=print)
 """
 
 

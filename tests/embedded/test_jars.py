@@ -204,7 +204,7 @@ from pathlib import Path
 from seriatim.config import Settings
 from seriatim.embedded import jars
 home, rules, jars.LOCK_FILE = (Path(argument) for argument in sys.argv[1:])
-jars.ensure("some", Settings(home=home, streams=home, ivy_settings=rules), print)
+jars.ensure_jars("some", Settings(home=home, streams=home, ivy_settings=rules), print)
 """
 
 

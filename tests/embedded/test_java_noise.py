@@ -7,11 +7,12 @@ import sys
 
 PROGRAM = """
 import subprocess, sys
-from seriatim.embedded.java_noise import NOISE, quiet_java
+from seriatim.embedded.java_noise import INCUBATOR_WARNING, quiet_java
 
 child = "import sys, time; sys.stderr.write({!r}); sys.stderr.flush(); sys.stdin.read(); sys.stderr.write('later\\\\n')"
+program = child.format("early\\n" + INCUBATOR_WARNING.decode())
 with quiet_java():
-    started = subprocess.Popen([sys.executable, "-c", child.format("early\\n" + NOISE.decode())], stdin=subprocess.PIPE)
+    started = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
     print("ours", file=sys.stderr)
 print("after", file=sys.stderr)
 started.communicate()
