@@ -61,6 +61,7 @@ def root(
 ) -> None:
     """Fold Kafka messages in order, with state, into Delta tables, and prove the result."""
     Options.debug = debug
+    # In tests and Airflow one process runs several commands: the last one's choice must not stay.
     Options.json = False
 
 
@@ -114,6 +115,7 @@ def leave_outcome(path: Path | None, outcome: CommandOutcome) -> None:
     """
     if path is None:
         return
+    # The reader is another process, which must never see half of the file.
     draft = path.with_name(f"{path.name}.draft")
     try:
         draft.write_bytes(msgspec.json.encode(outcome))

@@ -256,6 +256,11 @@ def _print_accepted(stream: str, decision: TopicDecision, *, json: bool) -> None
         )
         return
     output.print_table(list(rows[0]), rows)
+    typer.echo(f"{stream}: {_describe_entry(decision.sequence)}: {_describe_accepted(decision)}")
+    _print_next_command(stream, decision.sequence, f"accept {stream} {decision.topic}")
+
+
+def _describe_accepted(decision: TopicDecision) -> str:
     effect = f"{decision.topic} goes on from where it was"
     if decision.is_new_life:
         sessions = sum(life.ended_sessions for life in decision.partitions)
@@ -264,8 +269,7 @@ def _print_accepted(stream: str, decision: TopicDecision, *, json: bool) -> None
     unread = sum(life.unread_messages for life in decision.partitions)
     if unread:
         effect += f"; {unread} messages of the old life were never read"
-    typer.echo(f"{stream}: {_describe_entry(decision.sequence)}: {effect}")
-    _print_next_command(stream, decision.sequence, f"accept {stream} {decision.topic}")
+    return effect
 
 
 def _print_retired(stream: str, decision: RetireDecision, *, json: bool) -> None:

@@ -123,6 +123,7 @@ def load_function(folder: str, text: str) -> Any:
     import sys
 
     module, _, name = text.partition(":")
+    # At the end, so that a file beside the stream cannot hide a module of the product.
     if folder not in sys.path:
         sys.path.append(folder)
     if not _is_beside(folder, module):

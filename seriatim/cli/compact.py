@@ -64,6 +64,7 @@ def compact(
     settings = config.load_settings()
     file = stream_files.load_stream(stream, settings.streams)
     config.arm_crash_point(settings.crash_point)
+    # A dry run only reads, so a user without the right to write may see the plan.
     if not dry_run:
         stream_files.refuse_unwritable_output(file)
     only_partition = Partition.parse(partition) if partition else None

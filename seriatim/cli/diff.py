@@ -14,7 +14,7 @@ from msgspec import Struct
 from seriatim import config
 from seriatim.cli import Options, app, print_notice
 from seriatim.cli.lookback import print_json, render_value
-from seriatim.cli.run import Json
+from seriatim.cli.run import Json, require_run_head
 from seriatim.engine.findings import shell_quote
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import ConfigError, IntegrityError
@@ -96,14 +96,11 @@ def _open_output(name: str) -> ComparedOutput:
 
 def _open_stream_output(name: str) -> ComparedOutput:
     from seriatim import context, stream_files
-    from seriatim.ledger.commit import read_head
     from seriatim.storage.record_query import RecordQuery
 
     file = stream_files.load_stream(name, config.load_settings().streams)
     stream = file.stream
-    head = read_head(context.ledger(file), stream.name)
-    if head is None:
-        raise ConfigError(f"{stream.name}: it was never run", next=f"seriatim run {stream.name}")
+    head = require_run_head(context.ledger(file), stream.name)
     folded_ranges = {}
     for partition_name, account in head.ledger.partitions.items():
         life = (Partition.parse(partition_name), account.topic_id)

@@ -39,6 +39,7 @@ def doctor(
 
     settings = config.load_settings()
     is_missing = False
+    # Each check is printed as soon as it is made, since some of them take seconds.
     for check in chain(run_checks(settings), check_retention(settings)):
         if json:
             typer.echo(msgspec.json.encode(check))

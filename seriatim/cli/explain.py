@@ -194,12 +194,17 @@ def _print_touch(touch: RowTouch) -> None:
     if touch.message is not None:
         typer.echo(f"      message  {render_value(touch.message)}")
     for record in touch.records:
-        values = {
-            column: value
-            for column, value in _machine_values(record).items()
-            if not column.startswith("before_")
-        }
-        typer.echo(f"      record   {render_value(values)}")
+        _print_record(record)
     for finding in touch.findings:
         cause = f": {shorten_text(finding['cause'])}" if finding["cause"] else ""
         typer.secho(f"      finding  {finding['finding']} ({finding['level']}){cause}", fg=color)
+
+
+def _print_record(record: dict[str, Any]) -> None:
+    """Print a record without the values before the change: the record before has them."""
+    values = {
+        column: value
+        for column, value in _machine_values(record).items()
+        if not column.startswith("before_")
+    }
+    typer.echo(f"      record   {render_value(values)}")

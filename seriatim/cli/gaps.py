@@ -16,13 +16,12 @@ import typer
 from seriatim import config
 from seriatim.cli import Options, app, print_notice
 from seriatim.cli.accept import Because, DryRun, require_reason
-from seriatim.cli.run import Json, StreamName
-from seriatim.errors import ConfigError
+from seriatim.cli.run import Json, StreamName, require_run_head
 
 if TYPE_CHECKING:
-    from seriatim.ledger.model import Ledger
     from seriatim.operations.release import SessionRelease
     from seriatim.ports import LedgerStore
+    from seriatim.stream_files import StreamFile
 
 COLUMNS = [
     "topic",
@@ -67,29 +66,24 @@ def gaps(
     Example: seriatim gaps demo --open
     """
     from seriatim import context, stream_files
-    from seriatim.cli import output
     from seriatim.operations.derived_tables import read_gaps
 
     Options.json = json
     file = stream_files.load_stream(stream, config.load_settings().streams)
     name = file.stream.name
     ledger_store = context.ledger(file)
-    ledger = _load_ledger(ledger_store, name)
-    rows = []
-    open_count = 0
-    for gap in read_gaps(ledger_store, context.derived_tables(file), ledger):
-        is_open = gap.closed is None
-        open_count += is_open
-        if is_open or not only_open:
-            rows.append(gap.to_row())
+    derived_store = context.derived_tables(file)
+    ledger = require_run_head(ledger_store, name).ledger
+    # The table `gaps` may be behind the ledger; `read_gaps` adds what it does not have yet.
+    gap_rows = [gap.to_row() for gap in read_gaps(ledger_store, derived_store, ledger)]
+    open_rows = [row for row in gap_rows if row["closed"] is None]
+    rows = open_rows if only_open else gap_rows
     if json:
         _print_json({"stream": name, "sequence": ledger.sequence, "gaps": rows})
         return
-    if rows:
-        shown_rows = [{**row, "session": _render_session(row["session"])} for row in rows]
-        output.print_table(COLUMNS, shown_rows)
-    plural = "" if len(rows) == 1 else "s"
-    typer.echo(f"{name}: {len(rows)} gap{plural}, {open_count} open, as of entry {ledger.sequence}")
+    _print_gaps(rows)
+    counts = _describe_counts(len(rows), len(open_rows))
+    typer.echo(f"{name}: {counts}, as of entry {ledger.sequence}")
 
 
 @app.command()
@@ -109,7 +103,7 @@ def rebuild(stream: StreamName, json: Json = False) -> None:
     file = stream_files.load_stream(stream, config.load_settings().streams)
     name = file.stream.name
     ledger_store = context.ledger(file)
-    ledger = _load_ledger(ledger_store, name)
+    ledger = require_run_head(ledger_store, name).ledger
     entry_count = ledger.sequence + 1
     print_notice(f"{name}: reading {entry_count} entries", entries=entry_count)
     catch_up_derived(ledger_store, context.derived_tables(file), ledger, rebuild=True)
@@ -138,8 +132,6 @@ def release(
     again"
     """
     from seriatim import context, stream_files
-    from seriatim.cli import output
-    from seriatim.operations.derived_tables import catch_up_after_run
     from seriatim.operations.release import release_session
 
     Options.json = json
@@ -151,23 +143,33 @@ def release(
     decision_context = context.decision_context(file, settings)
     decision = release_session(decision_context, session, because, topic, dry_run=dry_run)
     if not dry_run:
-        ledger_store = decision_context.ledger
-        trouble = catch_up_after_run(
-            ledger_store, context.derived_tables(file), _load_ledger(ledger_store, name)
-        )
-        if trouble:
-            output.print_derived_error(name, trouble, json=json)
+        _catch_up_derived(file, decision_context.ledger, json=json)
     if json:
-        _print_json(
-            {
-                **msgspec.to_builtins(decision),
-                "partition": str(decision.partition),
-                "stream": name,
-                "sequence": None if dry_run else decision.sequence,
-            }
-        )
+        _print_json(_released_values(name, decision, dry_run=dry_run))
     else:
         _print_released(name, session, decision, dry_run=dry_run)
+
+
+def _catch_up_derived(file: StreamFile, ledger_store: LedgerStore, *, json: bool) -> None:
+    """Bring the derived tables up to the decision. Trouble with that is printed only."""
+    from seriatim import context
+    from seriatim.cli import output
+    from seriatim.operations.derived_tables import catch_up_after_run
+
+    name = file.stream.name
+    ledger = require_run_head(ledger_store, name).ledger
+    trouble = catch_up_after_run(ledger_store, context.derived_tables(file), ledger)
+    if trouble:
+        output.print_derived_error(name, trouble, json=json)
+
+
+def _released_values(stream: str, decision: SessionRelease, *, dry_run: bool) -> dict[str, Any]:
+    return {
+        **msgspec.to_builtins(decision),
+        "partition": str(decision.partition),
+        "stream": stream,
+        "sequence": None if dry_run else decision.sequence,
+    }
 
 
 def _print_released(stream: str, session: str, decision: SessionRelease, *, dry_run: bool) -> None:
@@ -178,18 +180,22 @@ def _print_released(stream: str, session: str, decision: SessionRelease, *, dry_
     )
 
 
-def _load_ledger(store: LedgerStore, stream: str) -> Ledger:
-    from seriatim.ledger.commit import read_head
-
-    head = read_head(store, stream)
-    if head is None:
-        raise ConfigError(f"{stream}: it was never run", next=f"seriatim run {stream}")
-    return head.ledger
+def _describe_counts(gap_count: int, open_count: int) -> str:
+    plural = "" if gap_count == 1 else "s"
+    return f"{gap_count} gap{plural}, {open_count} open"
 
 
-def _render_session(session: str | None) -> str:
-    """A gap without a session concerns all sessions of its partition."""
-    return "(all)" if session is None else session
+def _print_gaps(rows: list[dict[str, Any]]) -> None:
+    from seriatim.cli import output
+
+    if not rows:
+        return
+    shown_rows = []
+    for row in rows:
+        # A gap without a session concerns all sessions of its partition.
+        session = "(all)" if row["session"] is None else row["session"]
+        shown_rows.append({**row, "session": session})
+    output.print_table(COLUMNS, shown_rows)
 
 
 def _print_json(value: dict[str, Any]) -> None:

@@ -80,6 +80,7 @@ def status(json: Json = False) -> None:
     home = config.load_settings().home
     running_broker = broker.broker_status(home)
     if running_broker is None:
+        # Scripts get the usual object, with nulls; the exit code says that none is running.
         if json:
             typer.echo(msgspec.json.encode(dict.fromkeys(("bootstrap_servers", "pid", "data"))))
         raise PlatformError(

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from seriatim import config
 from seriatim.cli import Options, print_notice
+from seriatim.cli.run import require_run_head
 from seriatim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -226,7 +227,6 @@ def open_lookback(stream: str, *, json: bool) -> Iterator[LookbackCommand]:
     """Open a stream to look back at it. A stream that was never run is refused."""
     from seriatim import context, stream_files
     from seriatim.kafka.consumer import KafkaPastMessageReader
-    from seriatim.ledger.commit import read_head
     from seriatim.operations.inspect.session_replay import ReplayContext
 
     Options.json = json
@@ -237,9 +237,7 @@ def open_lookback(stream: str, *, json: bool) -> Iterator[LookbackCommand]:
     block_pandas_import()
     name = file.stream.name
     ledger_store = context.ledger(file)
-    head = read_head(ledger_store, name)
-    if head is None:
-        raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
+    head = require_run_head(ledger_store, name)
     context.refuse_machine_for_ledger(file, head.ledger)
     past_reader = KafkaPastMessageReader(context.kafka_client(settings), file.stream.isolation)
     replay_context = ReplayContext(

@@ -191,7 +191,27 @@ def print_plan(
     json: bool,
 ) -> None:
     """Print what the next run would do, and the topics whose retention is short."""
-    rows = [
+    rows = _plan_rows(slice_plan)
+    if json:
+        _print_json(_plan_values(stream.name, ledger.sequence, slice_plan, rows, short))
+        return
+    print_table(["topic", "partition", "from", "until", "messages", "new"], rows)
+    slice_count = math.ceil(slice_plan.backlog / stream.slice.messages_max)
+    plural = "" if slice_count == 1 else "s"
+    typer.echo(f"{stream.name}: {slice_plan.backlog} messages in about {slice_count} slice{plural}")
+    for partition in slice_plan.waiting_partitions:
+        typer.echo(
+            f"{partition}: waits since an earlier run; `seriatim status {stream.name}` says why"
+        )
+    for partition in slice_plan.missing_partitions:
+        typer.echo(f"{partition}: gone from Kafka or matched no more; its state is kept")
+    for topic in short:
+        typer.secho(f"{topic.text}\n  → {topic.next}", fg=typer.colors.YELLOW)
+    print_findings(stream.name, slice_plan.findings, json=False)
+
+
+def _plan_rows(slice_plan: SlicePlan) -> list[dict[str, Any]]:
+    return [
         {
             "topic": partition.topic,
             "partition": partition.number,
@@ -202,32 +222,25 @@ def print_plan(
         }
         for partition, offset_range in sorted(slice_plan.ranges.items())
     ]
-    waiting = [str(partition) for partition in slice_plan.waiting_partitions]
-    if json:
-        _print_json(
-            {
-                "stream": stream.name,
-                "sequence": ledger.sequence,
-                "partitions": rows,
-                "waiting": waiting,
-                "gone": [str(partition) for partition in slice_plan.missing_partitions],
-                "findings": [finding.to_dict(stream.name) for finding in slice_plan.findings],
-                "short_retention": list(short),
-                "messages": slice_plan.backlog,
-            }
-        )
-        return
-    print_table(["topic", "partition", "from", "until", "messages", "new"], rows)
-    slice_count = math.ceil(slice_plan.backlog / stream.slice.messages_max)
-    plural = "" if slice_count == 1 else "s"
-    typer.echo(f"{stream.name}: {slice_plan.backlog} messages in about {slice_count} slice{plural}")
-    for name in waiting:
-        typer.echo(f"{name}: waits since an earlier run; `seriatim status {stream.name}` says why")
-    for partition in slice_plan.missing_partitions:
-        typer.echo(f"{partition}: gone from Kafka or matched no more; its state is kept")
-    for topic in short:
-        typer.secho(f"{topic.text}\n  → {topic.next}", fg=typer.colors.YELLOW)
-    print_findings(stream.name, slice_plan.findings, json=False)
+
+
+def _plan_values(
+    stream: str,
+    sequence: int,
+    slice_plan: SlicePlan,
+    rows: list[dict[str, Any]],
+    short: Sequence[ShortRetention],
+) -> dict[str, Any]:
+    return {
+        "stream": stream,
+        "sequence": sequence,
+        "partitions": rows,
+        "waiting": [str(partition) for partition in slice_plan.waiting_partitions],
+        "gone": [str(partition) for partition in slice_plan.missing_partitions],
+        "findings": [finding.to_dict(stream) for finding in slice_plan.findings],
+        "short_retention": list(short),
+        "messages": slice_plan.backlog,
+    }
 
 
 def print_table(columns: list[str], rows: list[dict[str, Any]]) -> None:

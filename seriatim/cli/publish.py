@@ -5,6 +5,7 @@ Next: operations/publish.py does it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from seriatim.stream_files import StreamFile
 
 COLUMNS = ["topic", "partition", "from", "until", "epoch", "records", "anew"]
+SinceEntry = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="Report what is new since this entry, also if another run published it."
+    ),
+]
 
 
 @app.command()
@@ -47,12 +54,7 @@ def publish(
             "--if-keyed", help="Do nothing, without an error, if the records have no row key."
         ),
     ] = False,
-    since: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Report what is new since this entry, also if another run published it."
-        ),
-    ] = None,
+    since: SinceEntry = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
@@ -74,11 +76,7 @@ def publish(
         raise ConfigError("--unchecked and --sequence are two answers", next="give one of them")
     file = stream_files.load_stream(stream, settings.streams)
     if if_keyed and stream_files.load_runner(file).row_key_spec is None:
-        print_notice(
-            f"{file.stream.name}: its records name no key,"
-            " so there is no table `current` to bring up",
-            changed=False,
-        )
+        _print_without_key(file.stream.name)
         return
     publish_stream(
         file,
@@ -88,6 +86,13 @@ def publish(
         rebuild=rebuild,
         dry_run=dry_run,
         json=json,
+    )
+
+
+def _print_without_key(stream: str) -> None:
+    print_notice(
+        f"{stream}: its records name no key, so there is no table `current` to bring up",
+        changed=False,
     )
 
 
@@ -110,6 +115,7 @@ def publish_stream(
     ledger_store = context.ledger(file, with_schema=True)
     if not dry_run:
         stream_files.refuse_unwritable_output(file)
+        # First the tables beside `current`: a reader of the new entry must find them complete.
         _catch_up_output_tables(file, ledger_store)
     target_sequence = sequence
     if sequence is None and not unchecked:
@@ -127,18 +133,23 @@ def publish_stream(
         )
     finally:
         progress.close()
+    # Not an error without --sequence: another run may have published further meanwhile.
     if sequence is not None and result.sequence > sequence:
-        raise ConfigError(
-            f"{name}: current is as of entry {result.sequence} already, past {sequence}",
-            next=f"`seriatim publish {name} --rebuild --sequence {sequence}`"
-            " makes it as of an earlier entry",
-        )
+        raise _earlier_entry_error(name, sequence, result.sequence)
     if since is not None:
         result = changes_since(name, ledger_store, since, result)
     if json:
         typer.echo(msgspec.json.encode(_result_values(name, result, dry_run=dry_run)).decode())
     else:
         _print_result(name, result, dry_run=dry_run)
+
+
+def _earlier_entry_error(stream: str, sequence: int, published_sequence: int) -> ConfigError:
+    return ConfigError(
+        f"{stream}: current is as of entry {published_sequence} already, past {sequence}",
+        next=f"`seriatim publish {stream} --rebuild --sequence {sequence}`"
+        " makes it as of an earlier entry",
+    )
 
 
 def _catch_up_output_tables(file: StreamFile, store: LedgerStore) -> None:
@@ -211,11 +222,7 @@ def _print_result(stream: str, result: PublishResult, *, dry_run: bool) -> None:
         return
     if dry_run and result.catch_ups:
         output.print_table(COLUMNS, [_partition_values(catch_up) for catch_up in result.catch_ups])
-    partition_count = len(result.catch_ups)
-    partitions = f"{partition_count} partition" + ("" if partition_count == 1 else "s")
-    rebuilt_count = sum(catch_up.is_full_rebuild for catch_up in result.catch_ups)
-    if rebuilt_count:
-        partitions += f", {rebuilt_count} anew"
+    partitions = _describe_partitions(result.catch_ups)
     entry = f"entry {result.sequence}"
     if result.previous_sequence >= 0:
         entry += f" (was {result.previous_sequence})"
@@ -229,3 +236,12 @@ def _print_result(stream: str, result: PublishResult, *, dry_run: bool) -> None:
             f"{stream}: current is as of {entry}: {partitions},"
             f" {result.written.written_rows} rows in {result.written.written_files} files written"
         )
+
+
+def _describe_partitions(catch_ups: Sequence[PartitionCatchUp]) -> str:
+    plural = "" if len(catch_ups) == 1 else "s"
+    text = f"{len(catch_ups)} partition{plural}"
+    rebuilt_count = sum(catch_up.is_full_rebuild for catch_up in catch_ups)
+    if rebuilt_count:
+        text += f", {rebuilt_count} anew"
+    return text

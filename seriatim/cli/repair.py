@@ -91,6 +91,7 @@ def repair(
         _print_abandoned(file.stream.name, abandon, list(map(str, partitions)), json=json)
         return
     request = RepairRequest(partition=partition, session=session, start=start, forward=forward)
+    # Lost messages concern all sessions of a partition, so going on without them does as well.
     if session is not None and forward:
         raise ConfigError(
             "--forward is about a partition",

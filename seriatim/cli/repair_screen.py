@@ -55,6 +55,7 @@ def run_repair(
     try:
         has_resumed = False
         while True:
+            # Each round plans again, since a resumed repair has changed the ledger.
             plan = plan_repair(context, request)
             has_work = bool(plan.actions or plan.deleted_files or plan.resumed_hold)
             if not apply or not has_work:
@@ -138,16 +139,21 @@ def _print_plan(repair_plan: RepairPlan, *, json: bool) -> None:
     name = repair_plan.stream
     _print_deleted_files(repair_plan)
     _print_holds(repair_plan)
-    if not repair_plan.actions and not repair_plan.notes:
-        if repair_plan.deleted_files:
-            typer.echo(f"{name}: nothing else is damaged, as of entry {repair_plan.sequence}")
-            typer.echo("\nnothing was changed. To delete it, give the same command with --apply")
-        else:
-            typer.echo(
-                f"{name}: nothing is damaged, as of entry {repair_plan.sequence};"
-                " to fold again all the same, say --from"
-            )
-        return
+    if repair_plan.actions or repair_plan.notes:
+        _print_actions(repair_plan)
+    elif repair_plan.deleted_files:
+        typer.echo(f"{name}: nothing else is damaged, as of entry {repair_plan.sequence}")
+        typer.echo("\nnothing was changed. To delete it, give the same command with --apply")
+    else:
+        typer.echo(
+            f"{name}: nothing is damaged, as of entry {repair_plan.sequence};"
+            " to fold again all the same, say --from"
+        )
+
+
+def _print_actions(repair_plan: RepairPlan) -> None:
+    """Print what would be done, what would not be repaired, and how to apply the plan."""
+    name = repair_plan.stream
     typer.echo(f"{name}: as of entry {repair_plan.sequence}, this would be done in one commit")
     for action in repair_plan.actions:
         typer.echo(f"\n{action.partition}  {_describe_action(action)}")
@@ -298,6 +304,7 @@ def _print_result(
     ledger_store = context.fold_context.ledger
     findings = unreported_findings(ledger_store, name)
     output.print_findings(name, findings, json=json)
+    # After they were printed: a process killed in between prints them again next time.
     mark_reported(ledger_store, result.sequence)
     if result.sequence < 0:
         _print_without_commit(repair_plan, json=json)
@@ -314,6 +321,11 @@ def _print_result(
             f"{name}: done by entry {result.sequence}:"
             f" {result.messages} messages → {result.records} records"
         )
+    _raise_for_findings(name, findings, result)
+
+
+def _raise_for_findings(name: str, findings: list[Finding], result: RefoldResult) -> None:
+    """Raise if findings are new, or if findings are still there after folding again."""
     remaining_errors = [finding for finding in result.repeated_findings if finding.level == "error"]
     for finding in remaining_errors:
         print_notice(describe_remaining_finding(name, finding))

@@ -83,6 +83,7 @@ def replay_into_folder(
         try:
             outputs = list(replay_run.run(ranges))
         except ConfigError:
+            # Refused before anything was written: the same command must find no folder in its way.
             scratch.remove_if_empty(folder)
             raise
         finally:
@@ -242,16 +243,10 @@ def _ranges_to_replay(
         )
     ranges = {}
     for chosen in partitions:
-        begin = (
-            replay_run.earliest_start(chosen)
-            if start is None
-            else _resolve_edge(command, chosen, start)
-        )
-        end = (
-            command.head.ledger.partitions[str(chosen)].frontier
-            if until is None
-            else _resolve_edge(command, chosen, until)
-        )
+        begin = replay_run.earliest_start(chosen)
+        if start is not None:
+            begin = _resolve_edge(command, chosen, start)
+        end = _resolve_edge(command, chosen, until)
         if begin < end:
             ranges[chosen] = OffsetRange(begin, end)
     if not ranges:
@@ -283,16 +278,17 @@ def _chosen_partitions(
     return chosen
 
 
-def _resolve_edge(command: LookbackCommand, partition: Partition, text: str) -> int:
-    """An edge as an offset; a time after the last message gives the frontier."""
+def _resolve_edge(command: LookbackCommand, partition: Partition, text: str | None) -> int:
+    """An edge as an offset. None, and a time after the last message, give the frontier."""
+    frontier = command.head.ledger.partitions[str(partition)].frontier
+    if text is None:
+        return frontier
     offset = parse_offset(text)
     if offset is not None:
         return offset
     offsets = command.context.log.offsets_for_time([partition], parse_time_ms(text))
     first_offset_at_time = offsets.get(partition, -1)
-    if first_offset_at_time < 0:
-        return command.head.ledger.partitions[str(partition)].frontier
-    return first_offset_at_time
+    return frontier if first_offset_at_time < 0 else first_offset_at_time
 
 
 def _write_tables(

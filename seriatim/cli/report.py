@@ -80,6 +80,7 @@ def write_run_report(file: StreamFile, since: int, sequence: int) -> None:
         return
     try:
         path, last_entry = write_report(file, sequence, since)
+        # Names have the entry with leading zeros, so they sort by age.
         oldest_first = sorted(path.parent.glob("*.html"))
         for old_report in oldest_first[:-REPORTS_KEPT_MAX]:
             old_report.unlink(missing_ok=True)

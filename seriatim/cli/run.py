@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from seriatim.context import LazySpark
     from seriatim.engine.findings import Finding
     from seriatim.operations.run import FoldContext, FoldRun, RunOutcome
+    from seriatim.ports import LedgerHead, LedgerStore
     from seriatim.stream_files import StreamFile
 
 StreamName = Annotated[
@@ -39,6 +40,16 @@ UntilOffsets = Annotated[
         help='Stop at these offsets: {"topic": {"0": 1200}}. Other partitions are not read.',
     ),
 ]
+
+
+def require_run_head(store: LedgerStore, stream: str) -> LedgerHead:
+    """The head of a stream's ledger. A stream that was never run is refused."""
+    from seriatim.ledger.commit import read_head
+
+    head = read_head(store, stream)
+    if head is None:
+        raise ConfigError(f"{stream}: it was never run", next=f"seriatim run {stream}")
+    return head
 
 
 @app.command()
@@ -79,6 +90,7 @@ def run(
     settings = config.load_settings()
     file = stream_files.load_stream(stream, settings.streams)
     until = _parse_until_offsets(until_offsets) if until_offsets else None
+    # Only tests set a crash point: the process then dies there, to prove that a rerun goes on.
     config.arm_crash_point(settings.crash_point)
 
     def fold() -> None:
@@ -150,7 +162,7 @@ def _fold_stream(
     fold_run = FoldRun(file.stream, runner, fold_context, progress=progress)
     fold_run.outcome.findings += unreported_findings(fold_context.ledger, name)
     sequence_before = last_sequence(fold_context.ledger, name)
-    # 2. Fold.
+    # 2. Fold. This commits slice by slice; nothing after it can undo a commit.
     outcome = _run_until_stopped(
         file, fold_run, spark, progress, messages_max or file.stream.slice.messages_max, until
     )
@@ -162,6 +174,7 @@ def _fold_stream(
     try:
         output.print_outcome(name, outcome, json=json)
     finally:
+        # Findings raise after they were printed. They count as reported nevertheless.
         mark_reported(fold_context.ledger, outcome.sequence)
 
 
@@ -188,6 +201,8 @@ def _run_until_stopped(
         try:
             return fold_run.run(messages_max, until)
         except BaseException:
+            # Slices before this one are committed, so their findings must not get lost with the
+            # error, whatever it is.
             progress.close()
             print_findings_of_run(fold_run)
             raise

@@ -23,12 +23,13 @@ from seriatim.cli.lookback import (
     render_value,
     shorten_text,
 )
-from seriatim.cli.run import Json, StreamName
+from seriatim.cli.run import Json, StreamName, require_run_head
 from seriatim.errors import ConfigError, IntegrityError
 
 if TYPE_CHECKING:
     from seriatim.cli.lookback import LookbackCommand
     from seriatim.operations.inspect.session_replay import SessionReplay
+    from seriatim.stream_files import StreamFile
 
 
 @app.command()
@@ -108,34 +109,42 @@ def _print_saved_state(
     stream: str, session: str, topic: str | None, version: int | None, *, json: bool
 ) -> None:
     """Print the state as a ledger entry saved it. Nothing is folded for that."""
-    from seriatim import context, stream_files
-    from seriatim.ledger.commit import read_head
-    from seriatim.operations.status import session_states
-    from seriatim.operations.sweep import refuse_swept
+    from seriatim import stream_files
 
     Options.json = json
     file = stream_files.load_stream(stream, config.load_settings().streams)
+    states = _read_saved_states(file, session, topic, version)
+    if len(states) > 1:
+        partitions = ", ".join(f"{values['topic']}/{values['partition']}" for values in states)
+        raise ConfigError(
+            f"{file.stream.name}: session {session!r} lives in {partitions}",
+            next="choose one with --topic",
+        )
+    _print_state_values(states[0], json=json)
+
+
+def _read_saved_states(
+    file: StreamFile, session: str, topic: str | None, version: int | None
+) -> list[dict[str, Any]]:
+    """The session's state in each partition that has one, as of an entry."""
+    from seriatim import context, stream_files
+    from seriatim.operations.status import session_states
+    from seriatim.operations.sweep import refuse_swept
+
     name = file.stream.name
     ledger_store = context.ledger(file)
-    head = read_head(ledger_store, name)
-    if head is None:
-        raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
+    head = require_run_head(ledger_store, name)
+    # An old entry is read with the machine of now, which may not understand its state any more.
     ledger = head.ledger if version is None else ledger_store.ledger_at(name, version)
     context.refuse_machine_for_ledger(file, ledger)
     runner = stream_files.load_runner(file)
     try:
-        states = session_states(file.stream, runner, ledger, context.state(file), session, topic)
+        return session_states(file.stream, runner, ledger, context.state(file), session, topic)
     except IntegrityError:
         # The files of an old entry may have been deleted on purpose. Then this error says so.
         records = context.record_files(file)
         refuse_swept(ledger_store, records, head.ledger, ledger.sequence, "state")
         raise
-    if len(states) > 1:
-        partitions = ", ".join(f"{values['topic']}/{values['partition']}" for values in states)
-        raise ConfigError(
-            f"{name}: session {session!r} lives in {partitions}", next="choose one with --topic"
-        )
-    _print_state_values(states[0], json=json)
 
 
 def _fold_to_offset(command: LookbackCommand, replay: SessionReplay, end: int) -> None:
@@ -207,9 +216,13 @@ def _print_difference(
         f" {len(changes)} differ between offset {from_offset} and {to_offset}"
     )
     for change in changes:
-        before = render_value(change["before"])
-        after = render_value(change["after"])
-        typer.echo(f"  {render_value(change['what'])}  {before} → {after}")
+        _print_change(change)
+
+
+def _print_change(change: dict[str, Any]) -> None:
+    before = render_value(change["before"])
+    after = render_value(change["after"])
+    typer.echo(f"  {render_value(change['what'])}  {before} → {after}")
 
 
 def _print_state(values: dict[str, Any]) -> None:

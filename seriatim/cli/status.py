@@ -12,7 +12,7 @@ import typer
 
 from seriatim import config
 from seriatim.cli import Options, app, print_error
-from seriatim.cli.run import Json, StreamName
+from seriatim.cli.run import Json, StreamName, require_run_head
 from seriatim.errors import ConfigError, IntegrityError
 
 if TYPE_CHECKING:
@@ -117,25 +117,19 @@ def version(
     Example: seriatim version demo --checked
     """
     from seriatim import context, stream_files
-    from seriatim.ledger.commit import read_head
     from seriatim.operations.sweep import refuse_swept
 
     Options.json = json
     file = stream_files.load_stream(stream, config.load_settings().streams)
     name = file.stream.name
     ledger_store = context.ledger(file)
-    head = read_head(ledger_store, name)
-    if head is None:
-        raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
+    head = require_run_head(ledger_store, name)
     if checked and sequence is not None:
         raise ConfigError("--checked and --sequence are two answers", next="give one of them")
-    if sequence is not None:
-        entry = sequence
-    elif checked:
-        entry = head.ledger.checked
-    else:
-        entry = head.ledger.sequence
+    last_entry = head.ledger.checked if checked else head.ledger.sequence
+    entry = last_entry if sequence is None else sequence
     delta_version = ledger_store.delta_version(name, entry)
+    # The version exists in the table's log, but its files may be deleted: then say so here.
     refuse_swept(ledger_store, context.record_files(file), head.ledger, entry, "records")
     if json:
         _print_json({"stream": name, "sequence": entry, "version": delta_version})

@@ -165,6 +165,7 @@ def _print_live(look: Look, every_seconds: float) -> None:
 
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
+            # What the ledger and the status files have is shown at once; Kafka may take seconds.
             show(look(ask_kafka=False))
             while True:
                 show(run_in_thread(look))

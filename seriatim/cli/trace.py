@@ -5,7 +5,7 @@ Next: operations/inspect/session_replay.py folds the session; cli/lookback.py pr
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,11 @@ from seriatim.cli.lookback import (
     step_values,
 )
 from seriatim.cli.run import Json, StreamName
+
+if TYPE_CHECKING:
+    from seriatim.engine.machine import Runner
+    from seriatim.engine.offsets import Partition
+    from seriatim.operations.inspect.trace_step import TraceStep
 
 
 @app.command()
@@ -58,24 +63,36 @@ def trace(
         for step in replay.steps(end):
             if findings and not step.findings:
                 continue
-            if json:
-                print_json(step_values(command.runner, step, replay.committed_end))
-            else:
-                print_step(command.runner, step, replay.committed_end)
+            _print_step(command.runner, step, replay.committed_end, json=json)
             shown_count += 1
             if shown_count == limit:
+                # The end was not reached, so nothing can be said about the state there.
                 return
         if replay.differs_from_saved():
-            offset = replay.next_offset
-            print_notice(
-                f"{command.name}: at offset {offset} this is not the state that was committed:"
-                " the machine or the stream's file changed since;"
-                f" --from {offset} begins with the committed one",
-                parted=offset,
-            )
+            _warn_of_other_state(command.name, replay.next_offset)
         if not shown_count:
             subject = "findings" if findings else "messages"
-            print_notice(
-                f"{command.name}: session {session!r} has no {subject}"
-                f" in {replay.partition} [{begin}, {end})"
-            )
+            _print_nothing_shown(command.name, session, subject, replay.partition, begin, end)
+
+
+def _warn_of_other_state(stream: str, offset: int) -> None:
+    """Warn that the trace ended with another state than the one that was committed."""
+    print_notice(
+        f"{stream}: at offset {offset} this is not the state that was committed:"
+        " the machine or the stream's file changed since;"
+        f" --from {offset} begins with the committed one",
+        parted=offset,
+    )
+
+
+def _print_step(runner: Runner, step: TraceStep, frontier: int, *, json: bool) -> None:
+    if json:
+        print_json(step_values(runner, step, frontier))
+    else:
+        print_step(runner, step, frontier)
+
+
+def _print_nothing_shown(
+    stream: str, session: str, subject: str, partition: Partition, begin: int, end: int
+) -> None:
+    print_notice(f"{stream}: session {session!r} has no {subject} in {partition} [{begin}, {end})")

@@ -22,10 +22,12 @@ from seriatim.errors import ConfigError, IntegrityError
 
 if TYPE_CHECKING:
     from seriatim.config import Settings
+    from seriatim.engine.machine import Runner
     from seriatim.kafka.consumer import KafkaPastMessageReader
     from seriatim.operations.prove.message_validator import FirstDifference, ValidationFault
     from seriatim.operations.prove.verify import VerifyResult, VerifyTableSpec
     from seriatim.operations.prove.verify_at import ValidationResult
+    from seriatim.stream import Stream
     from seriatim.stream_files import StreamFile
 
 
@@ -228,32 +230,21 @@ def _judge_messages(
     json: bool,
 ) -> None:
     """Judge the messages of each view, and compare the views with each other."""
-    from seriatim import context, stream_files
+    from seriatim import stream_files
     from seriatim.cli.output import RunProgress
-    from seriatim.kafka.raw_capture import read_capture
     from seriatim.operations.prove import verify_at
     from seriatim.operations.prove.difference import DifferenceError
-    from seriatim.operations.prove.verify import Verification
-    from seriatim.storage.audit import FileAudit
 
     stream = file.stream
     runner = stream_files.load_runner(file)
-    audit = FileAudit(Path(stream.output.path))
     progress = RunProgress(stream.name)
     past_reader = None
     if MessageView.KAFKA in message_views:
         past_reader = _open_message_reader(file, settings)
-    views: dict[str, Any] = {}
-    certificates: list[Any] = []
     try:
-        if capture is not None:
-            views["raw"] = verify_at.capture_sources(read_capture(capture), stream, runner)
-        if past_reader is not None:
-            bounds = context.log(file, settings).bounds(stream.topics)
-            views["kafka"] = verify_at.kafka_sources(past_reader, bounds, stream, runner)
-        if MessageView.OUTPUT in message_views:
-            verification = Verification(stream.name, audit)
-            views["output"], certificates = verify_at.output_sources(verification, audit)
+        views, certificates = _open_views(
+            file, settings, runner, message_views, past_reader, capture
+        )
         explained_holes = verify_at.holes_explained_by(certificates)
         result = verify_at.validate_views(stream, runner, views, explained_holes, progress)
     except DifferenceError as error:
@@ -263,6 +254,41 @@ def _judge_messages(
         if past_reader is not None:
             past_reader.close()
     report_validation(stream.name, result, json=json)
+
+
+def _open_views(
+    file: StreamFile,
+    settings: Settings,
+    runner: Runner,
+    message_views: list[MessageView],
+    past_reader: KafkaPastMessageReader | None,
+    capture: Path | None,
+) -> tuple[dict[str, Any], list[Any]]:
+    """The sources of messages by view, and the certificates of the output if it is one of them."""
+    from seriatim import context
+    from seriatim.kafka.raw_capture import read_capture
+    from seriatim.operations.prove import verify_at
+
+    stream = file.stream
+    views: dict[str, Any] = {}
+    certificates: list[Any] = []
+    if capture is not None:
+        views["raw"] = verify_at.capture_sources(read_capture(capture), stream, runner)
+    if past_reader is not None:
+        bounds = context.log(file, settings).bounds(stream.topics)
+        views["kafka"] = verify_at.kafka_sources(past_reader, bounds, stream, runner)
+    if MessageView.OUTPUT in message_views:
+        views["output"], certificates = _open_output_view(stream)
+    return views, certificates
+
+
+def _open_output_view(stream: Stream) -> tuple[Any, list[Any]]:
+    from seriatim.operations.prove import verify_at
+    from seriatim.operations.prove.verify import Verification
+    from seriatim.storage.audit import FileAudit
+
+    audit = FileAudit(Path(stream.output.path))
+    return verify_at.output_sources(Verification(stream.name, audit), audit)
 
 
 def report_validation(stream: str, validation: ValidationResult, *, json: bool) -> None:

@@ -178,9 +178,11 @@ class WatchRound:
         if not mail:
             watch_result = self._watch(stream_files.load_stream(name, settings.streams))
             _print_watch_result(watch_result, json=self.json)
-            return IntegrityError.exit_code if watch_result.concerns else 0
+            return _exit_code_of(watch_result)
         outbox = context.outbox(name, settings)
         file = None
+        # The lock is held over the look as well. Else two watches could see the same new incident,
+        # and both would mail it.
         with outbox.lock():
             try:
                 file = stream_files.load_stream(name, settings.streams)
@@ -189,14 +191,14 @@ class WatchRound:
                     file.stream, watch_result, context.ledger(file), outbox.alert_state()
                 )
             except SeriatimError as error:
+                # A stream that nobody can look at is an incident, too.
                 failure = observe_failure(error, WallClock().now_seconds())
                 self._send_alerts(name, file, failure, outbox)
                 raise
             _print_watch_result(watch_result, json=self.json)
-            has_unsent_mails = self._send_alerts(name, file, observation, outbox)
-        if has_unsent_mails:
-            return PlatformError.exit_code
-        return IntegrityError.exit_code if watch_result.concerns else 0
+            if self._send_alerts(name, file, observation, outbox):
+                return PlatformError.exit_code
+        return _exit_code_of(watch_result)
 
     def _watch(self, file: StreamFile) -> WatchResult:
         """Ask Kafka and the ledger, assess the answers, and write the status file."""
@@ -265,6 +267,10 @@ class WatchRound:
         return bool(send_result.waiting_mails or send_result.refused_mail_paths)
 
 
+def _exit_code_of(watch_result: WatchResult) -> int:
+    return IntegrityError.exit_code if watch_result.concerns else 0
+
+
 def _print_sent(name: str, send_result: SendResult, *, is_last_try: bool = True) -> None:
     """Print which mails were sent, which were given up, and after the last try which wait."""
     for mail in send_result.sent_mails:
@@ -276,7 +282,7 @@ def _print_sent(name: str, send_result: SendResult, *, is_last_try: bool = True)
         )
     if send_result.trouble and is_last_try:
         waiting_count = len(send_result.waiting_mails)
-        text = "not all were told"
+        text = "not all mails were sent"
         if waiting_count:
             text = f"{waiting_count} mails wait in the outbox"
         print_notice(
