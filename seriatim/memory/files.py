@@ -392,6 +392,7 @@ class MemoryFiles:
     def open(self, path: str) -> None:
         """Create a file. Names are unique: nothing is ever overwritten."""
         ensure(path not in self.files, "the file is there already", path=path)
+        # Without content, as a file that is half written: its digest fits no entry.
         self.files[path] = MemoryFile()
 
     def close(

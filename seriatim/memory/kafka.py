@@ -412,6 +412,7 @@ class MemoryReader:
             is_lost = (partition, offset) in self.lost_offsets
             if message.is_visible(self.isolation) and not is_lost:
                 visible.append((offset, message))
+        # Batches have no holes, as the real reader gives them: each hole is an edge, too.
         edges = {0, len(visible), *self.cuts(len(visible))}
         for i in range(1, len(visible)):
             if visible[i][0] != visible[i - 1][0] + 1:

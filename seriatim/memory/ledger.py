@@ -144,6 +144,7 @@ class MemoryLedger:
         self._check_files(entry)
         self.commits.append(MemoryCommit(entry, manifest, sha256))
         self.on_call("committed")
+        # The commit is done, but its caller does not learn it: as when a connection breaks.
         if self.lost_answers:
             self.lost_answers -= 1
             raise CommitConflictError("the answer got lost")

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from seriatim.ledger.model import File
 from seriatim.operations.prove.evidence import EvidenceRequest, PartitionEvidence, in_bucket
 from seriatim.ports import UnreadableFileError
+from seriatim.storage.arrow import follows_previous
 from seriatim.storage.delta import first_line
 
 RECORD_COLUMNS = ("topic", "topic_id", "partition", "offset", "index", "session")
@@ -80,12 +81,10 @@ def _disorder_offset(table: pa.Table, previous_position: tuple[Any, ...]) -> int
     topic_ids, id_codes = _distinct_values_and_codes(table.column("topic_id"))
     previous_offset, previous_index, previous_id = previous_position
     previous_code = topic_ids.index(previous_id) if previous_id in topic_ids else -1
-    offset_steps = np.diff(offsets, prepend=previous_offset)
-    index_steps = np.diff(indexes, prepend=previous_index)
+    in_order = follows_previous(offsets, indexes, previous_offset, previous_index)
     # A topic that was created again starts over at offset 0, under a new id.
     same_id = np.diff(id_codes, prepend=previous_code) == 0
-    is_disorder = (offset_steps < 0) | ((offset_steps == 0) & (index_steps <= 0))
-    rows = np.flatnonzero(same_id & is_disorder)
+    rows = np.flatnonzero(same_id & ~in_order)
     return int(offsets[rows[0]]) if len(rows) else -1
 
 

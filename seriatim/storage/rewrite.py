@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
@@ -21,6 +20,7 @@ from msgspec.structs import replace
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ensure, raise_broken_promise
 from seriatim.ledger.model import File
+from seriatim.storage.arrow import follows_previous
 from seriatim.storage.delta import first_line
 from seriatim.storage.files import ParquetFileWriter, damaged_record_file, file_digest
 
@@ -128,11 +128,9 @@ def _check_record_order(
     offsets = batch.column("offset").to_numpy(zero_copy_only=False)
     indexes = batch.column("index").to_numpy(zero_copy_only=False)
     previous_offset, previous_index = previous_position
-    offset_steps = np.diff(offsets, prepend=previous_offset)
-    index_steps = np.diff(indexes, prepend=previous_index)
-    is_rising = (offset_steps > 0) | ((offset_steps == 0) & (index_steps > 0))
+    in_order = follows_previous(offsets, indexes, previous_offset, previous_index)
     ensure(
-        bool(np.all(is_rising)),
+        bool(in_order.all()),
         "records follow each other by offset and index",
         file=file.path,
     )
