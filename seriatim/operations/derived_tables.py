@@ -28,6 +28,8 @@ class DerivedUpdate(Struct):
     previous_gaps: list[Gap]
     gaps: list[Gap]
     quarantine_files: list[QuarantineFile]
+    has_files_of_repair: bool = False
+    """A repair quarantined messages again; their sessions may have been released long ago."""
 
 
 def catch_up_after_run(store: LedgerStore, derived: DerivedStore, head: Ledger) -> str:
@@ -98,6 +100,7 @@ def _read_update(
     previous_gaps = derived.gaps(gaps_version) if gaps_version.sequence >= 0 else []
     gaps_fold = GapsFold(previous_gaps)
     new_files: list[QuarantineFile] = []
+    has_files_of_repair = False
     ledger = head
     oldest_sequence = min(gaps_version.sequence, quarantine_version.sequence)
     for manifest in store.entries(head.stream, oldest_sequence):
@@ -105,8 +108,11 @@ def _read_update(
         if ledger.sequence > gaps_version.sequence:
             gaps_fold.add_entry(manifest)
         if ledger.sequence > quarantine_version.sequence:
-            new_files += quarantine_files(manifest.entry)
-    return DerivedUpdate(ledger, previous_gaps, gaps_fold.gaps, new_files)
+            files = quarantine_files(manifest.entry)
+            new_files += files
+            if files and manifest.entry.kind == "repair":
+                has_files_of_repair = True
+    return DerivedUpdate(ledger, previous_gaps, gaps_fold.gaps, new_files, has_files_of_repair)
 
 
 def _write_update(
@@ -121,7 +127,10 @@ def _write_update(
     if gaps_version.sequence < 0 or update.gaps != update.previous_gaps:
         derived.put_gaps(gaps_version, update.ledger, update.gaps)
     crash_point("derived-half")
-    ended = ended_quarantines(update.gaps, quarantine_version.sequence)
+    # Messages of a slice can only be released by later entries. A repair reads the past again: the
+    # snapshot that released a session may have been committed long before it.
+    after_sequence = -1 if update.has_files_of_repair else quarantine_version.sequence
+    ended = ended_quarantines(update.gaps, after_sequence)
     if quarantine_version.sequence < 0 or update.quarantine_files or ended:
         derived.put_quarantine(quarantine_version, update.ledger, update.quarantine_files, ended)
     derived.note_up_to_date(update.ledger)
