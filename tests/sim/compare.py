@@ -13,7 +13,7 @@ from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.engine.session import Session
 from seriatim.ledger import model as ledgers
-from seriatim.ledger.model import Account, Entry, Ledger
+from seriatim.ledger.model import Account, Entry, Halt, Ledger
 from seriatim.testing import MemoryDigests
 from tests.sim.chaos import Chaos
 from tests.sim.producer import COLUMNS
@@ -279,7 +279,8 @@ def _found_again(entries: list[Entry], partition: Partition) -> list[tuple[str, 
                     key = (finding.finding, finding.offset)
                     if finding.partition_name == str(partition) and key in lifted:
                         found_again.append((finding.finding, finding.offset, finding.session))
-            halt = change.halt
+            if entry.kind in ("slice", "repair"):
+                halt = change.halt
     return found_again
 
 
