@@ -94,9 +94,10 @@ def explain_hole(hole: OffsetRange, view: LogView, isolation: str) -> list[Expla
     """The cause of every offset of a hole, as ranges that cover it exactly and in order."""
     start = max(hole.start, view.log_start)
     end = min(hole.end, view.stable_end)
-    is_covered = start >= end or (view.start <= start and end <= view.end)
+    is_empty = start >= end
+    is_within_view = view.start <= start and end <= view.end
     ensure(
-        is_covered,
+        is_empty or is_within_view,
         "a hole is explained from a view that covers it",
         hole=str(hole),
         start=view.start,

@@ -18,7 +18,13 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_orig
 import msgspec
 from msgspec.structs import astuple
 
-from seriatim.engine.messages import Poison, decode_messages, plain_values
+from seriatim.engine.messages import (
+    INT64_MAX,
+    INT64_MIN,
+    Poison,
+    decode_messages,
+    plain_values,
+)
 from seriatim.engine.record_kinds import RowKeySpec, make_other_record_types, table_of_record
 from seriatim.engine.session import FoldOutput, Row, Session
 from seriatim.errors import ConfigError
@@ -466,4 +472,6 @@ def _refuse_missing_field(name: str, message_type: Any, field: str) -> None:
 
 
 def _is_int64(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return INT64_MIN <= value <= INT64_MAX

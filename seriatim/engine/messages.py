@@ -18,7 +18,9 @@ from seriatim.errors import ensure
 Header = tuple[str, bytes | None]
 TIMESTAMP_RANGE_MS = (-62_135_596_800_000, 253_402_300_799_999)
 """The first millisecond of year 1 and the last of 9999."""
-SPARK_TIMESTAMP_RANGE_MS = (-(2**63) // 1000 + 1, (2**63 - 1) // 1000)
+INT64_MIN = -(2**63)
+INT64_MAX = 2**63 - 1
+SPARK_TIMESTAMP_RANGE_MS = (INT64_MIN // 1000 + 1, INT64_MAX // 1000)
 """Timestamps whose microseconds fit into 64 bits. Spark cannot read a message with any other."""
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from msgspec import Struct
 
@@ -23,6 +23,7 @@ from seriatim.errors import ConfigError
 OTHER_TABLE_PREFIX = "records-"
 """How the name of the folder of another table begins."""
 TABLE_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+Value = TypeVar("Value")
 MAIN_TABLE = ""
 """The name of the table `records` itself."""
 
@@ -100,11 +101,11 @@ def select_records(output: FoldOutput, rows: Sequence[int]) -> FoldOutput:
         if row in output.source_messages:
             source_messages[new_row] = output.source_messages[row]
     return FoldOutput(
-        positions=[output.positions[row] for row in rows],
-        indexes=[output.indexes[row] for row in rows],
-        sequences=[output.sequences[row] for row in rows],
-        sessions=[output.sessions[row] for row in rows],
-        rows=[output.rows[row] for row in rows],
+        positions=_select(output.positions, rows),
+        indexes=_select(output.indexes, rows),
+        sequences=_select(output.sequences, rows),
+        sessions=_select(output.sessions, rows),
+        rows=_select(output.rows, rows),
         source_messages=source_messages,
         consumed_messages=output.consumed_messages,
     )
@@ -113,12 +114,16 @@ def select_records(output: FoldOutput, rows: Sequence[int]) -> FoldOutput:
 def select_end_records(end_records: SessionEndRecords, rows: Sequence[int]) -> SessionEndRecords:
     """The records of sessions that end, with only these rows."""
     return SessionEndRecords(
-        indexes=[end_records.indexes[row] for row in rows],
-        timestamps=[end_records.timestamps[row] for row in rows],
-        sessions=[end_records.sessions[row] for row in rows],
-        sequences=[end_records.sequences[row] for row in rows],
-        rows=[end_records.rows[row] for row in rows],
+        indexes=_select(end_records.indexes, rows),
+        timestamps=_select(end_records.timestamps, rows),
+        sessions=_select(end_records.sessions, rows),
+        sequences=_select(end_records.sequences, rows),
+        rows=_select(end_records.rows, rows),
     )
+
+
+def _select(column: list[Value], rows: Sequence[int]) -> list[Value]:
+    return [column[row] for row in rows]
 
 
 def count_by_table(rows_by_table: Mapping[str, Sequence[int]]) -> dict[str, int]:

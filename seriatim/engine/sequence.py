@@ -2,7 +2,7 @@
 rules on one session.
 
 A session remembers the last ranges of sequences that were passed over. That is how a message that
-comes late is told from one that comes twice. A snapshot begins the count anew.
+comes late is distinguished from one that comes twice. A snapshot begins the count anew.
 
 Next: engine/fold.py asks whenever a sequence does not follow; engine/window.py waits for late
 messages.

@@ -19,7 +19,13 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, defstruct
 from msgspec.structs import asdict, astuple
 
-from seriatim.engine.messages import Poison, decode_message, decode_messages
+from seriatim.engine.messages import (
+    INT64_MAX,
+    INT64_MIN,
+    Poison,
+    decode_message,
+    decode_messages,
+)
 from seriatim.engine.record_kinds import RowKeySpec
 from seriatim.engine.session import FoldOutput, Row, Session
 
@@ -29,7 +35,7 @@ ValueCheck = Callable[[Any], str]
 """Returns what is wrong with a value; empty if nothing is."""
 PRECISION_MAX = 38
 DECIMAL_TYPE = re.compile(r"decimal\((\d+),\s*(\d+)\)")
-Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Int64 = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
 COLUMN_TYPES: dict[str, Any] = {
     "string": str,
     "int64": Int64,
@@ -395,8 +401,11 @@ class TableMachine:
         if self.lenient:
             self.contradictions += 1
             return
-        key = ", ".join(f"{self.column_names[i]}={row[i]!r}"[:80] for i in self.key_positions)
-        raise PreconditionError(f"{contradiction}: {key}")
+        key_values = []
+        for i in self.key_positions:
+            key_value = f"{self.column_names[i]}={row[i]!r}"
+            key_values.append(key_value[:80])
+        raise PreconditionError(f"{contradiction}: {', '.join(key_values)}")
 
     def check_records(self, records: Sequence[Row]) -> None:
         """Refuse records that could not be written. Decoding has checked every value already; this
