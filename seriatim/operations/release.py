@@ -113,17 +113,7 @@ def _find_waiting_session(
     context: DecisionContext, ledger: Ledger, name: str, topic: str | None
 ) -> tuple[Partition, Session]:
     """The session, and the one partition in which it waits. Refused if there is none or several."""
-    matches = []
-    for partition in ledger.known_partitions():
-        if topic not in (None, partition.topic, str(partition)):
-            continue
-        account = ledger.partitions[str(partition)]
-        if not account.quarantined and account.headless_since < 0:
-            # Nothing waits in this partition, so that its state need not be read.
-            continue
-        session = context.state.load(account.state, [name]).get(name)
-        if session is not None and can_be_released(session, account):
-            matches.append((partition, session))
+    matches = _waiting_sessions(context, ledger, name, topic)
     if not matches:
         in_topic = f" in topic {topic}" if topic else ""
         raise ConfigError(
@@ -139,6 +129,24 @@ def _find_waiting_session(
     partition, session = matches[0]
     _refuse_if_partition_waits(ledger, partition)
     return partition, session
+
+
+def _waiting_sessions(
+    context: DecisionContext, ledger: Ledger, name: str, topic: str | None
+) -> list[tuple[Partition, Session]]:
+    """Every partition in which a session of this name waits."""
+    matches = []
+    for partition in ledger.known_partitions():
+        if topic not in (None, partition.topic, str(partition)):
+            continue
+        account = ledger.partitions[str(partition)]
+        if not account.quarantined and account.headless_since < 0:
+            # Nothing waits in this partition, so that its state need not be read.
+            continue
+        session = context.state.load(account.state, [name]).get(name)
+        if session is not None and can_be_released(session, account):
+            matches.append((partition, session))
+    return matches
 
 
 def can_be_released(session: Session, account: Account) -> bool:

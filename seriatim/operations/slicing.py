@@ -293,15 +293,7 @@ def select_ranges(
     """The ranges of the topics and partitions named; all ranges if none is named. A name that the
     stream does not have is refused.
     """
-    existing = {
-        *plan.ranges,
-        *plan.waiting_partitions,
-        *plan.missing_partitions,
-        *plan.retired_partitions,
-    }
-    for finding in plan.findings:
-        if finding.partition >= 0:
-            existing.add(Partition(finding.topic, finding.partition))
+    existing = _planned_partitions(plan)
     existing_topics = {partition.topic for partition in existing}
     unknown = [f"topic {topic}" for topic in sorted(set(topics) - existing_topics)]
     unknown += [f"partition {partition}" for partition in sorted(set(partitions) - existing)]
@@ -318,6 +310,20 @@ def select_ranges(
         if partition.topic in topics or partition in partitions:
             selected[partition] = offset_range
     return selected
+
+
+def _planned_partitions(plan: SlicePlan) -> set[Partition]:
+    """All partitions that the plan knows, whatever becomes of them."""
+    partitions = {
+        *plan.ranges,
+        *plan.waiting_partitions,
+        *plan.missing_partitions,
+        *plan.retired_partitions,
+    }
+    for finding in plan.findings:
+        if finding.partition >= 0:
+            partitions.add(Partition(finding.topic, finding.partition))
+    return partitions
 
 
 def describe_partitions(partitions: Collection[Partition]) -> str:

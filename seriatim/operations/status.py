@@ -246,6 +246,22 @@ def session_states(
     """The state of a session in every topic that has it. If several partitions of a topic have it,
     the one with its newest message counts. A session that does not exist is refused.
     """
+    newest_by_topic = _newest_session_by_topic(ledger, state, name, topic)
+    if not newest_by_topic:
+        in_topic = f" in topic {topic}" if topic else ""
+        raise ConfigError(
+            f"{stream.name}: there is no session {name!r}{in_topic} at entry {ledger.sequence}",
+            next=f"check the name; `seriatim status {stream.name}` shows the topics",
+        )
+    return [
+        _session_values(partition, name, session, runner)
+        for partition, session in newest_by_topic.values()
+    ]
+
+
+def _newest_session_by_topic(
+    ledger: Ledger, state: StateStore, name: str, topic: str | None
+) -> dict[str, tuple[Partition, Session]]:
     newest_by_topic: dict[str, tuple[Partition, Session]] = {}
     for partition in ledger.known_partitions():
         if topic not in (None, partition.topic):
@@ -257,16 +273,7 @@ def session_states(
         newest = newest_by_topic.get(partition.topic)
         if newest is None or session.timestamp >= newest[1].timestamp:
             newest_by_topic[partition.topic] = (partition, session)
-    if not newest_by_topic:
-        in_topic = f" in topic {topic}" if topic else ""
-        raise ConfigError(
-            f"{stream.name}: there is no session {name!r}{in_topic} at entry {ledger.sequence}",
-            next=f"check the name; `seriatim status {stream.name}` shows the topics",
-        )
-    return [
-        _session_values(partition, name, session, runner)
-        for partition, session in newest_by_topic.values()
-    ]
+    return newest_by_topic
 
 
 def _session_values(

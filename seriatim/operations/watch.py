@@ -222,15 +222,21 @@ def _late_run_concerns(
     late_seconds = now_seconds - min(waiting_since)
     if late_seconds < stream.alerts.late_run_minutes * 60:
         return []
+    return [_late_run_concern(stream.name, ledger.sequence, waiting_messages, late_seconds)]
+
+
+def _late_run_concern(
+    stream: str, sequence: int, waiting_messages: int, late_seconds: float
+) -> Concern:
     since = "and it was never run"
-    if ledger.sequence >= 0:
-        since = f"since entry {ledger.sequence}"
-    concern = Concern(
+    if sequence >= 0:
+        since = f"since entry {sequence}"
+    duration = format_duration(late_seconds)
+    return Concern(
         kind="late",
-        text=f"{waiting_messages} messages wait, no run for {format_duration(late_seconds)} {since}",
-        next=f"seriatim run {stream.name}, and ask why its schedule did not",
+        text=f"{waiting_messages} messages wait, no run for {duration} {since}",
+        next=f"seriatim run {stream}, and ask why its schedule did not",
     )
-    return [concern]
 
 
 def _unknown_retention_concerns(clocks: PartitionClocks) -> list[Concern]:
