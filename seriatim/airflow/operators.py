@@ -1,7 +1,7 @@
 """The tasks `plan`, `check` and `publish` of a stream's DAG. `fold` is in airflow/fold.py.
 
 `check` and `publish` run even if a task before them failed (`all_done`): what was committed is
-checked and published also when a partition halted, and the asset of `publish` has an event then.
+checked and published also when a partition halted, and DAGs that wait for the asset are triggered.
 Airflow takes a run as successful if its last task is, so there is another last task, `done`. It
 executes nothing, succeeds if fold, check and publish did, and fails the run otherwise.
 
@@ -68,18 +68,18 @@ class PublishOperator(CommandOperator):
         )
 
     def execute(self, context: Any) -> None:
-        """Publish. The event of the asset carries what is new; skipped if nothing is published."""
+        """Publish, and tell the asset's followers what is new; skipped if nothing is published."""
         skip_read_only_run(self.stream, context)
         printed = self.run_command(context)
-        # A successful task would make an event of its asset, although nothing is new.
+        # A task that succeeds would trigger the DAGs that wait for its asset.
         if not printed:
             raise AirflowSkipException(f"{self.stream}: nothing is published")
-        asset_event = context["outlet_events"][current_asset(self.stream)]
-        asset_event.extra = msgspec.json.decode(printed)
+        asset_update = context["outlet_events"][current_asset(self.stream)]
+        asset_update.extra = msgspec.json.decode(printed)
 
 
 def skip_read_only_run(stream: str, context: Any) -> None:
-    """Skip the task in a dry run or a replay. They change no table, so no asset has an event."""
+    """Skip the task in a dry run or a replay: they change no table."""
     if environment.is_read_only_run(context):
         raise AirflowSkipException(
             f"{stream}: a dry run or a replay changes nothing, so nothing is judged or published"

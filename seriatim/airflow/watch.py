@@ -24,7 +24,10 @@ class WatchOperator(CommandOperator):
     """Runs `seriatim watch` for all streams, after it has noted runs that failed without a callback."""
 
     def execute(self, context: Any) -> None:
-        """Note the failed runs, then run the command. No error of the first prevents the second."""
+        """Note the failed runs, then run the command.
+
+        An error in the first step is logged and does not prevent the second.
+        """
         for stream in environment.stream_names(self.folder):
             try:
                 self._note_failed_runs(stream, context)
@@ -34,19 +37,20 @@ class WatchOperator(CommandOperator):
                 )
         super().execute(context)
 
+    def _has_failed(self, stream: str, dag: str, run: str, context: Any) -> bool:
+        """Whether Airflow says that a run failed. If it cannot be asked, the next watch asks."""
+        failed_state = DagRunState.FAILED.value
+        try:
+            count = context["ti"].get_dr_count(dag_id=dag, run_ids=[run], states=[failed_state])
+        except Exception as error:  # noqa: BLE001  # of one run; the others are still asked about
+            self.log.warning("%s: whether run %s is over cannot be learned: %s", stream, run, error)
+            return False
+        return bool(count)
+
     def _note_failed_runs(self, stream: str, context: Any) -> None:
         notes = environment.open_outbox(self.folder, stream).notes()
         for dag, run in runs_without_an_end(notes.values()):
-            try:
-                failed = context["ti"].get_dr_count(
-                    dag_id=dag, run_ids=[run], states=[DagRunState.FAILED.value]
-                )
-            except Exception as error:  # noqa: BLE001  # of one run; the others are asked about
-                self.log.warning(
-                    "%s: whether run %s is over cannot be learned: %s", stream, run, error
-                )
-                continue
-            if failed:
+            if self._has_failed(stream, dag, run, context):
                 note = Note(
                     kind="failed",
                     at_seconds=time.time(),

@@ -146,7 +146,12 @@ def records_by_session(
         column_values["topic"] = topic
     records: dict[Any, list[Any]] = {}
     for record in query.find_records(column_values):
-        location = record["topic"], record["partition"], record["topic_id"], record["session"]
+        location = (
+            record["topic"],
+            record["partition"],
+            record["topic_id"],
+            record["session"],
+        )
         records.setdefault(location, []).append(record)
     for session_records in records.values():
         session_records.sort(key=lambda record: (record["offset"], record["index"]))
@@ -191,8 +196,7 @@ class RowExplainer:
         if not rows or key_spec is None:
             return None
         newest = rows[-1]
-        deleted_when = key_spec.deleted_when
-        if deleted_when and all(newest[name] == value for name, value in deleted_when.items()):
+        if _deletes_row(newest, key_spec.deleted_when):
             return None
         return {name: newest[name] for name in key_spec.columns}
 
@@ -229,9 +233,11 @@ class RowExplainer:
     def _start_offset(self, replay: SessionReplay, records: Mapping[int, Any]) -> int:
         """The offset from which on messages may touch the row."""
         name = replay.session_name
-        session = self.context.state.load(replay.account.state, [name]).get(name) or Session()
+        saved_sessions = self.context.state.load(replay.account.state, [name])
+        session = saved_sessions.get(name) or Session()
+        first_message_offset = replay.first_message_offset(session.first_offset)
         first_record_offset = min(records, default=replay.committed_end)
-        return min(first_record_offset, replay.first_message_offset(session.first_offset))
+        return min(first_record_offset, first_message_offset)
 
     def _names_row(self, message: Any) -> bool:
         """Whether a message of the stock machine names the row."""
@@ -262,6 +268,13 @@ class RowExplainer:
             records=records,
             findings=findings,
         )
+
+
+def _deletes_row(record: Mapping[str, Any], deleted_when: Mapping[str, Any] | None) -> bool:
+    """Whether a record has the values that mark its row as deleted."""
+    if not deleted_when:
+        return False
+    return all(record[name] == value for name, value in deleted_when.items())
 
 
 def _by_offset(rows: Sequence[Mapping[str, Any]]) -> RecordsByOffset:

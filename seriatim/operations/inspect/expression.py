@@ -384,7 +384,13 @@ class Grammar:
         condition = self.compile(node.test)
         value_if_true = self.compile(node.body)
         value_if_false = self.compile(node.orelse)
-        return lambda scope: value_if_true(scope) if condition(scope) else value_if_false(scope)
+
+        def choose(scope: ExpressionScope) -> Any:
+            if condition(scope):
+                return value_if_true(scope)
+            return value_if_false(scope)
+
+        return choose
 
     def _list(self, node: ast.List | ast.Tuple) -> CompiledNode:
         elements = [self.compile(element) for element in node.elts]

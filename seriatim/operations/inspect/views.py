@@ -138,10 +138,18 @@ def diff_values(path: str, before: Any, after: Any) -> Iterator[StateChange]:
     """The leaves of two plain values that differ, by their path."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in dict.fromkeys([*before, *after]):
-            field_path = f"{path}.{name}" if path else str(name)
+            field_path = str(name)
+            if path:
+                field_path = f"{path}.{name}"
             yield from diff_values(field_path, before.get(name), after.get(name))
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+    elif _are_lists_of_one_length(before, after):
         for i, item_before in enumerate(before):
             yield from diff_values(f"{path}[{i}]", item_before, after[i])
     elif before != after:
         yield StateChange(path or "state", before, after)
+
+
+def _are_lists_of_one_length(before: Any, after: Any) -> bool:
+    if not isinstance(before, list) or not isinstance(after, list):
+        return False
+    return len(before) == len(after)
