@@ -151,6 +151,7 @@ def check_witness(
     """The entry that head.json remembers is in the ledger."""
     last_sequence = max(signatures, default=-1)
     if witness is None:
+        # The first entry is committed before the witness is written for the first time.
         if last_sequence > 0:
             yield Difference(
                 description="the witness is missing",
@@ -194,6 +195,8 @@ def replay_expected_files(commits: Iterable[Commit]) -> dict[str, AddedFile]:
     """The files of the table by the entries of the ledger, and by rewrites of other programs."""
     files: dict[str, AddedFile] = {}
     for commit in commits:
+        # A commit by another program that changes data is not expected: its files show as
+        # differences in `check_table_files`.
         if commit.signature is None and not commit.is_rewrite:
             continue
         for path in commit.removes:
@@ -234,6 +237,7 @@ def check_table_files(
             next="find who removed it from the records table beside Seriatim, and take that commit"
             " back",
         )
+    # Readers begin with a checkpoint, which is a file of its own: it can disagree with the commits.
     for path in sorted(visible ^ active):
         description = "readers do not see a file"
         if path in visible:
@@ -301,7 +305,7 @@ def check_manifest(
                 next=RESTORE_ADVICE,
             )
     for path, file in files.items():
-        if path in added_files:
+        if path in added_files:  # Otherwise the comparison of the paths has found it already.
             yield from _check_added_file(file, added_files[path], sequence)
 
 

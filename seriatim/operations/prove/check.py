@@ -115,7 +115,7 @@ def check_stream(context: CheckContext) -> CheckResult:
             raise broken_check.to_config_error(context.stream) from None
         except UnreadableFileError as unreadable:
             if _has_ledger_moved(context, head):
-                continue
+                continue  # A repair or a sweep took the file away while we read.
             raise IntegrityError(
                 f"{context.stream}: a record file cannot be read: {unreadable}",
                 next=f"`seriatim verify {context.stream}` says what differs; nothing was judged",

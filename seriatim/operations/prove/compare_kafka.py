@@ -114,26 +114,33 @@ class KafkaComparison:
         if kafka_digests == certificate.digests:
             verification.result.compared_messages += message_count
             return True
+        # Compaction can only remove messages. If there are as many as before, they were changed.
         has_fewer = message_count < certificate.counts.messages
         if has_fewer and self.past_reader.is_compacted(partition.topic):
             return False
-        differing_names: list[str] = []
-        for name, digest in kafka_digests.items():
-            if digest != certificate.digests.get(name):
-                differing_names.append(name)
-        expected_count = f"{certificate.counts.messages} messages in {compared_range.offset_range}"
-        raise DifferenceError(
-            Difference(
-                description=f"Kafka has other {', '.join(differing_names)} than were folded",
-                partition=str(partition),
-                offset=compared_range.offset_range.start,
-                sequence=compared_range.sequence,
-                expected=f"{expected_count}, {_describe_digests(certificate.digests)}",
-                found=f"{message_count} messages, {_describe_digests(kafka_digests)}",
-                cause="Kafka's log was changed, or something else was folded than what it has",
-                next="look at this range with `seriatim verify {stream} --at kafka --at output`",
-            )
-        )
+        raise DifferenceError(_digest_difference(compared_range, message_count, kafka_digests))
+
+
+def _digest_difference(
+    compared_range: ComparedRange, message_count: int, kafka_digests: dict[str, str]
+) -> Difference:
+    """What Kafka has is not what the certificate of a range says."""
+    certificate = compared_range.certificate
+    differing_names: list[str] = []
+    for name, digest in kafka_digests.items():
+        if digest != certificate.digests.get(name):
+            differing_names.append(name)
+    expected_count = f"{certificate.counts.messages} messages in {compared_range.offset_range}"
+    return Difference(
+        description=f"Kafka has other {', '.join(differing_names)} than were folded",
+        partition=str(compared_range.partition),
+        offset=compared_range.offset_range.start,
+        sequence=compared_range.sequence,
+        expected=f"{expected_count}, {_describe_digests(certificate.digests)}",
+        found=f"{message_count} messages, {_describe_digests(kafka_digests)}",
+        cause="Kafka's log was changed, or something else was folded than what it has",
+        next="look at this range with `seriatim verify {stream} --at kafka --at output`",
+    )
 
 
 def _is_in_kafka(compared_range: ComparedRange, bounds: Bounds | None) -> bool:

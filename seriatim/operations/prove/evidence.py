@@ -212,6 +212,7 @@ class RecordFilesCheck:
                 span_start = spans.get(topic_id, (first_offset, last_offset))[0]
                 spans[topic_id] = (span_start, last_offset)
             yield evidence_part
+        # The rest is known only at the end of the file, after the caller has taken all parts.
         if total_rows != file.rows:
             self.miscounted_files.append((file, total_rows))
         for topic_id, (first_offset, last_offset) in spans.items():
@@ -362,6 +363,7 @@ class RowFold:
             if same_rows(row, state_row):
                 continue
             self.difference_count += 1
+            # A row that no new record touched has offset -1, and says less than one with an offset.
             if self.difference_count == 1 or 0 <= offset < self.difference_offset:
                 self.difference_offset = offset
                 actual = f"{self.describe_row(state_row)} in session {name[:100]!r}"

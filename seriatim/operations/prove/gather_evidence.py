@@ -229,6 +229,7 @@ class EvidenceGatherer:
         if base.topic_id:
             first_offsets[base.topic_id] = base.frontier
         new_row_count = sum(file.rows for file in self.evidence_range.new_files)
+        # Every round reads all files again, but holds only the sessions of one bucket in memory.
         round_count = 1 + new_row_count // ROWS_AT_ONCE
 
         def load_rows(topic_id: str, names: list[str]) -> dict[str, RowsByKey]:
@@ -338,15 +339,23 @@ class EvidenceGatherer:
             is_complete = all(file.path in existing_paths for file in account.state)
             if account.frontier <= lowest and is_complete:
                 return FoldBase(topic_id, account.frontier, account.state)
+            # State from before a repair may be state that the repair took back.
             entry = self.ledger.manifest_at(self.stream, sequence).entry
-            if entry.kind == "repair":
-                # State from before this repair may be state that the repair took back.
-                for change in entry.changes:
-                    if str(change.partition) == partition_name and change.replaced_from >= 0:
-                        lowest = min(lowest, change.replaced_from)
+            lowest = min([lowest, *_rewound_offsets(entry, partition_name)])
             sequence -= 1
             account = self.ledger.ledger_at(self.stream, sequence).partitions.get(partition_name)
         return FoldBase(topic_id)
+
+
+def _rewound_offsets(entry: Entry, partition_name: str) -> list[int]:
+    """Where a repair began to replace output of a partition; empty for other entries."""
+    if entry.kind != "repair":
+        return []
+    return [
+        change.replaced_from
+        for change in entry.changes
+        if str(change.partition) == partition_name and change.replaced_from >= 0
+    ]
 
 
 def _chunks(names: Iterable[str], size: int) -> Iterator[list[str]]:

@@ -191,8 +191,10 @@ class Verification:
                 before_sign_off(self)
         except DifferenceError as error:
             self.result.difference = error.difference
+            # `seriatim repair` checks the digest of the file that is stored here.
             self.audit.put_differing_file(error.difference.file)
             return self.result
+        # Nothing differs any more, so repair has no file to look at.
         self.audit.put_differing_file("")
         self._write_sign_off()
         return self.result
@@ -373,18 +375,14 @@ class Verification:
 
     def _check_files(self) -> None:
         """Step 4: check the files of the entries since the sign-off, and the present state files."""
+        state_files = self._present_state_files()
         files_to_check = dict(self.committed_files)
-        needed_paths = set(self.active_paths)
-        needed_paths |= other_table_paths(self.entries, self.last_ledger.sequence)
-        active_paths = set(needed_paths)
-        for partition_name, account in self.last_ledger.partitions.items():
-            for file in account.state:
-                needed_paths.add(file.path)
-                if file.path not in files_to_check:
-                    # An entry before the sign-off made it, and that entry was not read again.
-                    change = _placeholder_change(partition_name, file)
-                    sequence = self.last_ledger.sequence
-                    files_to_check[file.path] = CommittedFile(file, sequence, change)
+        for path, state_file in state_files.items():
+            # What the entry says of a file is better than a change that says nothing.
+            files_to_check.setdefault(path, state_file)
+        active_paths = set(self.active_paths)
+        active_paths |= other_table_paths(self.entries, self.last_ledger.sequence)
+        needed_paths = active_paths.union(state_files)
         paths_by_digest: dict[str, str] = {}
         bytes_total = 0
         for path, committed_file in files_to_check.items():
@@ -392,6 +390,7 @@ class Verification:
             bytes_total += committed_file.file.size_bytes
         entry_kinds = {manifest.entry.sequence: manifest.entry.kind for manifest in self.entries}
         for path, committed_file in files_to_check.items():
+            # Quarantined messages are never swept, so their files must always be there.
             is_needed = path in needed_paths or path.startswith("kept/")
             entry_kind = entry_kinds.get(committed_file.sequence, "")
             self._check_file(committed_file, paths_by_digest, entry_kind, is_needed=is_needed)
@@ -399,6 +398,18 @@ class Verification:
         self._check_overlaps(active_paths)
         if self.sign_off.sequence < 0:
             self.take_differences(check_other_tables(self.other_tables, self.entries))
+
+    def _present_state_files(self) -> dict[str, CommittedFile]:
+        """The present state files, with changes that say nothing.
+
+        Entries from before the sign-off may have made them, and those were not read again.
+        """
+        files: dict[str, CommittedFile] = {}
+        for partition_name, account in self.last_ledger.partitions.items():
+            for file in account.state:
+                change = _placeholder_change(partition_name, file)
+                files[file.path] = CommittedFile(file, self.last_ledger.sequence, change)
+        return files
 
     def _check_overlaps(self, active_paths: set[str]) -> None:
         """No two active files of one table have the same offsets."""
@@ -435,15 +446,7 @@ class Verification:
                 return
             outline = self.audit.outline(path)
         except UnreadableFileError as error:
-            raise DifferenceError(
-                Difference(
-                    description="a file cannot be read",
-                    file=path,
-                    sequence=committed_file.sequence,
-                    found=str(error),
-                    next=RESTORE_ADVICE,
-                )
-            ) from None
+            raise _unreadable_file_error(committed_file, str(error)) from None
         is_compacted = kind == "compact"
         self.take_differences(
             check_content(committed_file, outline, in_slice=in_slice, compacted=is_compacted)
@@ -498,6 +501,8 @@ class Verification:
         """Fold the records of one partition, and compare the rows with the sessions' state."""
         rows = RowsOfRecords(partition_name, table_spec.columns)
         signed_account = self.signed_ledger.partitions.get(partition_name)
+        # The rows that a user's `end` takes back may be more than there are, so they are no base
+        # to fold over.
         if not table_spec.is_own and signed_account is not None:
             signed_sessions = self._session_rows(signed_account.state)
             for session, table in self._session_tables(partition_name, signed_sessions):
@@ -510,6 +515,7 @@ class Verification:
             for session, key, new_row, offset in last_rows:
                 rows.set_row(session, key, new_row, offset)
         states = dict(self._session_tables(partition_name, sessions))
+        # For the same reason only missing rows are a difference then.
         if table_spec.is_own:
             self.take_differences(rows.lacking(states))
         else:
@@ -533,13 +539,7 @@ class Verification:
         """The active record files that were checked, by partition: by the age of the topic id, then
         by offset.
         """
-        topic_ids: list[tuple[str, str]] = []
-        for partition_name, account in self.signed_ledger.partitions.items():
-            topic_ids.append((partition_name, account.topic_id))
-        for manifest in self.entries:
-            changes = manifest.entry.changes
-            topic_ids += [(str(change.partition), change.topic_id) for change in changes]
-        ages = {key: age for age, key in enumerate(dict.fromkeys(topic_ids))}
+        ages = self._ages_of_topic_ids()
         positions: dict[str, list[tuple[int, int, str]]] = {}
         for path, outline in self.outlines.items():
             if path not in self.active_paths:
@@ -551,6 +551,17 @@ class Verification:
             position = (age, outline.first_offset, path)
             positions.setdefault(partition_name, []).append(position)
         return {name: [path for _, _, path in sorted(files)] for name, files in positions.items()}
+
+    def _ages_of_topic_ids(self) -> dict[tuple[str, str], int]:
+        """By partition and topic id: in which order they came. The oldest is 0."""
+        topic_ids: list[tuple[str, str]] = []
+        for partition_name, account in self.signed_ledger.partitions.items():
+            topic_ids.append((partition_name, account.topic_id))
+        for manifest in self.entries:
+            changes = manifest.entry.changes
+            topic_ids += [(str(change.partition), change.topic_id) for change in changes]
+        distinct_topic_ids = dict.fromkeys(topic_ids)
+        return {key: age for age, key in enumerate(distinct_topic_ids)}
 
     def _session_rows(self, files: Iterable[File]) -> dict[str, dict[str, Any]]:
         """The sessions of state files, each from the newest file that has it."""
@@ -638,6 +649,18 @@ def rewritten_files(commits: Iterable[Commit]) -> list[str]:
         if commit.signature is not None:
             own_paths.update(added.path for added in commit.adds)
     return sorted(set(replay_expected_files(commits)) - own_paths)
+
+
+def _unreadable_file_error(committed_file: CommittedFile, error_text: str) -> DifferenceError:
+    return DifferenceError(
+        Difference(
+            description="a file cannot be read",
+            file=committed_file.file.path,
+            sequence=committed_file.sequence,
+            found=error_text,
+            next=RESTORE_ADVICE,
+        )
+    )
 
 
 def _placeholder_change(partition_name: str, file: File) -> Change:

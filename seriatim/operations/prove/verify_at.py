@@ -75,13 +75,7 @@ def validate_views(
     progress: ProgressCallback | None = None,
 ) -> ValidationResult:
     """Judge every view by the same rules; then find where they differ, partition by partition."""
-    validators: dict[str, Validator] = {}
-    for name in views:
-        validators[name] = Validator(
-            is_contiguous=name != "output",
-            has_snapshots=runner.has_snapshots and _shows_snapshots(name, runner),
-            is_explained=is_explained,
-        )
+    validators = {name: _view_validator(name, runner, is_explained) for name in views}
     must_give_records = _must_give_records(stream, runner)
     partitions: set[Partition] = set()
     offsets_total = 0
@@ -113,6 +107,16 @@ def validate_views(
             "messages without a record are not judged: this machine or tier may give none"
         )
     return result
+
+
+def _view_validator(
+    view: str, runner: Runner, is_explained: Callable[[Partition, OffsetRange], bool]
+) -> Validator:
+    return Validator(
+        is_contiguous=view != "output",
+        has_snapshots=runner.has_snapshots and _shows_snapshots(view, runner),
+        is_explained=is_explained,
+    )
 
 
 def _shows_snapshots(view: str, runner: Runner) -> bool:
@@ -207,6 +211,7 @@ def observe_messages(
         rows = zip(offsets[batch], keys[batch], values[batch], messages, sequences, strict=True)
         for offset, key, value, message, sequence in rows:
             observed = _observe_message(stream, runner, offset, key, message, sequence)
+            # A hash instead of key and value: all messages of a partition are held in memory.
             yield replace(observed, content_hash=hash((key, value)))
 
 
@@ -274,12 +279,7 @@ def output_sources(
     sources: dict[Partition, MessageSource] = {}
     for partition_name, account in accounts.items():
         partition = Partition.parse(partition_name)
-        partition_files = [
-            added
-            for added in active_files
-            if added.path.rpartition("/")[0] == f"records/{partition_name}"
-        ]
-        paths = [added.path for added in sorted(partition_files, key=_first_offset)]
+        paths = _paths_of_partition(active_files, partition_name)
         start = min(account.initial_frontier, account.frontier)
         sources[partition] = MessageSource(
             offset_range=OffsetRange(start, account.frontier),
@@ -317,8 +317,12 @@ def _headless_ranges(
     return ranges
 
 
-def _first_offset(added: AddedFile) -> int:
-    return added.first_offset
+def _paths_of_partition(files: Iterable[AddedFile], partition_name: str) -> list[str]:
+    """The paths of a partition's own record files, by offset."""
+    folder = f"records/{partition_name}"
+    partition_files = [added for added in files if added.path.rpartition("/")[0] == folder]
+    partition_files.sort(key=lambda added: added.first_offset)
+    return [added.path for added in partition_files]
 
 
 def _record_reader(
@@ -336,6 +340,7 @@ def _record_reader(
         return row["source_offset"], row["session"]
 
     def read() -> Iterator[ObservedMessage]:
+        # All records of one message are next to each other in a file.
         for (offset, session), group in groupby(record_rows(), key=message_of_row):
             records = list(group)
             ops = {record.get("op") for record in records}

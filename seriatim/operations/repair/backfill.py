@@ -29,11 +29,7 @@ def backfill_ranges(request: RunRequest, ledger: Ledger, log: Log) -> dict[str, 
     folded yet.
     """
     _refuse_unknown(request, ledger)
-    partitions = [
-        partition
-        for partition in ledger.known_partitions()
-        if request.includes(partition) and not ledger.partitions[str(partition)].retired
-    ]
+    partitions = _partitions_of_request(request, ledger)
     starts = _edge_offsets(request.start, partitions, log)
     ends = _edge_offsets(request.until, partitions, log)
     ranges: dict[str, tuple[int, int]] = {}
@@ -50,6 +46,15 @@ def backfill_ranges(request: RunRequest, ledger: Ledger, log: Log) -> dict[str, 
             next=f"choose a range within these; `seriatim run {ledger.stream}` folds what is new",
         )
     return ranges
+
+
+def _partitions_of_request(request: RunRequest, ledger: Ledger) -> list[Partition]:
+    """The partitions that a request is about, without retired ones."""
+    return [
+        partition
+        for partition in ledger.known_partitions()
+        if request.includes(partition) and not ledger.partitions[str(partition)].retired
+    ]
 
 
 def _refuse_unknown(request: RunRequest, ledger: Ledger) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from seriatim.engine.holes import LOSS_FINDINGS
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import IntegrityError, SeriatimError
-from seriatim.ledger.model import File, Halt
+from seriatim.ledger.model import Change, File, Halt
 from seriatim.operations.repair.damage import DamageSearch
 from seriatim.operations.repair.forward import plan_forward
 from seriatim.operations.repair.lost_messages import LossDetector, MessageLoss
@@ -214,12 +214,17 @@ class RepairPlanner:
         change = plan_forward(self.stream_name, partition, account, bounds, first_readable)
         if request.forward:
             return ForwardAction(halt, change)
+        raise self._decision_needed_error(halt, change)
+
+    def _decision_needed_error(self, halt: Halt, change: Change) -> IntegrityError:
+        """A person must decide whether a halted partition goes on without what is lost."""
+        partition = change.partition
         lost = OffsetRange(change.frontier, change.until)
         lost_text = ""
         if len(lost):
             lost_text = f"{len(lost)} offsets {lost} are gone from Kafka"
-        raise IntegrityError(
-            f"{self.stream_name}: {partition} waits at offset {account.frontier}: {halt.finding}",
+        return IntegrityError(
+            f"{self.stream_name}: {partition} waits at offset {change.frontier}: {halt.finding}",
             cause=halt.cause,
             lost=lost_text,
             next="restore them if you have them elsewhere; or go on without them, with the gap"

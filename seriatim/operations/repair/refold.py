@@ -383,21 +383,24 @@ class RefoldRun:
         state = self.context.open_state()
         committed_sessions = state.load(committed_files, names)
         new_sessions = state.load(progress.state, names)
-        unchanged: list[str] = []
-        changed: list[str] = []
-        for name in names:
-            committed_session = committed_sessions.get(name)
-            if same_session(committed_session, new_sessions.get(name), self.runner):
-                unchanged.append(name)
-            else:
-                changed.append(name)
-        if self.must_be_unchanged and changed:
-            difference = (
-                f"another state of {len(changed)} sessions by offset {progress.offset}:"
-                f" {', '.join(changed[:5])}"
-            )
-            raise machine_changed_error(self.stream.name, progress.rewind.partition, difference)
+        unchanged = [
+            name
+            for name in names
+            if same_session(committed_sessions.get(name), new_sessions.get(name), self.runner)
+        ]
+        if self.must_be_unchanged and len(unchanged) < len(names):
+            changed = sorted(set(names).difference(unchanged))
+            raise self._changed_sessions_error(progress, changed)
         progress.close_sessions(unchanged)
+
+    def _changed_sessions_error(
+        self, progress: RefoldProgress, changed: Sequence[str]
+    ) -> IntegrityError:
+        difference = (
+            f"another state of {len(changed)} sessions by offset {progress.offset}:"
+            f" {', '.join(changed[:5])}"
+        )
+        return machine_changed_error(self.stream.name, progress.rewind.partition, difference)
 
     def _repeat_releases(self, progress: RefoldProgress) -> None:
         """Release again the sessions that a person released at the offset of the refold.

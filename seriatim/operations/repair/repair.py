@@ -102,10 +102,7 @@ def plan_repair(
         actions, notes = planner.plan_actions(request)
     except SeriatimError as error:
         if unfinished_hold is not None:
-            give_up = unfinished_hold.describe(stream_name)["give up"]
-            error.next += (
-                f"\nor give up repair {unfinished_hold.id}, which asked for this: {give_up}"
-            )
+            error.next += _give_up_advice(stream_name, unfinished_hold)
         raise
     # 3. The plan.
     deleted_files: list[str] = []
@@ -129,6 +126,11 @@ def plan_repair(
     return plan
 
 
+def _give_up_advice(stream: str, hold: Hold) -> str:
+    give_up = hold.describe(stream)["give up"]
+    return f"\nor give up repair {hold.id}, which asked for this: {give_up}"
+
+
 def _damage_search(
     context: RepairContext, head: LedgerHead, suspects: frozenset[str]
 ) -> DamageSearch:
@@ -141,11 +143,7 @@ def _damage_search(
 
 def _holds_of_request(store: LedgerStore, ledger: Ledger, request: RepairRequest) -> list[Hold]:
     """The holds on partitions that a request may change, oldest first."""
-    partitions_by_hold: dict[str, list[Partition]] = {}
-    for partition in ledger.known_partitions():
-        hold_id = ledger.partitions[str(partition)].hold
-        if hold_id is not None:
-            partitions_by_hold.setdefault(hold_id, []).append(partition)
+    partitions_by_hold = _partitions_by_hold(ledger)
     if not partitions_by_hold:
         return []
     # The entry that placed a hold tells what its repair was asked to do.
@@ -161,6 +159,15 @@ def _holds_of_request(store: LedgerStore, ledger: Ledger, request: RepairRequest
         if concerns_partition or hold_request == request:
             holds.append(Hold(hold_id, tuple(partitions), hold_request))
     return holds
+
+
+def _partitions_by_hold(ledger: Ledger) -> dict[str, list[Partition]]:
+    partitions_by_hold: dict[str, list[Partition]] = {}
+    for partition in ledger.known_partitions():
+        hold_id = ledger.partitions[str(partition)].hold
+        if hold_id is not None:
+            partitions_by_hold.setdefault(hold_id, []).append(partition)
+    return partitions_by_hold
 
 
 def request_of_hold(context: RepairContext, hold: str) -> RepairRequest:
