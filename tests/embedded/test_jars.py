@@ -106,7 +106,7 @@ def test_a_warm_start_is_cheap(world: World, monkeypatch: pytest.MonkeyPatch) ->
         raise AssertionError("Ivy was started")
 
     monkeypatch.setattr(jars, "_sha256", counting_sha256)
-    monkeypatch.setattr(ivy, "retrieve", no_java)
+    monkeypatch.setattr(ivy, "fetch_jars", no_java)
     world.ensure()
     assert hashed_files == []
     first_jar.touch()
