@@ -21,7 +21,7 @@ from seriatim.memory.mail import MemoryNotifier, MemoryOutbox
 from seriatim.operations.repair.plan import RepairRequest
 from seriatim.operations.watch import watch_stream
 from seriatim.testing import MemoryStream
-from tests.operations.memory_streams import A0, begun, send
+from tests.operations.memory_streams import A0, create_filled_stream, send
 
 HOUR = 3600.0
 WHY, KIND = "IntegrityError: s: 1 new finding in in-a/0", "FindingsError"
@@ -89,7 +89,7 @@ def repaired(
 @pytest.fixture
 def hurt() -> Watcher:
     """A stream whose one partition halted at offset 3."""
-    made = begun(sequence=None)
+    made = create_filled_stream(sequence=None)
     made.kafka.topics["in-a"].rules = RetentionRules(retention_ms=100 * 3_600_000)
     made.run()
     watcher = Watcher(made)
@@ -237,7 +237,7 @@ def test_without_a_mail_server_mails_wait(hurt: Watcher) -> None:
 
 def test_a_first_look_tells_what_still_waits_and_no_history() -> None:
     """Whoever begins to watch an old stream is not told what was settled long ago."""
-    made = begun(sequence=None)
+    made = create_filled_stream(sequence=None)
     send(made, A0, b"no JSON", ["a"])
     made.run()
     fresh = Watcher(made)
@@ -253,7 +253,7 @@ def test_a_first_look_tells_what_still_waits_and_no_history() -> None:
 
 def test_a_stream_whose_file_broke_is_told_to_whom_it_named_before() -> None:
     """And only when it lasts."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     watcher = Watcher(made)
     watcher.look()
@@ -378,7 +378,7 @@ def test_only_the_ledger_ends_a_repair_of_what_no_look_shows(
     kinds: tuple[str, ...], fields: dict[str, str], is_over: bool
 ) -> None:
     """A damaged file, say: the next good run of the stream does not end it."""
-    watcher = Watcher(begun(sequence=None))
+    watcher = Watcher(create_filled_stream(sequence=None))
     watcher.made.run()
     watcher.look()
     now = watcher.made.clock.now_seconds()

@@ -16,14 +16,14 @@ from seriatim.operations.inspect.expression import parse_expression
 from seriatim.operations.inspect.session_replay import SessionReplay
 from seriatim.operations.inspect.trace_step import NAMES_AFTER_FOLD, NAMES_BEFORE_FOLD
 from seriatim.testing import MemoryStream
-from tests.operations.adding_machines import Adder, Raising, adding
-from tests.operations.lookback_helper import at, way
-from tests.operations.memory_streams import begun, world
+from tests.operations.adding_machines import Adder, RaisingAdder, create_adding_stream
+from tests.operations.lookback_helper import session_after, session_replay
+from tests.operations.memory_streams import create_filled_stream, create_stream
 
 
 def sums(machine: type[Adder] = Adder, count: int = 30) -> MemoryStream:
     """A world in which one session adds up 0, 1, 2 and so on."""
-    made = adding(machine)
+    made = create_adding_stream(machine)
     made.kafka.create("in-a", 1)
     for number in range(count):
         made.kafka.produce("in-a", "s", json.dumps({"v": number, "start": number == 0}).encode())
@@ -34,7 +34,7 @@ def sums(machine: type[Adder] = Adder, count: int = 30) -> MemoryStream:
 
 def set_out(made: MemoryStream, offset: int = 0, name: str = "s") -> SessionReplay:
     """A way from an offset on."""
-    gone = way(made, name)
+    gone = session_replay(made, name)
     gone.begin_at(offset)
     gone.fold_to(offset)
     return gone
@@ -69,14 +69,14 @@ def test_it_stops_exactly_there(condition: str, offset: int) -> None:
     gone = set_out(made)
     found = next(find_stops(gone, gone.committed_end, wanting(condition)))
     assert found.offset == offset
-    before = made.machine().load(at(made, offset - 1).state_bytes or b"", 1)
+    before = made.machine().load(session_after(made, offset - 1).state_bytes or b"", 1)
     assert gone.tracing_fold.copy_of_state() == before
     assert gone.step(found).after.value == before.value + 11
 
 
 def test_it_stops_at_findings() -> None:
     """And at nothing else."""
-    made = adding(Raising)
+    made = create_adding_stream(RaisingAdder)
     made.kafka.create("in-a", 1)
     for v in (1, 2, 99, 3):
         made.kafka.produce("in-a", "s", json.dumps({"v": v, "start": v == 1}).encode())
@@ -146,7 +146,7 @@ def test_quitting_pdb_ends_the_replay() -> None:
 
 def test_pdb_stops_in_the_stock_machine_too() -> None:
     """Its apply is ours; the rows are there."""
-    made = begun(1)
+    made = create_filled_stream(1)
     made.run()
     heard = io.StringIO()
     stepper = Stepper(set_out(made), 3, wanting("offset == 2"))
@@ -172,7 +172,7 @@ def test_whether_it_is_set_aside_means_before_the_message(name: str, beside: str
     """Alone and beside what only folding tells: the message that a session is set aside at finds it
     well.
     """
-    made = world(tier="strict", sequence="seq")
+    made = create_stream(tier="strict", sequence="seq")
     made.kafka.create("in-a", 1)
     rows = [{"id": "a", "v": 0}]
     bodies: list[dict[str, Any]] = [{"type": "snapshot", "seq": 1, "rows": rows}]
@@ -184,7 +184,7 @@ def test_whether_it_is_set_aside_means_before_the_message(name: str, beside: str
     for body in bodies:
         made.kafka.produce("in-a", "s", json.dumps(body).encode())
     made.run()
-    gone = way(made)
+    gone = session_replay(made)
     gone.begin_at(0)
     wanted = BreakPoint(
         expression=parse_expression(f"{name}{beside}", (*NAMES_BEFORE_FOLD, *NAMES_AFTER_FOLD))

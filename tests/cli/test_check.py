@@ -23,7 +23,7 @@ from seriatim.failure import CommandOutcome
 from seriatim.operations.prove import suite_files
 from seriatim.stream import OutputSettings, Stream
 from tests.cli.test_publish import STREAM, typed
-from tests.contracts.disk_streams import DiskStream, filled
+from tests.contracts.disk_streams import DiskStream, create_filled_output
 
 OWN = {
     "name": "s",
@@ -46,7 +46,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskStream:
     (tmp_path / "streams" / "s.toml").write_text(STREAM)
     monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path / "streams"))
     monkeypatch.setenv("SERIATIM_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
-    stream = filled(tmp_path / "lake")
+    stream = create_filled_output(tmp_path / "lake")
     stream.ledger.put_reported_sequence(8)
     return stream
 

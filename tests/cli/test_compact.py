@@ -21,7 +21,7 @@ from seriatim.engine.offsets import Partition
 from seriatim.ledger.commit import commit
 from seriatim.ledger.model import Change, Entry
 from tests.cli.test_verify import STREAM
-from tests.contracts.disk_streams import DiskStream, filled
+from tests.contracts.disk_streams import DiskStream, create_filled_output
 from tests.contracts.test_compact_on_files import files, head_of, records
 from tests.contracts.verify_helper import verify
 
@@ -35,7 +35,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskStream:
     monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("SERIATIM_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
     monkeypatch.chdir(tmp_path)
-    return filled(tmp_path / "lake")
+    return create_filled_output(tmp_path / "lake")
 
 
 @pytest.fixture

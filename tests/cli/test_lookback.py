@@ -26,8 +26,8 @@ from seriatim.errors import ConfigError, IntegrityError
 from seriatim.operations.inspect.diff import DiffResult, RecordDifference
 from seriatim.operations.inspect.replay import ReplayOutput
 from seriatim.stream_files import StreamFile, load_runner, load_stream
-from tests.operations.lookback_helper import head_of, looking, traced, way
-from tests.operations.memory_streams import A0, begun, send, world
+from tests.operations.lookback_helper import head_of, replay_context_of, session_replay, trace_steps
+from tests.operations.memory_streams import A0, create_filled_stream, create_stream, send
 
 STREAM = """
 topics = "in-.*"
@@ -171,12 +171,12 @@ def test_what_a_terminal_would_act_on_is_shown_as_text(capsys: pytest.CaptureFix
     for hostile in ("\x1b[2J", "\x9b2J", "\x07", "\u202e", "\r"):
         assert render_value({"id": hostile}).isprintable()
         assert shorten_text(hostile).isprintable()
-    made = world(tier="none")
+    made = create_stream(tier="none")
     made.kafka.create("in-a", 1)
     bad = '{"type": "insert", "id": "\\u001b[2J\\u009b\\u202e<script>", "v": 1}'
     send(made, A0, ["a"], bad.encode(), b"\x1b]0;title\x07", 5)
     made.run()
-    for step in traced(made):
+    for step in trace_steps(made):
         print_step(made.machine(), step, 2)
     told = capsys.readouterr().out
     assert not {"\x1b[2", "\x9b", "\x07", "\u202e", "\x1b]"} & {
@@ -188,9 +188,9 @@ def test_what_a_terminal_would_act_on_is_shown_as_text(capsys: pytest.CaptureFix
 
 def test_a_step_for_scripts() -> None:
     """All that is known of a message, as plain values."""
-    made = begun(1)
+    made = create_filled_stream(1)
     made.run()
-    step = traced(made)[1]
+    step = trace_steps(made)[1]
     assert step_values(made.machine(), step, 3) == {
         "offset": 1,
         "time": "1970-01-01T00:00:00.001Z",
@@ -253,20 +253,20 @@ def test_a_time_of_which_kafka_knows_nothing_is_refused() -> None:
     """Messages were dropped: the first at a time may be one of them, and no later state is shown
     for it.
     """
-    made = begun(1)
+    made = create_filled_stream(1)
     send(made, A0, 3, 4)
     made.run()
-    opened = LookbackCommand(StreamFile(made.stream, ""), looking(made), head_of(made))
-    assert [opened.resolve_point(way(made), render_time(ms)) for ms in (0, 3, 9)] == [0, 3, 5]
+    opened = LookbackCommand(StreamFile(made.stream, ""), replay_context_of(made), head_of(made))
+    assert [opened.resolve_point(session_replay(made), render_time(ms)) for ms in (0, 3, 9)] == [0, 3, 5]
     made.kafka.delete_records(A0, 2)
-    assert opened.resolve_point(way(made), render_time(3)) == 3
-    assert opened.resolve_point(way(made), "1") == 2
+    assert opened.resolve_point(session_replay(made), render_time(3)) == 3
+    assert opened.resolve_point(session_replay(made), "1") == 2
     for dropped, ms in ((2, 1), (2, 2), (5, 3)):
         made.kafka.delete_records(A0, dropped)
         with pytest.raises(
             ConfigError, match=f"in-a/0: which message came first .* from offset {dropped} on"
         ):
-            opened.resolve_point(way(made), render_time(ms))
+            opened.resolve_point(session_replay(made), render_time(ms))
 
 
 def test_nothing_false_and_empty_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:

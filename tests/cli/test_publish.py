@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from seriatim import cli
 from seriatim.engine.crash_points import PUBLISH_POINTS
-from tests.contracts.disk_streams import DiskStream, filled
+from tests.contracts.disk_streams import DiskStream, create_filled_output
 
 STREAM = """
 topics = "in-.*"
@@ -33,7 +33,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskStream:
     (tmp_path / "streams" / "s.toml").write_text(STREAM)
     monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path / "streams"))
     monkeypatch.setenv("SERIATIM_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
-    return filled(tmp_path / "lake")
+    return create_filled_output(tmp_path / "lake")
 
 
 def typed(*arguments: str) -> int:

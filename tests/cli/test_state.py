@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seriatim.cli import main
-from tests.contracts.disk_streams import filled
+from tests.contracts.disk_streams import create_filled_output
 
 STREAM = """
 topics = "in-.*"
@@ -25,7 +25,7 @@ def test_the_advice_on_a_damaged_state_file_names_the_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command that it gives can be pasted as it stands."""
-    filled(tmp_path / "lake")
+    create_filled_output(tmp_path / "lake")
     (tmp_path / "streams").mkdir()
     (tmp_path / "streams" / "s.toml").write_text(STREAM.replace("OUTPUT", str(tmp_path / "lake")))
     monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path / "streams"))

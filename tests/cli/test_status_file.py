@@ -12,14 +12,14 @@ import pytest
 from seriatim import cli, clock, context
 from seriatim.memory.mail import MemoryNotifier
 from seriatim.operations.stream_status import SavedStatus
-from tests.web.streams_on_disk import NOW, Lake, hurt
+from tests.web.streams_on_disk import NOW, Lake, create_troubled_stream
 
 
 @pytest.fixture
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     """A stream in trouble, as the command line finds it."""
     made = Lake(tmp_path)
-    stream = hurt(made)
+    stream = create_troubled_stream(made)
     with (made.streams / "orders.toml").open("a") as file:
         file.write('alerts = {to = ["ops@example.org"]}\n')
     monkeypatch.setenv("SERIATIM_STREAMS", str(made.streams))

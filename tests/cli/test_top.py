@@ -18,14 +18,14 @@ from rich.console import Console
 from seriatim import cli, clock, context
 from seriatim.cli.top import render_streams_screen, run_in_thread
 from seriatim.errors import KafkaSilentError, PlatformError
-from tests.web.streams_on_disk import Lake, hurt
+from tests.web.streams_on_disk import Lake, create_troubled_stream
 
 
 @pytest.fixture
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     """A stream in trouble and one that is well, as the command line finds them."""
     made = Lake(tmp_path)
-    worlds: dict[str, Any] = {"orders": hurt(made), "payments": made.stream("payments", slices=1)}
+    worlds: dict[str, Any] = {"orders": create_troubled_stream(made), "payments": made.stream("payments", slices=1)}
     monkeypatch.setenv("SERIATIM_STREAMS", str(made.streams))
     monkeypatch.setattr(context, "log", lambda file, _: worlds[file.stream.name].kafka)
     monkeypatch.setattr(clock, "WallClock", lambda: worlds["orders"].clock)
@@ -143,7 +143,7 @@ def test_names_that_a_terminal_would_obey_are_made_visible(
     made = lake.stream("angry", slices=1)
     lake.send(made, 0, "\033[2J\033[31mred", b"poison")
     lake.run(made)
-    lake.ran(made)
+    lake.write_run_status(made)
     said = top(capsys, "angry", "--no-ask", "--once")
     assert "\033" not in said
     assert "red" in said

@@ -13,7 +13,7 @@ import pytest
 
 from seriatim import cli, context
 from seriatim.kafka.log import KafkaLog
-from tests.contracts.disk_streams import DiskStream, filled
+from tests.contracts.disk_streams import DiskStream, create_filled_output
 
 STREAM = """
 topics = "in-.*"
@@ -35,7 +35,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskStream:
     monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("SERIATIM_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
     monkeypatch.chdir(tmp_path)
-    return filled(tmp_path / "lake")
+    return create_filled_output(tmp_path / "lake")
 
 
 @pytest.fixture

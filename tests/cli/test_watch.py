@@ -12,7 +12,7 @@ from seriatim.engine.offsets import Partition
 from seriatim.kafka.retention import RetentionRules
 from seriatim.memory.mail import MemoryNotifier
 from seriatim.testing import MemoryStream
-from tests.operations.memory_streams import begun, send
+from tests.operations.memory_streams import create_filled_stream, send
 
 STREAM = """
 topics = "in-[a-z]+"
@@ -25,7 +25,7 @@ output = {path = "lake/s"}
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryStream:
     """A stream whose world is in memory, as the command line finds it."""
-    world = begun()
+    world = create_filled_stream()
     (tmp_path / "s.toml").write_text(STREAM)
     monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path))
     monkeypatch.setenv("SERIATIM_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")

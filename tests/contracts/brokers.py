@@ -1,6 +1,6 @@
-"""Kafka of either kind, in memory and a real broker, and the same ways to change what it shows.
+"""Kafka of both kinds, in memory and a real broker, with the same methods to change topics.
 
-Next room: test_log.py and test_retained.py hold both to the contract of `Log`.
+Next: test_log.py and test_retained_messages.py hold both to the contract of `Log`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NOW_MS = round(time.time() * 1000)
 
 
 class MemoryBroker:
-    """The fake."""
+    """The broker in memory."""
 
     def __init__(self) -> None:
         self.log = MemoryKafka()
 
     def create(self, topic: str, partitions: int = 1, rules: RetentionRules | None = None) -> None:
-        """Make a topic."""
+        """Create a topic."""
         self.log.create(topic, partitions, rules)
 
     def delete(self, topic: str) -> None:
@@ -45,12 +45,12 @@ class MemoryBroker:
             self.log.produce(topic, b"k", value, partition=partition, timestamp=NOW_MS - age)
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
-        """Let the oldest messages go."""
+        """Delete the oldest messages."""
         self.log.delete_records(Partition(topic, partition), before)
 
 
 class RealBroker:
-    """A broker; each way returns when the broker shows it."""
+    """A real broker; each method returns when the broker shows the change."""
 
     def __init__(self, servers: str) -> None:
         self.log = KafkaLog({"bootstrap.servers": servers})
@@ -58,31 +58,31 @@ class RealBroker:
         self.producer = Producer({"bootstrap.servers": servers, "linger.ms": 0, "log_level": 0})
 
     def create(self, topic: str, partitions: int = 1, rules: RetentionRules | None = None) -> None:
-        """Make a topic. One of that name may just have been deleted: the broker may still be at it."""
-        wanted, until = (
-            [NewTopic(topic, partitions, 1, config=_settings(rules))],
-            time.monotonic() + WAIT_SECONDS,
-        )
+        """Create a topic."""
+        new_topic = NewTopic(topic, partitions, 1, config=_settings(rules))
+        deadline = time.monotonic() + WAIT_SECONDS
+        # A topic of that name may just have been deleted: while the broker is still busy with that,
+        # it refuses.
         while True:
             try:
-                self.admin.create_topics(wanted)[topic].result(WAIT_SECONDS)
+                self.admin.create_topics([new_topic])[topic].result(WAIT_SECONDS)
                 break
             except Exception:
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)
-        self._until(topic, partitions)
+        self._wait_for_partitions(topic, partitions)
 
     def delete(self, topic: str) -> None:
         """Delete a topic."""
         self.admin.delete_topics([topic])[topic].result(WAIT_SECONDS)
-        self._until(topic, 0)
+        self._wait_for_partitions(topic, 0)
 
     def add_partitions(self, topic: str, count: int) -> None:
         """Give a topic more partitions."""
         total = len(self.log.bounds(re.escape(topic))) + count
         self.admin.create_partitions([NewPartitions(topic, total)])[topic].result(WAIT_SECONDS)
-        self._until(topic, total)
+        self._wait_for_partitions(topic, total)
 
     def send(self, topic: str, partition: int, ages: Sequence[int], value: bytes = b"v") -> None:
         """One message of each age in milliseconds."""
@@ -91,15 +91,18 @@ class RealBroker:
         assert self.producer.flush(WAIT_SECONDS) == 0
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
-        """Let the oldest messages go."""
+        """Delete the oldest messages."""
         for answer in self.admin.delete_records(
             [TopicPartition(topic, partition, before)]
         ).values():
             answer.result(WAIT_SECONDS)
 
-    def _until(self, topic: str, partitions: int) -> None:
-        until = time.monotonic() + WAIT_SECONDS
-        while len(self.log.bounds(re.escape(topic))) != partitions and time.monotonic() < until:
+    def _wait_for_partitions(self, topic: str, partitions: int) -> None:
+        """Wait until the broker shows so many partitions of a topic, 0 for a deleted one."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while len(self.log.bounds(re.escape(topic))) != partitions:
+            if time.monotonic() > deadline:
+                return
             time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""What contract tests share: ledgers and brokers of either kind, and a stream's output to be hurt."""
+"""What contract tests share: ledgers and brokers of both kinds, and a stream's output to damage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.brokers import Broker, MemoryBroker, RealBroker
-from tests.contracts.disk_streams import filled
+from tests.contracts.disk_streams import create_filled_output
 from tests.contracts.ledger_sides import MemorySide, RealSide, Side
 
 
@@ -23,13 +23,13 @@ def side(request: pytest.FixtureRequest, tmp_path: Path) -> Side:
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A stream's output, never touched."""
     root = tmp_path_factory.mktemp("original") / "lake"
-    filled(root)
+    create_filled_output(root)
     return root
 
 
 @pytest.fixture
 def root(original: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be hurt."""
+    """A copy of a stream's output, to damage."""
     shutil.copytree(original, tmp_path / "lake")
     return tmp_path / "lake"
 

@@ -1,7 +1,7 @@
 """A whole stream on disk without Spark: the real files and the real ledger, fed from a broker in
 memory.
 
-Next room: tests/operations/memory_streams.py, the same with everything in memory.
+Next: tests/operations/memory_streams.py, the same with everything in memory.
 """
 
 from __future__ import annotations
@@ -39,15 +39,21 @@ class DiskStream(MemoryStream):
     ) -> None:
         table = TableSettings(key=("id",), columns=COLUMNS, before=True)
         output = OutputSettings(path=str(root), partition_by=output_partitions)
-        given = {"name": "s", "sequence": "seq", "table": table, "machine": "table", **fields}
-        stream = Stream(topics="in-.*", output=output, **given)
+        stream_fields = {
+            "name": "s",
+            "sequence": "seq",
+            "table": table,
+            "machine": "table",
+            **fields,
+        }
+        stream = Stream(topics="in-.*", output=output, **stream_fields)
         self.root, self.runner = root, stream.table_machine()
         super().__init__(stream, lambda: self.runner)
         self._sequences = dict[tuple[str, str], int]()
         self._open()
 
     def _open(self) -> None:
-        """Files and ledger, as a process of its own would open them."""
+        """Open files and ledger, as a new process does."""
         columns, parts = self.runner.columns, self.stream.output.partition_by
         self.files: Any = DiskFiles(self.root, columns, parts)
         self.ledger: Any = DeltaLedger(self.root, record_schema(columns), parts)
@@ -70,8 +76,8 @@ class DiskStream(MemoryStream):
             body: dict[str, Any] = {"type": "update", "id": "a", "v": value}
             if isinstance(value, list):
                 rows = [
-                    {"id": one, "v": 0, "at": "2026-01-01T12:00:00+02:00", "cost": "1.5"}
-                    for one in value
+                    {"id": row_id, "v": 0, "at": "2026-01-01T12:00:00+02:00", "cost": "1.5"}
+                    for row_id in value
                 ]
                 body = {"type": "snapshot", "rows": rows}
             elif value is None:
@@ -84,20 +90,20 @@ class DiskStream(MemoryStream):
             self.kafka.produce(partition.topic, session, content, partition=partition.number)
 
 
-def filled(root: Path, **fields: Any) -> DiskStream:
+def create_filled_output(root: Path, **fields: Any) -> DiskStream:
     """Two topics, three partitions, several slices, one session in quarantine and one that came out
     of it.
     """
-    made = DiskStream(root, **fields)
-    made.kafka.create("in-a", 2)
-    made.kafka.create("in-b", 1)
+    disk_stream = DiskStream(root, **fields)
+    disk_stream.kafka.create("in-a", 2)
+    disk_stream.kafka.create("in-b", 1)
     for number, place in enumerate(("in-a/0", "in-a/1", "in-b/0")):
         for session in ("x", "y"):
-            made.send(place, session, ["a", "b"], 1, 2)
-        made.run()
-        made.send(place, "x", 3, None, ["a", "c"], number)
-        made.run()
-    made.send("in-a/0", "y", b"poison", 4, ["a"], 5)
-    made.send("in-b/0", "y", b"poison", 4)
-    made.run(messages_max=4)
-    return made
+            disk_stream.send(place, session, ["a", "b"], 1, 2)
+        disk_stream.run()
+        disk_stream.send(place, "x", 3, None, ["a", "c"], number)
+        disk_stream.run()
+    disk_stream.send("in-a/0", "y", b"poison", 4, ["a"], 5)
+    disk_stream.send("in-b/0", "y", b"poison", 4)
+    disk_stream.run(messages_max=4)
+    return disk_stream

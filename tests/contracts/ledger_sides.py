@@ -1,6 +1,6 @@
-"""Ledgers of either kind, in memory and on a Delta table, and entries by hand.
+"""Ledgers of both kinds, in memory and on a Delta table, and entries made by hand.
 
-Next room: test_ledger.py holds both to the contract.
+Next: test_ledger.py holds both to the same contract.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ P, Q = Partition("in-a", 0), Partition("in-a", 1)
 COLUMNS = {"op": "string", "at": "timestamp", "parts": "list<int64>"}
 
 
-STRETCH = MessageBatch(0, [0], [b"s"], [b"v"])
+MESSAGE_BATCH = MessageBatch(0, [0], [b"s"], [b"v"])
 
 
 NOTHING = Ledger(stream="s")
 
 
 class MemorySide:
-    """The fake ledger with its files, and what others may do to it."""
+    """The fake ledger with its files, and what other writers may do to it."""
 
     def __init__(self) -> None:
         self.files = MemoryFiles(COLUMNS)
@@ -60,7 +60,7 @@ class MemorySide:
 
 
 class RealSide:
-    """A Delta table, and what others may do to it."""
+    """A Delta table, and what other writers may do to it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -75,8 +75,8 @@ class RealSide:
         write_deltalake(table, pa.table({"op": ["mine"]}), mode="append", schema_mode="merge")
 
     def foreign_rewrite(self) -> None:
-        made = DeltaTable(self.root / "records").optimize.compact()
-        assert made["numFilesRemoved"] > 0
+        metrics = DeltaTable(self.root / "records").optimize.compact()
+        assert metrics["numFilesRemoved"] > 0
 
     def lose(self, path: str) -> None:
         (self.root / path).unlink()
@@ -106,33 +106,36 @@ def change(partition: Partition = P, frontier: int = 0, until: int = 0, *files: 
     )
 
 
-def moved(
+def slice_entry(
     frontier: int, until: int, *files: File, attempt: str = "a1", partition: Partition = P
 ) -> Entry:
-    """A slice."""
+    """An entry of a slice."""
     return Entry(
         kind="slice", attempt=attempt, changes=(change(partition, frontier, until, *files),)
     )
 
 
-def begun(side: Side) -> LedgerHead:
+def start_side(side: Side) -> LedgerHead:
     """A ledger with its first entry."""
     return start_ledger(side.store, MemoryClock(), "s", "a0", (change(), change(Q)))
 
 
 def record_file(side: Side, stem: str) -> File:
-    """A record file that is really there."""
+    """Write a record file of one record."""
     writer = side.files.record_writer(P, "id", stem)
     writer.write(
-        STRETCH, FoldOutput([0], [0], [None], ["s"], [("insert", None, [1])], consumed_messages=1)
+        MESSAGE_BATCH,
+        FoldOutput([0], [0], [None], ["s"], [("insert", None, [1])], consumed_messages=1),
     )
     file = writer.close()
     assert file is not None
     return file
 
 
-def attempted(side: Side, head: LedgerHead | None, entry: Entry) -> Callable[[], str]:
-    """A commit by hand, ready to be tried: no rule, no second try. Gives the manifest's hash."""
+def prepare_commit(side: Side, head: LedgerHead | None, entry: Entry) -> Callable[[], str]:
+    """A commit that is ready to be tried, without rules and without a second try. Calling it gives
+    the manifest's hash.
+    """
     after, manifest = build_manifest(entry, NOTHING if head is None else head.ledger)
     path, sha256 = side.store.put_manifest(after.sequence, encode_manifest(manifest))
     store = side.again()

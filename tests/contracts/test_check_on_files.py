@@ -27,8 +27,8 @@ from seriatim.operations.prove.suite import Expectation, Suite
 from seriatim.operations.prove.verdict_rules import BrokenCheckError, Checker, Judgement
 from seriatim.ports import UnreadableFileError
 from seriatim.storage.record_scan import RecordScan
-from tests.contracts.disk_streams import DiskStream, filled
-from tests.operations.check_helper import between, means, stock
+from tests.contracts.disk_streams import DiskStream, create_filled_output
+from tests.operations.check_helper import check_context_of, shipped_suites, values_between
 
 P = Partition("t", 0)
 FILE = File("records/t/0/f.parquet", 1, 0, "", 0, 9)
@@ -331,7 +331,9 @@ def filled_suites() -> Any:
     """The shipped suites, for the stock machine."""
     from seriatim.stream import OutputSettings, Stream
 
-    return stock(Stream(name="s", topics="t", machine="table", output=OutputSettings(path="x")))
+    return shipped_suites(
+        Stream(name="s", topics="t", machine="table", output=OutputSettings(path="x"))
+    )
 
 
 def judged_all(checker: Checker, rows: list[Evidence]) -> list[Judgement]:
@@ -373,7 +375,7 @@ def on_disk(made: DiskStream, library: Any, *own: Expectation) -> CheckResult:
     """Check a stream on disk."""
     real = {"record_scanner": RecordScan(made.root), "checker": library(made.root)}
     made._open()
-    return check_stream(means(made, *own, **real))
+    return check_stream(check_context_of(made, *own, **real))
 
 
 @pytest.mark.parametrize("parts", [(), ("topic", "partition")])
@@ -383,7 +385,7 @@ def test_a_stream_on_disk_is_good_and_stays_so(
     """Quarantine, restarts, decimals and times; checked after each run, whatever the table is
     partitioned by.
     """
-    made = filled(tmp_path, output_partitions=parts)
+    made = create_filled_output(tmp_path, output_partitions=parts)
     done = on_disk(made, library)
     assert set(done.verdict.values()) == {"good"}
     assert done.ledger.checked == done.sequence
@@ -433,8 +435,8 @@ def test_a_changed_value_makes_its_partition_bad(
 
 def test_a_suite_of_ones_own_opens_the_circuit(tmp_path: Path, library: Any) -> None:
     """With an example offset and value."""
-    made = filled(tmp_path)
-    done = on_disk(made, library, between("v", 0, 4, name="v is small"))
+    made = create_filled_output(tmp_path)
+    done = on_disk(made, library, values_between("v", 0, 4, name="v is small"))
     assert done.ledger.circuit == "open"
     assert [
         (finding.partition_name, finding.offset, finding.found) for finding in done.findings
@@ -446,9 +448,9 @@ def test_what_somebody_else_rewrote_is_judged_by_suites_and_not_folded(
     tmp_path: Path, library: Any, parts: tuple[str, ...]
 ) -> None:
     """An OPTIMIZE changes no data: no alarm, no crash, and what it hides from us is said."""
-    made = filled(tmp_path, output_partitions=parts)
+    made = create_filled_output(tmp_path, output_partitions=parts)
     DeltaTable(tmp_path / "records").optimize.compact()
-    done = on_disk(made, library, between("v", 0, 4, "warning", name="v is small"))
+    done = on_disk(made, library, values_between("v", 0, 4, "warning", name="v is small"))
     assert set(done.verdict.values()) == {"good"}
     assert len(done.notes) >= 1
     assert [(finding.partition_name, finding.offset) for finding in done.findings] == [

@@ -22,9 +22,9 @@ from seriatim.operations.sweep import sweep_dead
 from seriatim.ports import LedgerHead
 from seriatim.storage.files import file_digest
 from seriatim.storage.rewrite import ParquetRewriter
-from tests.contracts.disk_streams import DiskStream, filled
+from tests.contracts.disk_streams import DiskStream, create_filled_output
 from tests.contracts.verify_helper import verify
-from tests.operations.compact_helper import DAY, means
+from tests.operations.compact_helper import DAY, compact_context_of
 
 A0, A1, B0 = (Partition.parse(place) for place in ("in-a/0", "in-a/1", "in-b/0"))
 
@@ -35,7 +35,10 @@ def compacted(
     """One compaction, as a process of its own would make it."""
     made._open()
     return compact_stream(
-        means(made, bytes_target=bytes_target, rewriter=ParquetRewriter(made.root, "s")), only
+        compact_context_of(
+            made, bytes_target=bytes_target, rewriter=ParquetRewriter(made.root, "s")
+        ),
+        only,
     )
 
 
@@ -72,7 +75,7 @@ def test_compaction_changes_no_record(tmp_path: Path, parts: tuple[str, ...]) ->
     """Few files, the same rows, no data changed by the log; verify agrees, and the old version can
     be read.
     """
-    made = filled(tmp_path, output_partitions=parts)
+    made = create_filled_output(tmp_path, output_partitions=parts)
     assert verify(tmp_path).difference is None
     before, old, names = records(tmp_path), version(tmp_path), files(tmp_path)
     done = compacted(made)
@@ -95,7 +98,7 @@ def test_compaction_changes_no_record(tmp_path: Path, parts: tuple[str, ...]) ->
 
 def test_after_the_versions_are_gone_verify_agrees_still(tmp_path: Path) -> None:
     """Old files are counted as gone; none of them is missed, and what is there is whole."""
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     before = records(tmp_path)
     compacted(made)
     made.clock.sleep(31 * DAY)
@@ -113,7 +116,7 @@ def test_lives_of_a_topic_stay_apart(tmp_path: Path) -> None:
     """A topic made again: its two lives become a file each, in order, also when the old files are
     long gone.
     """
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     made.kafka.delete("in-a")
     made.kafka.create("in-a", 2)
     made.run()
@@ -148,7 +151,7 @@ def test_lives_of_a_topic_stay_apart(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_left_alone(tmp_path: Path) -> None:
     """It is refused by name, nothing of it is copied, and verify still names it."""
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     hurt = (
         tmp_path / "records" / next(name for name in files(tmp_path) if name.startswith("in-b/0/"))
     )
@@ -167,7 +170,7 @@ def test_a_damaged_file_is_left_alone(tmp_path: Path) -> None:
 
 def test_files_of_others_are_none_of_ours(tmp_path: Path) -> None:
     """After a foreign OPTIMIZE there is nothing to compact, and later slices are."""
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     DeltaTable(tmp_path / "records").optimize.compact()
     made.clock.sleep(31 * DAY)
     before = records(tmp_path)
@@ -184,7 +187,7 @@ def test_a_run_asks_old_manifests_once(tmp_path: Path, monkeypatch: pytest.Monke
     """What compaction and repair left in place is known to be named by notes, so that runs stay
     short.
     """
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     compacted(made)
     asked: list[int] = []
     real = type(made.ledger).manifest_at

@@ -20,7 +20,7 @@ from seriatim.operations.publish import publish_current
 from seriatim.storage.current_table import DeltaCurrent
 from seriatim.storage.record_files import record_schema
 from seriatim.stream import TableSettings
-from tests.contracts.disk_streams import DiskStream, filled
+from tests.contracts.disk_streams import DiskStream, create_filled_output
 from tests.sim.rewriting import Rewriter
 
 
@@ -62,7 +62,7 @@ def test_readers_see_the_rows_of_one_entry(tmp_path: Path) -> None:
     """With topic, topic id, partition, session, and offset, sequence and time of the record that
     last touched each.
     """
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     publish_current("s", made.ledger, current_of(made))
     assert rows(made)[0] == {
         "topic": "in-a",
@@ -88,7 +88,7 @@ def test_readers_see_the_rows_of_one_entry(tmp_path: Path) -> None:
 
 def test_only_touched_partitions_are_written_anew(tmp_path: Path) -> None:
     """The files of the others stay as they are."""
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     publish_current("s", made.ledger, current_of(made))
     before = active(made)
     made.send("in-a/1", "x", 77)
@@ -217,7 +217,7 @@ def test_zero_is_one_row_whatever_its_sign(tmp_path: Path) -> None:
 
 def test_a_table_that_others_changed_is_made_again(tmp_path: Path) -> None:
     """Whatever they did to it."""
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     publish_current("s", made.ledger, current_of(made))
     before = rows(made)
     table = DeltaTable(tmp_path / "current")
@@ -232,7 +232,7 @@ def test_a_table_that_others_changed_is_made_again(tmp_path: Path) -> None:
 
 def test_a_table_with_another_key_is_made_again(tmp_path: Path) -> None:
     """The machine's records name other columns than before."""
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     publish_current("s", made.ledger, current_of(made))
     keyed = RowKeySpec(key=("v",), columns=("id", "v", "at", "cost"), deleted_when={"op": "delete"})
     assert publish_current("s", made.ledger, current_of(made, keyed)).previous_sequence == -1
@@ -244,7 +244,7 @@ def test_a_table_with_another_key_is_made_again(tmp_path: Path) -> None:
 
 def test_records_that_others_optimized_are_read_all_the_same(tmp_path: Path) -> None:
     """An OPTIMIZE mixes partitions in a file: each takes its own rows."""
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     publish_current("s", made.ledger, current_of(made), sequence=4)
     publish_current("s", made.ledger, current_of(made))
     expected = rows(made)
@@ -263,7 +263,7 @@ def test_records_that_others_optimized_are_read_all_the_same(tmp_path: Path) -> 
 
 def test_what_was_compacted_since_is_not_counted_twice(tmp_path: Path) -> None:
     """The file that has the new records has old ones too."""
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     publish_current("s", made.ledger, current_of(made))
     made.send("in-a/0", "x", None, 8)
     made.run(messages_max=1)
@@ -279,7 +279,7 @@ def test_what_was_compacted_since_is_not_counted_twice(tmp_path: Path) -> None:
 
 def test_a_lost_record_file_is_named(tmp_path: Path) -> None:
     """Nothing is published then, and the table stays as it was."""
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     publish_current("s", made.ledger, current_of(made), sequence=4)
     before = rows(made)
     lost = next(
@@ -295,7 +295,7 @@ def test_a_lost_record_file_is_named(tmp_path: Path) -> None:
 
 def test_a_broken_table_is_told_with_the_way_out(tmp_path: Path) -> None:
     """It is made of the records: nothing is lost with it."""
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     publish_current("s", made.ledger, current_of(made))
     for path in (tmp_path / "current" / "_delta_log").iterdir():
         path.write_text("{")
@@ -306,7 +306,7 @@ def test_a_broken_table_is_told_with_the_way_out(tmp_path: Path) -> None:
 
 def test_old_files_go_and_what_a_crash_left_as_well(tmp_path: Path) -> None:
     """Those that readers may still have open stay."""
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     publish_current("s", made.ledger, current_of(made), sequence=4)
     publish_current("s", made.ledger, current_of(made))
     (tmp_path / "current" / "in-a" / "0" / "9-0-0-000000000000.parquet").write_text("half a file")
@@ -333,7 +333,7 @@ def test_records_are_reduced_as_they_are_read(
     """Memory holds the rows that changed, not the records: however often that is done, the last
     word wins.
     """
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     publish_current("s", made.ledger, current_of(made))
     expected = rows(made)
     monkeypatch.setattr("seriatim.storage.rows.BUFFERED_ROWS_MAX", 2)

@@ -176,10 +176,13 @@ def test_messages_released_later_say_so(kit: Kit) -> None:
 
 def test_a_put_on_nothing_makes_the_table_as_a_whole(kit: Kit) -> None:
     """What was there goes, in the same commit."""
-    kit.store.put_quarantine(kit.store.applied_version("quarantine"), at(1), [kit.aside(1, 4, 5)], [])
+    kit.store.put_quarantine(
+        kit.store.applied_version("quarantine"), at(1), [kit.aside(1, 4, 5)], []
+    )
     kit.store.put_gaps(kit.store.applied_version("gaps"), at(1), [gap(4)])
     anew = {
-        table: replace(kit.store.applied_version(table), sequence=-1) for table in ("gaps", "quarantine")
+        table: replace(kit.store.applied_version(table), sequence=-1)
+        for table in ("gaps", "quarantine")
     }
     kit.store.put_quarantine(anew["quarantine"], at(9), [kit.aside(1, 7)], [gap(4, 8)])
     kit.store.put_gaps(anew["gaps"], at(9), [])

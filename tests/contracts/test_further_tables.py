@@ -36,13 +36,13 @@ from tests.operations.market_machine import (
     Level,
     Market,
     Note,
-    busy,
     machine,
-    order,
+    send_busy_market,
+    send_order,
     stream_of,
 )
 from tests.operations.memory_streams import A0, A1
-from tests.operations.repair_helper import mending
+from tests.operations.repair_helper import repair_context_of
 from tests.operations.test_crash_points import Killed, killer
 from tests.operations.test_further_tables import head, straight, tables
 
@@ -145,10 +145,10 @@ def quoted(root: Path) -> DiskMarket:
     """
     stream = DiskMarket(root)
     for session in ("s", "t"):
-        order(stream, A0, "whole", "1", 5, session)
-        order(stream, A0, "quote", "2", 5, session)
-        order(stream, A0, "trade", "1", 9, session)
-        order(stream, A0, "quote", "3", 7, session)
+        send_order(stream, A0, "whole", "1", 5, session)
+        send_order(stream, A0, "quote", "2", 5, session)
+        send_order(stream, A0, "trade", "1", 9, session)
+        send_order(stream, A0, "quote", "3", 7, session)
     stream.run(messages_max=3)
     return stream
 
@@ -160,7 +160,7 @@ def test_own_records_are_folded_to_state(tmp_path: Path) -> None:
     made = quoted(tmp_path)
     done = fold_own_records(made, Market)
     assert (done.difference, done.has_folded_records, done.notes) == (None, True, [])
-    order(made, A0, "quote", "4", 1)
+    send_order(made, A0, "quote", "4", 1)
     made.run()
     done = fold_own_records(made, Market, everything=False)
     assert (done.difference, done.has_folded_records, done.since > 0) == (None, True, True)
@@ -212,8 +212,8 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> DiskMarket:
     """Two partitions of books and trades, in several slices."""
     stream = DiskMarket(tmp_path, getattr(request, "param", ()))
     for _ in range(2):
-        busy(stream, A0)
-        busy(stream, A1, 2)
+        send_busy_market(stream, A0)
+        send_busy_market(stream, A1, 2)
         stream.run(messages_max=8)
     return stream
 
@@ -233,7 +233,7 @@ def test_readers_open_each_table(made: DiskMarket) -> None:
 @pytest.mark.parametrize("point", ["committed", "derived", "output-half"])
 def test_a_crash_is_caught_up_with(made: DiskMarket, point: str) -> None:
     """The next run does it, even one with nothing else to do; verify calls it behind, not damaged."""
-    busy(made, A0)
+    send_busy_market(made, A0)
     arm(killer(point, 1))
     try:
         with pytest.raises(Killed):
@@ -250,7 +250,7 @@ def test_a_crash_is_caught_up_with(made: DiskMarket, point: str) -> None:
 
 def test_publish_brings_them_up_too(made: DiskMarket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a run died right after its commit, and no other came."""
-    busy(made, A0)
+    send_busy_market(made, A0)
     arm(killer("committed", 1))
     try:
         with pytest.raises(Killed):
@@ -267,7 +267,7 @@ def test_publish_brings_them_up_too(made: DiskMarket, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("made", [(), ("topic",)], indirect=True, ids=["plain", "partitioned"])
 def test_a_repair_replaces_files_in_all_tables(made: DiskMarket) -> None:
     """And verify is content with what came of it."""
-    tools = mending(made)
+    tools = repair_context_of(made)
     tools = replace(
         tools, fold_context=replace(tools.fold_context, joiner=ParquetJoiner(made.root, "s"))
     )
@@ -287,7 +287,7 @@ def test_a_repair_replaces_files_in_all_tables(made: DiskMarket) -> None:
     assert {path for path in before if path.startswith("in-a/1")} <= after
     assert not before <= after
     assert verified(made).difference is None
-    order(made, A0, "trade", "1", 1)
+    send_order(made, A0, "trade", "1", 1)
     made.run()
     assert tables(made) == expected(made)
 
@@ -334,8 +334,8 @@ def test_verify_knows_these_rooms(made: DiskMarket) -> None:
     stray.write_bytes(content)
     seen = verified(made)
     assert (seen.difference, seen.orphans) == (None, 1)
-    order(made, A0, "quote")
-    order(made, A1, "quote")
+    send_order(made, A0, "quote")
+    send_order(made, A1, "quote")
     made.run()
     assert not stray.exists(), "what no entry named is swept"
     DeltaTable(made.root / "records-trade").delete("number = 1")

@@ -17,12 +17,12 @@ from tests.contracts.ledger_sides import (
     Q,
     RealSide,
     Side,
-    attempted,
-    begun,
     change,
     frontier,
-    moved,
+    prepare_commit,
     record_file,
+    slice_entry,
+    start_side,
 )
 
 
@@ -38,9 +38,11 @@ def test_there_is_no_ledger_before_the_first_entry(side: Side) -> None:
 
 def test_entries_are_read_back_as_committed(side: Side) -> None:
     """The head, and the ledger as of every earlier entry, each with its hash: a chain."""
-    heads = [begun(side)]
+    heads = [start_side(side)]
     for number in range(3):
-        head, done = commit(side.store, MemoryClock(), heads[-1], moved(number * 5, number * 5 + 5))
+        head, done = commit(
+            side.store, MemoryClock(), heads[-1], slice_entry(number * 5, number * 5 + 5)
+        )
         assert (done.sequence, done.previous) == (number + 1, heads[-1].ledger.sha256)
         heads.append(head)
     found = read_head(side.again(), "s")
@@ -55,15 +57,15 @@ def test_entries_are_read_back_as_committed(side: Side) -> None:
 @pytest.mark.parametrize("sequence", [-1, 2, 99])
 def test_an_entry_that_is_not_there_is_refused_by_number(side: Side, sequence: int) -> None:
     """Whoever asks has mistyped it."""
-    commit(side.store, MemoryClock(), begun(side), moved(0, 5))
+    commit(side.store, MemoryClock(), start_side(side), slice_entry(0, 5))
     with pytest.raises(ConfigError, match=f"no ledger entry {sequence}"):
         side.store.ledger_at("s", sequence)
 
 
 def test_an_entry_is_known_by_its_manifest_after_another(side: Side) -> None:
     """`has` looks only after the entry that it was given."""
-    first = begun(side)
-    second, _ = commit(side.store, MemoryClock(), first, moved(0, 5))
+    first = start_side(side)
+    second, _ = commit(side.store, MemoryClock(), first, slice_entry(0, 5))
     one, two, store = first.ledger.sha256, second.ledger.sha256, side.again()
     assert [store.has_manifest(two, after) for after in (-1, 0, 1)] == [True, True, False]
     assert [store.has_manifest(one, after) for after in (-1, 0, 1)] == [True, False, False]
@@ -72,9 +74,9 @@ def test_an_entry_is_known_by_its_manifest_after_another(side: Side) -> None:
 
 def test_a_long_ledger_is_read_to_its_beginning(side: Side) -> None:
     """Entries far back are found as the last ones are."""
-    head = first = begun(side)
+    head = first = start_side(side)
     for number in range(20):
-        head, _ = commit(side.store, MemoryClock(), head, moved(number, number + 1))
+        head, _ = commit(side.store, MemoryClock(), head, slice_entry(number, number + 1))
     assert side.again().ledger_at("s", 0) == first.ledger
     assert side.again().ledger_at("s", 20) == head.ledger
     assert side.again().has_manifest(first.ledger.sha256, -1)
@@ -85,9 +87,9 @@ def test_entries_are_walked_from_any_of_them_on(side: Side) -> None:
     ledger.
     """
     assert list(side.store.entries("s", -1)) == []
-    head = begun(side)
+    head = start_side(side)
     for number in range(20):
-        head = commit(side.store, MemoryClock(), head, moved(number, number + 1))[0]
+        head = commit(side.store, MemoryClock(), head, slice_entry(number, number + 1))[0]
     for after in (-1, 0, 17, 20, 99):
         found = [manifest.entry.sequence for manifest in side.store.entries("s", after)]
         assert found == list(range(after + 1, 21))
@@ -96,34 +98,36 @@ def test_entries_are_walked_from_any_of_them_on(side: Side) -> None:
 
 def test_a_commit_on_an_old_head_changes_nothing(side: Side) -> None:
     """It may only be set on exactly the head that was read; by the rule its maker is fenced."""
-    old = begun(side)
+    old = start_side(side)
     file = record_file(side, "0-0-zombie")
-    commit(side.store, MemoryClock(), old, moved(0, 5))
+    commit(side.store, MemoryClock(), old, slice_entry(0, 5))
     with pytest.raises(CommitConflictError):
-        attempted(side, old, moved(0, 3, file, attempt="zombie"))()
+        prepare_commit(side, old, slice_entry(0, 3, file, attempt="zombie"))()
     with pytest.raises(CommitConflictError):
-        attempted(side, None, Entry(kind="start", attempt="zombie"))()
+        prepare_commit(side, None, Entry(kind="start", attempt="zombie"))()
     assert frontier(side) == (1, 5)
     assert side.active() == []
     with pytest.raises(FencedError):
-        commit(side.store, MemoryClock(), old, moved(0, 3, attempt="zombie"))
+        commit(side.store, MemoryClock(), old, slice_entry(0, 3, attempt="zombie"))
     assert frontier(side) == (1, 5)
 
 
 def test_of_two_on_one_head_one_wins(side: Side) -> None:
     """Each read the ledger before the other wrote; the loser is told so."""
-    begun(side)
+    start_side(side)
     first, second = side.again().head("s"), side.again().head("s")
-    attempted(side, first, moved(0, 5))()
+    prepare_commit(side, first, slice_entry(0, 5))()
     with pytest.raises(CommitConflictError):
-        attempted(side, second, moved(0, 7, attempt="b"))()
+        prepare_commit(side, second, slice_entry(0, 7, attempt="b"))()
     assert frontier(side) == (1, 5)
 
 
 def test_of_two_who_create_one_wins(side: Side) -> None:
     """Both saw no ledger; by the rule the second takes the first one's."""
     births = (change(), change(Q))
-    one, two = (attempted(side, None, Entry(kind="start", attempt=a, changes=births)) for a in "ab")
+    one, two = (
+        prepare_commit(side, None, Entry(kind="start", attempt=a, changes=births)) for a in "ab"
+    )
     sha256 = one()
     with pytest.raises(CommitConflictError):
         two()
@@ -140,12 +144,16 @@ def test_at_the_same_moment_one_wins_too(tmp_path: Path, first: bool) -> None:
     """
     side = RealSide(tmp_path)
     if not first:
-        begun(side)
+        start_side(side)
     entries = [
-        Entry(kind="start", attempt=a, changes=(change(),)) if first else moved(0, 5, attempt=a)
+        Entry(kind="start", attempt=a, changes=(change(),))
+        if first
+        else slice_entry(0, 5, attempt=a)
         for a in "abcd"
     ]
-    tries = [attempted(side, None if first else side.again().head("s"), entry) for entry in entries]
+    tries = [
+        prepare_commit(side, None if first else side.again().head("s"), entry) for entry in entries
+    ]
     with ThreadPoolExecutor(4) as pool:
         outcomes = [
             future.exception() or future.result() for future in [pool.submit(one) for one in tries]
@@ -170,38 +178,38 @@ def test_the_witness_is_what_was_last_written(side: Side) -> None:
 
 def test_rows_appended_by_others_are_one_finding_until_told(side: Side) -> None:
     """The next entry carries it; a commit on the head from before is refused."""
-    before = begun(side)
+    before = start_side(side)
     side.foreign_append()
     with pytest.raises(CommitConflictError):
-        attempted(side, before, moved(0, 3))()
+        prepare_commit(side, before, slice_entry(0, 3))()
     head = side.again().head("s")
     assert head is not None
     assert [finding.finding for finding in head.foreign_findings] == ["foreign"]
     assert head.ledger == before.ledger
-    after, done = commit(side.store, MemoryClock(), head, moved(0, 5))
+    after, done = commit(side.store, MemoryClock(), head, slice_entry(0, 5))
     assert done.findings == tuple(head.foreign_findings)
     assert (after.foreign_findings, frontier(side)) == ([], (1, 5))
 
 
 def test_files_rewritten_by_others_are_no_finding(side: Side) -> None:
     """A foreign OPTIMIZE changes no record; the ledger goes on."""
-    head = begun(side)
+    head = start_side(side)
     for number in range(2):
         file = record_file(side, f"0-{number}-a")
-        head, _ = commit(side.store, MemoryClock(), head, moved(number, number + 1, file))
+        head, _ = commit(side.store, MemoryClock(), head, slice_entry(number, number + 1, file))
     side.foreign_rewrite()
     found = side.again().head("s")
     assert found is not None
     assert (found.ledger, found.foreign_findings) == (head.ledger, [])
-    commit(side.store, MemoryClock(), found, moved(2, 5))
+    commit(side.store, MemoryClock(), found, slice_entry(2, 5))
     assert frontier(side) == (3, 5)
 
 
 def test_a_commit_says_which_entry_it_is(tmp_path: Path) -> None:
     """Any Delta reader finds sequence, chain and manifest in the log, and the stream's transaction."""
     side = RealSide(tmp_path)
-    first = begun(side)
-    head, _ = commit(side.store, MemoryClock(), first, moved(0, 5))
+    first = start_side(side)
+    head, _ = commit(side.store, MemoryClock(), first, slice_entry(0, 5))
     log = (tmp_path / "records" / "_delta_log" / f"{1:020d}.json").read_text().splitlines()
     actions = {name: content for line in log for name, content in json.loads(line).items()}
     mark = actions["commitInfo"]["seriatim"]

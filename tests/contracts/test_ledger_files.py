@@ -15,27 +15,27 @@ from tests.contracts.ledger_sides import (
     P,
     RealSide,
     Side,
-    attempted,
-    begun,
     frontier,
-    moved,
+    prepare_commit,
     record_file,
+    slice_entry,
+    start_side,
 )
 
 
 def test_committed_record_files_are_in_the_table(side: Side) -> None:
     """Only those that an entry names; others are invisible."""
     named, _ = record_file(side, "0-0-a"), record_file(side, "0-0-orphan")
-    commit(side.store, MemoryClock(), begun(side), moved(0, 5, named))
+    commit(side.store, MemoryClock(), start_side(side), slice_entry(0, 5, named))
     assert side.active() == [named.path]
 
 
 def test_a_file_that_is_gone_is_never_named(side: Side) -> None:
     """Another run has swept it: nothing is committed."""
-    head, file = begun(side), record_file(side, "0-0-a")
+    head, file = start_side(side), record_file(side, "0-0-a")
     side.lose(file.path)
     with pytest.raises(CommitConflictError, match="0-0-a"):
-        attempted(side, head, moved(0, 5, file))()
+        prepare_commit(side, head, slice_entry(0, 5, file))()
     assert frontier(side) == (0, 0)
 
 
@@ -52,8 +52,8 @@ def test_a_manifest_is_stored_under_what_it_says(side: Side) -> None:
 
 def test_manifests_that_lost_are_swept(side: Side) -> None:
     """Up to the head, by another hash; those in the chain, and of entries to come, stay."""
-    first = begun(side)
-    head, _ = commit(side.store, MemoryClock(), first, moved(0, 5))
+    first = start_side(side)
+    head, _ = commit(side.store, MemoryClock(), first, slice_entry(0, 5))
     lost = [side.store.put_manifest(number, b"{}")[0] for number in (0, 1)]
     coming, _ = side.store.put_manifest(2, b"{}")
     assert side.again().sweep(head) == sorted(lost)
@@ -64,10 +64,10 @@ def test_manifests_that_lost_are_swept(side: Side) -> None:
 
 def test_the_table_tells_its_files(side: Side) -> None:
     """As of the head that was read, by the paths that entries name; later ones are not in it."""
-    head = begun(side)
+    head = start_side(side)
     assert side.store.active_paths(head) == set()
     file = record_file(side, "0-0-a")
-    head, _ = commit(side.store, MemoryClock(), head, moved(0, 5, file))
+    head, _ = commit(side.store, MemoryClock(), head, slice_entry(0, 5, file))
     assert (
         side.store.active_paths(head)
         == {one.path for one in side.store.active_files(head)}
@@ -75,19 +75,19 @@ def test_the_table_tells_its_files(side: Side) -> None:
     )
     another = side.again().head("s")
     assert another is not None
-    commit(side.again(), MemoryClock(), another, moved(5, 9, record_file(side, "0-5-a")))
+    commit(side.again(), MemoryClock(), another, slice_entry(5, 9, record_file(side, "0-5-a")))
     assert side.store.active_paths(head) == {file.path}
 
 
 def test_dead_files_are_swept_on_either_side(side: Side) -> None:
     """A late attempt at an older start goes; what is named, and what is at the frontier, stays."""
-    head = begun(side)
+    head = start_side(side)
     for number in range(3):
         head, _ = commit(
             side.store,
             MemoryClock(),
             head,
-            moved(number, number + 1, record_file(side, f"0-{number}-a")),
+            slice_entry(number, number + 1, record_file(side, f"0-{number}-a")),
         )
     late, live = record_file(side, "0-1-late-3"), record_file(side, "0-3-b")
     assert sweep_dead(side.store, side.files, head) == [late.path]
@@ -97,7 +97,7 @@ def test_dead_files_are_swept_on_either_side(side: Side) -> None:
 def test_drafts_are_swept(tmp_path: Path) -> None:
     """Of manifests and of the witness; nothing else that begins with a dot."""
     side = RealSide(tmp_path)
-    head = begun(side)
+    head = start_side(side)
     drafts = [".head.json.0a1b2c3d", f"manifests/.{'0' * 10}-{'a' * 64}.json.zst.0a1b2c3d"]
     for name in (*drafts, ".keep"):
         (tmp_path / name).write_bytes(b"half")

@@ -14,10 +14,10 @@ from seriatim.ledger.delta_store import DeltaLedger
 from seriatim.operations.publish import publish_current
 from seriatim.storage import files
 from seriatim.storage.record_query import RecordQuery
-from tests.contracts.disk_streams import DiskStream, filled
+from tests.contracts.disk_streams import DiskStream, create_filled_output
 from tests.contracts.test_current_table import current_of
 from tests.contracts.test_further_tables import DiskMarket
-from tests.operations.market_machine import busy
+from tests.operations.market_machine import send_busy_market
 from tests.operations.memory_streams import A0
 
 Synced = list[tuple[Path, set[Path]]]
@@ -62,7 +62,7 @@ def assert_all_durable(root: Path, synced: Synced) -> None:
 
 def test_a_commit_is_on_the_disk_before_its_witness(tmp_path: Path, synced: Synced) -> None:
     """head.json never names an entry that a power cut could still take out of the log."""
-    filled(tmp_path / "lake")
+    create_filled_output(tmp_path / "lake")
     witnesses = [missing for path, missing in synced if path.name.startswith(".head.json.")]
     assert len(witnesses) > 5
     assert [[path for path in missing if path.parts[-3] == "records"] for missing in witnesses] == [
@@ -72,13 +72,13 @@ def test_a_commit_is_on_the_disk_before_its_witness(tmp_path: Path, synced: Sync
 
 def test_commits_of_all_tables_are_on_the_disk(tmp_path: Path, synced: Synced) -> None:
     """Records, gaps and quarantine, the current rows, and the machine's other tables."""
-    made = filled(tmp_path / "lake")
+    made = create_filled_output(tmp_path / "lake")
     publish_current("s", made.ledger, current_of(made))
     made.send("in-a/0", "x", 7)
     made.run()
     publish_current("s", made.ledger, current_of(made))
     market = DiskMarket(tmp_path / "market")
-    busy(market, A0)
+    send_busy_market(market, A0)
     market.run()
     rooms = {path.parts[-3] for path in commits(tmp_path)}
     assert {"records", "gaps", "quarantine", "current"} < rooms
@@ -90,7 +90,7 @@ def test_the_note_of_derived_tables_comes_after_their_commits(
     tmp_path: Path, synced: Synced
 ) -> None:
     """What says how far gaps and quarantine are is never ahead of them."""
-    filled(tmp_path / "lake")
+    create_filled_output(tmp_path / "lake")
     notes = [missing for path, missing in synced if path.name.startswith(".derived.json.")]
     assert notes
     assert [
@@ -104,7 +104,7 @@ def test_a_witness_that_catches_up_makes_the_commit_durable_first(
     """A process was killed between its commit and the sync of it: whoever writes the witness later
     does both.
     """
-    made: DiskStream = filled(tmp_path / "lake")
+    made: DiskStream = create_filled_output(tmp_path / "lake")
     version = RecordQuery(made.root, "s").version
     head = made.ledger.head("s")
     assert head is not None

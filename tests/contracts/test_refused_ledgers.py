@@ -19,17 +19,17 @@ from tests.contracts.ledger_sides import (
     COLUMNS,
     RealSide,
     Side,
-    begun,
-    moved,
     record_file,
+    slice_entry,
+    start_side,
 )
 
 
 @pytest.mark.parametrize("how", ["damage", "lose"])
 def test_a_hurt_manifest_is_refused_by_name(side: Side, how: str) -> None:
     """The last one leaves no head; an earlier one does no harm until it is asked for."""
-    first = begun(side)
-    after, manifest = build_manifest(moved(0, 5), first.ledger)
+    first = start_side(side)
+    after, manifest = build_manifest(slice_entry(0, 5), first.ledger)
     path, sha256 = side.store.put_manifest(after.sequence, encode_manifest(manifest))
     side.store.compare_and_set(first, manifest.entry, path, sha256)
     getattr(side, how)(path)
@@ -42,7 +42,7 @@ def test_a_hurt_manifest_is_refused_by_name(side: Side, how: str) -> None:
 
 def test_another_streams_ledger_is_refused(side: Side) -> None:
     """Two streams must not share an output path: whose it is is told."""
-    begun(side)
+    start_side(side)
     for read in (lambda: side.again().head("other"), lambda: side.again().ledger_at("other", 0)):
         with pytest.raises(ConfigError, match="holds stream 's'"):
             read()
@@ -68,7 +68,7 @@ def test_other_columns_are_refused_by_name(
     tmp_path: Path, columns: dict[str, str], told: str
 ) -> None:
     """What the table has and what the stream file says; reading alone needs no schema."""
-    begun(RealSide(tmp_path))
+    start_side(RealSide(tmp_path))
     with pytest.raises(ConfigError) as caught:
         DeltaLedger(tmp_path, record_schema(columns)).head("s")
     assert told in caught.value.message
@@ -77,7 +77,7 @@ def test_other_columns_are_refused_by_name(
 
 def test_another_partitioning_is_refused(tmp_path: Path) -> None:
     """The table cannot change it, so the stream file must not."""
-    begun(RealSide(tmp_path))
+    start_side(RealSide(tmp_path))
     with pytest.raises(ConfigError, match="partitioned by"):
         DeltaLedger(tmp_path, record_schema(COLUMNS), ("topic",)).head("s")
 
@@ -126,7 +126,7 @@ def rewritten(side: RealSide, old: str, new: str) -> None:
 def test_a_damaged_mark_is_a_ledger_that_cannot_be_read(tmp_path: Path, old: str, new: str) -> None:
     """Whoever reads it is told so, and which commit it is."""
     side = RealSide(tmp_path)
-    commit(side.store, MemoryClock(), begun(side), moved(0, 5))
+    commit(side.store, MemoryClock(), start_side(side), slice_entry(0, 5))
     rewritten(side, old, new)
     reads = (
         lambda: side.again().head("s"),
@@ -142,7 +142,9 @@ def test_a_damaged_mark_is_a_ledger_that_cannot_be_read(tmp_path: Path, old: str
 def test_half_a_commit_is_told_in_one_line(tmp_path: Path) -> None:
     """Without the frames of the library that met it."""
     side = RealSide(tmp_path)
-    commit(side.store, MemoryClock(), begun(side), moved(0, 5, record_file(side, "0-0-a")))
+    commit(
+        side.store, MemoryClock(), start_side(side), slice_entry(0, 5, record_file(side, "0-0-a"))
+    )
     log = tmp_path / "records" / "_delta_log" / f"{1:020d}.json"
     log.write_text(log.read_text()[:-200])
     with pytest.raises(IntegrityError, match="the ledger cannot be read") as caught:
@@ -153,8 +155,8 @@ def test_half_a_commit_is_told_in_one_line(tmp_path: Path) -> None:
 def test_a_manifest_of_another_entry_is_refused(tmp_path: Path) -> None:
     """A commit that names it is damaged, even if the hash is right."""
     side = RealSide(tmp_path)
-    head = begun(side)
-    _, manifest = build_manifest(moved(0, 5), head.ledger)
+    head = start_side(side)
+    _, manifest = build_manifest(slice_entry(0, 5), head.ledger)
     path, sha256 = side.store.put_manifest(
         1, encode_manifest(replace(manifest, entry=replace(manifest.entry, sequence=7)))
     )

@@ -21,12 +21,12 @@ from seriatim.storage.files import file_digest
 from seriatim.storage.join import ParquetJoiner
 from tests.contracts.disk_streams import DiskStream
 from tests.contracts.verify_helper import verify
-from tests.operations.repair_helper import mending
+from tests.operations.repair_helper import repair_context_of
 
 
 def tools(made: DiskStream) -> RepairContext:
     """What a repair of real files is made with."""
-    given = mending(made)
+    given = repair_context_of(made)
     return replace(
         given, fold_context=replace(given.fold_context, joiner=ParquetJoiner(made.root, "s"))
     )

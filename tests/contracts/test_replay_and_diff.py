@@ -28,7 +28,7 @@ from seriatim.storage.record_query import RecordQuery
 from seriatim.storage.scratch import LayeredState
 from seriatim.storage.state_files import ParquetState
 from tests.contracts.disk_streams import DiskStream
-from tests.operations.lookback_helper import head_of, looking
+from tests.operations.lookback_helper import head_of, replay_context_of
 
 A0, A1 = Partition("in-a", 0), Partition("in-a", 1)
 
@@ -107,7 +107,7 @@ def replayed(
     """Fold ranges into a folder, as the command does."""
     scratch.refuse_unusable_folder(folder)
     runner = made.stream.table_machine()
-    tools = replace(looking(made), past_reader=Plainly(made), runner=runner)
+    tools = replace(replay_context_of(made), past_reader=Plainly(made), runner=runner)
     replaying = ReplayRun(
         tools, head_of(made), kit(made, folder, runner), without_state=fresh, messages_max=size
     )

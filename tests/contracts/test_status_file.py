@@ -9,12 +9,12 @@ import pytest
 from seriatim.errors import ConfigError, IntegrityError
 from seriatim.operations.stream_status import SavedStatus
 from seriatim.storage.status_file import StatusFiles
-from tests.contracts.disk_streams import DiskStream, filled
+from tests.contracts.disk_streams import DiskStream, create_filled_output
 
 
 def test_manifests_say_what_the_ledger_says(tmp_path: Path) -> None:
     """The last entry, each of the past, and all of them backward."""
-    made, files = filled(tmp_path / "s"), StatusFiles(tmp_path / "s")
+    made, files = create_filled_output(tmp_path / "s"), StatusFiles(tmp_path / "s")
     ledger = made.ledger.head("s").ledger
     assert files.last_ledger() == ledger
     entries = list(made.ledger.entries("s", -1))
@@ -25,7 +25,7 @@ def test_manifests_say_what_the_ledger_says(tmp_path: Path) -> None:
 
 def test_a_try_that_never_came_to_be_is_not_taken_for_an_entry(tmp_path: Path) -> None:
     """Of several manifests with one number, it is the one that the next entry names."""
-    made, files = filled(tmp_path / "s"), StatusFiles(tmp_path / "s")
+    made, files = create_filled_output(tmp_path / "s"), StatusFiles(tmp_path / "s")
     entries = list(made.ledger.entries("s", -1))
     for number in (2, 3):
         made.ledger.put_manifest(number, b"never came to be")
@@ -46,7 +46,7 @@ def test_a_stream_that_was_never_run_has_nothing(tmp_path: Path) -> None:
 
 def test_what_is_damaged_is_refused(tmp_path: Path) -> None:
     """A manifest whose hash differs or that is gone, a witness that is no JSON."""
-    made, files = filled(tmp_path / "s"), StatusFiles(tmp_path / "s")
+    made, files = create_filled_output(tmp_path / "s"), StatusFiles(tmp_path / "s")
     (path,) = (made.root / "manifests").glob("0000000002-*")
     whole = path.read_bytes()
     path.write_bytes(whole + b"x")

@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable
 
 from seriatim.operations.prove.rules import SignOff
-from tests.contracts.disk_streams import filled
-from tests.contracts.verify_helper import first, flipped, paths, verify
+from tests.contracts.disk_streams import create_filled_output
+from tests.contracts.verify_helper import first_difference, flip_bit, paths, verify
 
 
 def test_a_clean_stream_is_good_and_signed_off(root: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_clean_stream_is_good_and_signed_off(root: Path) -> None:
 )
 def test_other_streams_are_good_too(tmp_path: Path, fields: dict[str, Any]) -> None:
     """A tier that only counts, and columns that are folders' names."""
-    filled(tmp_path, **fields)
+    create_filled_output(tmp_path, **fields)
     done = verify(tmp_path)
     assert (done.difference, done.warnings, done.has_folded_records) == (None, [], True)
 
@@ -72,7 +72,7 @@ def test_a_pass_goes_on_from_the_last_signed_off(tmp_path: Path) -> None:
     """Only what came since is read again, the state of now always; records since fold on from the
     state of then.
     """
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     assert verify(tmp_path).since == -1
     again = verify(tmp_path)
     assert (again.since, again.entries, again.records, again.difference) == (8, 0, 0, None)
@@ -95,11 +95,11 @@ def test_state_and_witness_are_looked_at_in_every_pass(root: Path) -> None:
     assert verify(root).difference is None
     path = paths(root, "state/in-a/0/*-12-*")[0]
     good = path.read_bytes()
-    path.write_bytes(flipped(good, 999))
-    assert first(root).file == str(path.relative_to(root))
+    path.write_bytes(flip_bit(good, 999))
+    assert first_difference(root).file == str(path.relative_to(root))
     path.write_bytes(good)
     (root / "head.json").write_bytes(json.dumps({"sequence": 8, "sha256": "0" * 64}).encode())
-    assert first(root).file == "head.json"
+    assert first_difference(root).file == "head.json"
 
 
 def test_old_records_are_looked_at_by_all(root: Path) -> None:
@@ -107,17 +107,17 @@ def test_old_records_are_looked_at_by_all(root: Path) -> None:
     assert verify(root).difference is None
     path = paths(root, "records/in-a/0/*.parquet")[0]
     good = path.read_bytes()
-    path.write_bytes(flipped(good, 999))
+    path.write_bytes(flip_bit(good, 999))
     assert verify(root).difference is None
-    assert first(root, everything=True).file == str(path.relative_to(root))
+    assert first_difference(root, everything=True).file == str(path.relative_to(root))
     path.unlink()
-    assert first(root).file == str(path.relative_to(root))
+    assert first_difference(root).file == str(path.relative_to(root))
 
 
 def test_nothing_is_signed_off_where_something_differs(root: Path) -> None:
     """The sign-off comes after a clean pass alone."""
     path = paths(root, "records/in-a/0/*.parquet")[0]
-    path.write_bytes(flipped(path.read_bytes(), 999))
+    path.write_bytes(flip_bit(path.read_bytes(), 999))
     assert verify(root).difference is not None
     assert not (root / "verified.json").exists()
 
@@ -130,7 +130,7 @@ def test_a_sign_off_that_was_changed_is_not_believed(root: Path) -> None:
     path = root / "verified.json"
     good, dice = path.read_bytes(), random.Random(7)
     for bit in dice.sample(range(len(good) * 8), 30):
-        path.write_bytes(flipped(good, bit))
+        path.write_bytes(flip_bit(good, bit))
         done = verify(root)
         assert (done.difference, done.since) == (None, -1)
         assert [warning.file for warning in done.warnings] == ["verified.json"]
@@ -141,13 +141,13 @@ def test_a_ledger_older_than_its_sign_off_is_found(tmp_path: Path) -> None:
     """Rolled back with its witness: only the sign-off knows. `--all` takes the older ledger as
     meant, and warns.
     """
-    made = filled(tmp_path / "lake")
+    made = create_filled_output(tmp_path / "lake")
     shutil.copytree(made.root, tmp_path / "yesterday")
     made.send("in-a/0", "x", 6)
     made.run()
     assert verify(made.root).difference is None
     shutil.copy(made.root / "verified.json", tmp_path / "yesterday")
-    found = first(tmp_path / "yesterday")
+    found = first_difference(tmp_path / "yesterday")
     assert (found.file, found.sequence) == ("verified.json", 9)
     assert "--all" in found.next
     done = verify(tmp_path / "yesterday", everything=True)

@@ -17,8 +17,8 @@ from seriatim.ledger.commit import commit
 from seriatim.ledger.model import Change, Entry
 from seriatim.ports import LedgerHead
 from seriatim.storage.audit import FileAudit
-from tests.contracts.disk_streams import DiskStream, filled
-from tests.contracts.verify_helper import first, paths, verify
+from tests.contracts.disk_streams import DiskStream, create_filled_output
+from tests.contracts.verify_helper import first_difference, paths, verify
 
 
 def test_records_written_anew_with_other_content_are_found(root: Path) -> None:
@@ -29,7 +29,7 @@ def test_records_written_anew_with_other_content_are_found(root: Path) -> None:
         table.schema.get_field_index("v"), "v", pa.array([7] * table.num_rows, pa.int64())
     )
     pq.write_table(changed, path, write_page_checksum=True)
-    assert first(root).file == str(path.relative_to(root))
+    assert first_difference(root).file == str(path.relative_to(root))
 
 
 def test_a_file_in_the_table_that_no_entry_added_is_found(root: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_file_in_the_table_that_no_entry_added_is_found(root: Path) -> None:
     before = set(table.file_uris())
     write_deltalake(table, rows, mode="append")
     (added,) = set(DeltaTable(root / "records").file_uris()) - before
-    found = first(root)
+    found = first_difference(root)
     assert found.file == "records/" + added.rpartition("/records/")[2]
     assert "no entry added" in found.description
 
@@ -47,7 +47,7 @@ def test_a_file_in_the_table_that_no_entry_added_is_found(root: Path) -> None:
 def test_a_file_taken_out_of_the_table_is_found(root: Path) -> None:
     """Somebody deleted rows beside Seriatim."""
     DeltaTable(root / "records").delete("topic = 'in-b'")
-    found = first(root)
+    found = first_difference(root)
     assert "no entry added" in found.description or "lacks" in found.description
 
 
@@ -70,7 +70,7 @@ def test_a_checkpoint_of_the_log_that_lies_is_found(root: Path) -> None:
     pq.write_table(
         kept.filter(pa.array([number != is_add.index(True) for number in range(len(is_add))])), path
     )
-    found = first(root)
+    found = first_difference(root)
     assert "readers do not see" in found.description
     assert found.file.startswith("records/in-")
 
@@ -127,7 +127,7 @@ def test_an_entry_that_lies_is_found(
 
     monkeypatch.setattr("seriatim.operations.run.commit", lying)
     made.run()
-    found = first(tmp_path)
+    found = first_difference(tmp_path)
     assert found.sequence == 2
     assert _matches(lie, found.description), found.description
 
@@ -138,14 +138,14 @@ def _matches(lie: str, what: str) -> bool:
 
 def test_a_slice_that_leaves_a_hole_is_found(tmp_path: Path) -> None:
     """Certificates tile the range from birth to the frontier: one that begins later is named."""
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     head = made.ledger.head("s")
     assert head is not None
     account = head.ledger.partitions["in-a/1"]
     skipping = replace(account, frontier=account.frontier + 5)
     moved = replace(head.ledger, partitions={**head.ledger.partitions, "in-a/1": skipping})
     _commit_by_hand(made, moved)
-    found = first(tmp_path)
+    found = first_difference(tmp_path)
     assert (found.partition, found.sequence) == ("in-a/1", 9)
 
 
@@ -193,7 +193,7 @@ def test_a_state_that_its_records_do_not_make_is_found(
 
     monkeypatch.setattr(made.runner, "dump", wrong)
     made.run()
-    found = first(tmp_path)
+    found = first_difference(tmp_path)
     assert (found.partition, found.session, found.offset) == ("in-a/0", "x", 0)
     assert "v=0" in found.expected
     assert "v=99" in found.found

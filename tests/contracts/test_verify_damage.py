@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from seriatim.ledger.delta_store import DeltaLedger
-from tests.contracts.verify_helper import first, flipped, paths, verify
+from tests.contracts.verify_helper import first_difference, flip_bit, paths, verify
 
 FLIPS_SAMPLE, FLIPS_FULL = 30, 300
 
@@ -32,7 +32,7 @@ def test_every_flipped_bit_is_found(root: Path, kind: str, full: bool) -> None:
         path = dice.choice(paths(root, FLIPPED[kind]))
         good = path.read_bytes()
         bit = dice.randrange(len(good) * 8)
-        path.write_bytes(flipped(good, bit))
+        path.write_bytes(flip_bit(good, bit))
         found = verify(root).difference
         if found is None or found.file != str(path.relative_to(root)):
             missed.append((path.name, bit, found))
@@ -49,7 +49,7 @@ def test_every_flipped_bit_of_an_entry_in_the_delta_log_is_found(root: Path, ful
         good = path.read_bytes()
         begin = good.index(b'"seriatim":{')
         bit = dice.randrange(begin * 8, good.index(b"}", begin) * 8)
-        path.write_bytes(flipped(good, bit))
+        path.write_bytes(flip_bit(good, bit))
         if verify(root).difference is None:
             missed.append((path.name, bit))
         path.write_bytes(good)
@@ -63,7 +63,7 @@ def test_every_flipped_bit_of_a_log_that_was_signed_off_is_found(root: Path, ful
     for _ in range(FLIPS_FULL if full else FLIPS_SAMPLE):
         path = dice.choice(paths(root, "records/_delta_log/*.json"))
         good = path.read_bytes()
-        path.write_bytes(flipped(good, dice.randrange(len(good) * 8)))
+        path.write_bytes(flip_bit(good, dice.randrange(len(good) * 8)))
         if verify(root).difference is None:
             missed.append(path.name)
         path.write_bytes(good)
@@ -83,7 +83,7 @@ def test_a_missing_file_is_found_by_name(root: Path, pattern: str, number: int) 
     """Records in the table, messages set aside, manifests in the chain, and the state of now."""
     path = paths(root, pattern)[number]
     path.unlink()
-    found = first(root)
+    found = first_difference(root)
     assert found.file == str(path.relative_to(root))
     assert "missing" in found.description + found.found
     assert "restore" in found.next
@@ -93,13 +93,13 @@ def test_a_missing_commit_is_found_by_name(root: Path) -> None:
     """In the middle of the log; at its end the witness has seen it."""
     path = root / "records/_delta_log" / f"{4:020d}.json"
     path.unlink()
-    assert first(root).file == f"records/_delta_log/{path.name}"
+    assert first_difference(root).file == f"records/_delta_log/{path.name}"
 
 
 def test_a_ledger_that_was_rolled_back_is_found(root: Path) -> None:
     """The last commit is gone: the witness has seen its entry."""
     (root / "records/_delta_log" / f"{8:020d}.json").unlink()
-    found = first(root)
+    found = first_difference(root)
     assert (found.file, found.sequence) == ("head.json", 8)
 
 
@@ -127,7 +127,7 @@ def test_two_files_swapped_are_found_by_name(root: Path, pattern: str) -> None:
     left, right = one.read_bytes(), two.read_bytes()
     one.write_bytes(right)
     two.write_bytes(left)
-    found = first(root)
+    found = first_difference(root)
     assert found.file in {str(path.relative_to(root)) for path in (one, two)}
     if "manifests" not in pattern and "size" not in found.description:
         other = two if found.file.endswith(one.name) else one
@@ -144,6 +144,6 @@ def test_two_files_of_one_size_swapped_tell_whose_content_they_have(root: Path) 
     assert left != right
     one.write_bytes(right)
     two.write_bytes(left)
-    found = first(root)
+    found = first_difference(root)
     assert found.file == str(one.relative_to(root))
     assert str(two.relative_to(root)) in found.cause

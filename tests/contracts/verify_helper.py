@@ -1,6 +1,6 @@
 """Verify over real files, for tests.
 
-Next room: test_verify.py, test_verify_damage.py and test_verify_lies.py.
+Next: test_verify.py, test_verify_damage.py and test_verify_contradictions.py.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ TABLE = VerifyTableSpec(("id",), tuple(COLUMNS), DiskStream(Path()).runner.load)
 def verify(
     root: Path, *, everything: bool = False, table: VerifyTableSpec | None = TABLE
 ) -> VerifyResult:
-    """One pass."""
+    """Verify once."""
     return Verification("s", FileAudit(root), from_first_entry=everything, table_spec=table).run()
 
 
-def first(root: Path, **how: Any) -> Difference:
-    """The difference that a pass names."""
-    found = verify(root, **how).difference
-    assert found is not None
-    return found
+def first_difference(root: Path, **options: Any) -> Difference:
+    """The difference that verify reports."""
+    difference = verify(root, **options).difference
+    assert difference is not None
+    return difference
 
 
 def paths(root: Path, pattern: str) -> list[Path]:
     """Files below the output path, by name."""
-    found = sorted(root.glob(pattern))
-    assert found
-    return found
+    matching = sorted(root.glob(pattern))
+    assert matching
+    return matching
 
 
-def flipped(content: bytes, bit: int) -> bytes:
-    """The same with one bit turned."""
+def flip_bit(content: bytes, bit: int) -> bytes:
+    """The same bytes with one bit flipped."""
     changed = bytearray(content)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)

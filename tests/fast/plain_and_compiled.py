@@ -1,7 +1,7 @@
-"""Twins: the plain fold and the bulk fold over the same stretches, and everything that they must
+"""Twins: the plain fold and the compiled fold over the same batches, and everything that they must
 agree on.
 
-Next room: test_twins.py draws the stretches.
+Next: test_plain_and_compiled.py draws the batches.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Sent = tuple[bytes | None, bytes | None, int]
 
 
 class EagerFold(CompiledFold):
-    """A bulk fold that never finds it better to fold the plain way."""
+    """A compiled fold that never leaves a batch to the plain fold."""
 
     unusual_max, messages_per_session_min = 1.0, 0  # type: ignore[assignment]
 
 
 class _Sheet:
-    """In place of a file: keeps the batches."""
+    """Stands in for a file: it keeps the batches in memory."""
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
@@ -55,23 +55,23 @@ class _Sheet:
 
 
 class Twin:
-    """One of two that fold the same."""
+    """One of two folds of the same messages, with what it gave."""
 
     def __init__(
         self, kind: type[Fold], machine: type[TableMachine], table: dict[str, Any], **fold: Any
     ) -> None:
-        self.kind, self.machine, self.table, self.given = kind, machine, table, fold
+        self.kind, self.machine, self.table, self.fold_settings = kind, machine, table, fold
         self.sheet = _Sheet()
         self.saved: dict[str, Session] = {}
-        self.kept: list[Any] = []
-        self.told: list[Any] = []
-        self.in_bulk = 0
+        self.quarantined_rows: list[Any] = []
+        self.reports: list[Any] = []
+        self.compiled_record_count = 0
         self.begin()
 
     def begin(self) -> None:
         """A new task, with the state that the last one saved."""
         runner = self.machine(**self.table)
-        self.fold = self.kind(PARTITION, runner, load_sessions=self._load, **self.given)
+        self.fold = self.kind(PARTITION, runner, load_sessions=self._load, **self.fold_settings)
         store = ParquetRecords(Path("nowhere"), runner.columns, "zstd", (), values_are_checked=True)
         self.writer = store.record_writer(PARTITION, "id", "stem")
         self.writer.file = self.sheet  # type: ignore[assignment]
@@ -83,22 +83,24 @@ class Twin:
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Fold a batch, as the task does."""
-        for stretch in message_batches([batch]):
+        for message_batch in message_batches([batch]):
             if self.fold.halt is None:
-                folded = self.fold.fold_batch(stretch)
-                self.in_bulk += (
+                folded = self.fold.fold_batch(message_batch)
+                self.compiled_record_count += (
                     0 if folded.columnar_records is None else len(folded.columnar_records.positions)
                 )
-                self.told.append(_told(folded))
-                self.writer.write(stretch.first_messages(folded.consumed_messages), folded)
-                self.kept += [kept.to_row(stretch) for kept in folded.quarantined_messages]
+                self.reports.append(_told(folded))
+                self.writer.write(message_batch.first_messages(folded.consumed_messages), folded)
+                self.quarantined_rows += [
+                    quarantined.to_row(message_batch) for quarantined in folded.quarantined_messages
+                ]
 
     def end(self) -> None:
-        """The task is over: what it touched is saved, what it found is told."""
+        """End the task: save the sessions that it touched, and note what it reports."""
         for name, session in self.fold.touched_sessions().items():
             self.saved[name] = _as_saved(session)
         fold = self.fold
-        self.told.append(
+        self.reports.append(
             [
                 fold.tally.findings,
                 fold.tally.marks,
@@ -110,15 +112,24 @@ class Twin:
         )
 
     def outcome(self) -> dict[str, Any]:
-        """All that counts."""
+        """Everything that both twins must have in common."""
         rows = [row for batch in self.sheet.batches for row in batch.to_pylist()]
-        return {"rows": rows, "kept": self.kept, "told": self.told, "saved": self.saved}
+        return {
+            "rows": rows,
+            "kept": self.quarantined_rows,
+            "told": self.reports,
+            "saved": self.saved,
+        }
 
 
 def _told(folded: FoldOutput) -> list[Any]:
     return [
         folded.consumed_messages,
-        [kept for kept in folded.quarantined_messages if isinstance(kept, QuarantinedMessage)],
+        [
+            quarantined
+            for quarantined in folded.quarantined_messages
+            if isinstance(quarantined, QuarantinedMessage)
+        ],
     ]
 
 
@@ -128,13 +139,13 @@ def _as_saved(session: Session) -> Session:
     )
 
 
-def both(table: dict[str, Any], eager: bool = True, **fold: Any) -> tuple[Twin, Twin]:
-    """The plain one and the one in bulk."""
-    in_bulk: type[Fold] = EagerFold if eager else CompiledFold
-    return Twin(Fold, TableMachine, table, **fold), Twin(in_bulk, CompiledTable, table, **fold)
+def create_twins(table: dict[str, Any], eager: bool = True, **fold: Any) -> tuple[Twin, Twin]:
+    """The plain twin and the compiled one."""
+    fold_class: type[Fold] = EagerFold if eager else CompiledFold
+    return Twin(Fold, TableMachine, table, **fold), Twin(fold_class, CompiledTable, table, **fold)
 
 
-def batch(sent: Sequence[Sent], start: int) -> pa.RecordBatch:
+def to_record_batch(sent: Sequence[Sent], start: int) -> pa.RecordBatch:
     """Messages as Spark gives them."""
     keys, values, times = zip(*sent, strict=True)
     offsets = range(start, start + len(sent))
@@ -144,36 +155,40 @@ def batch(sent: Sequence[Sent], start: int) -> pa.RecordBatch:
         list(keys),
         list(values),
     ]
-    made = pa.RecordBatch.from_arrays(
+    record_batch = pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)],
         schema=SCHEMA,
     )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:
-        writer.write_batch(made)
-    copied = bytearray(sink.getvalue())  # what Spark sends lies in memory that could be written to
+        writer.write_batch(record_batch)
+    # Batches of Spark lie in memory that can be written to, so this one does, too.
+    copied = bytearray(sink.getvalue())
     return next(iter(pa.ipc.open_stream(pa.py_buffer(copied))))
 
 
-def agree(twins: tuple[Twin, Twin], tasks: Iterable[Sequence[Sequence[Sent]]]) -> Twin:
-    """Let both fold the tasks' batches; what they give is the same. The one in bulk."""
+def assert_twins_agree(twins: tuple[Twin, Twin], tasks: Iterable[Sequence[Sequence[Sent]]]) -> Twin:
+    """Let both twins fold the tasks' batches, and assert that they give the same; the compiled twin."""
     offset = 0
     for task in tasks:
         for sent in task:
             for twin in twins:
-                twin.take(batch(sent, offset))
+                twin.take(to_record_batch(sent, offset))
             offset += len(sent)
         for twin in twins:
             twin.end()
             twin.begin()
-    plain, bulk = (twin.outcome() for twin in twins)
-    for what in plain:
-        assert repr(bulk[what]) == repr(plain[what]), what  # by their text: 0.0 is not -0.0
-    return twins[1]
+    plain, compiled = twins
+    plain_outcome = plain.outcome()
+    compiled_outcome = compiled.outcome()
+    for name in plain_outcome:
+        # Compared as text: 0.0 equals -0.0, but is another value.
+        assert repr(compiled_outcome[name]) == repr(plain_outcome[name]), name
+    return compiled
 
 
-class Producer:
-    """Tables as producers send them, mostly right, with a chance of everything else."""
+class OddProducer:
+    """Sends tables as producers do: mostly right, with a chance of everything else."""
 
     def __init__(self, chance: random.Random, oddness: float, sequenced: bool) -> None:
         self.chance, self.oddness, self.sequenced = chance, oddness, sequenced
@@ -238,10 +253,10 @@ class Producer:
             "ok": draw.choice((True, False)),
             "t": draw.choice(texts),
         }
-        left = {name: cell for name, cell in full.items() if draw.random() < 0.85}
+        named_cells = {name: cell for name, cell in full.items() if draw.random() < 0.85}
         return {
             "id": identity,
-            **{name: None if draw.random() < 0.1 else cell for name, cell in left.items()},
+            **{name: None if draw.random() < 0.1 else cell for name, cell in named_cells.items()},
         }
 
     def _value(self, name: str) -> bytes:
@@ -278,14 +293,14 @@ class Producer:
         ).encode()
 
     def _odd_value(self, name: str) -> bytes | None:
-        draw, known = self.chance, sorted(self.rows.get(name, ())) or ["a"]
+        draw, row_ids = self.chance, sorted(self.rows.get(name, ())) or ["a"]
         jump = draw.choice((0, 0, 2, -1))
         self.sequences[name] = self.sequences.get(name, 1) + jump - 1
-        one = draw.choice((*known, "nobody"))
+        row_id = draw.choice((*row_ids, "nobody"))
         kind = draw.choice(("insert", "update", "delete", "snapshot"))
-        body: dict[str, Any] = {"type": kind, **self._cells(one), **self._next(name)}
+        body: dict[str, Any] = {"type": kind, **self._cells(row_id), **self._next(name)}
         if kind == "snapshot":
-            body["rows"] = [self._cells(row) for row in draw.choices(known, k=2)]
+            body["rows"] = [self._cells(row) for row in draw.choices(row_ids, k=2)]
         value = self._text(body)
         if draw.random() < 0.4:
             return value
@@ -294,11 +309,11 @@ class Producer:
         )
 
     def _mangled(self, value: bytes) -> bytes:
-        """A byte changed, dropped or put in, or a stretch of one value put in place of another."""
+        """The value with a byte changed, inserted or dropped."""
         at, draw = self.chance.randrange(len(value)), self.chance.random()
-        other = self.chance.choice(
+        new_byte = self.chance.choice(
             (b'"', b"\\", b"0", b"-", b"e", b".", b"}", b"]", b",", b"\xff", b"\x01", b" ", b"null")
         )
         if draw < 0.4:
-            return value[:at] + other + value[at + 1 :]
-        return value[:at] + other + value[at:] if draw < 0.7 else value[:at] + value[at + 1 :]
+            return value[:at] + new_byte + value[at + 1 :]
+        return value[:at] + new_byte + value[at:] if draw < 0.7 else value[:at] + value[at + 1 :]

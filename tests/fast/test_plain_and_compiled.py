@@ -16,7 +16,14 @@ from seriatim.engine.findings import OnPoison
 from seriatim.engine.session import Session
 from seriatim.fast import table as machine
 from tests.calls import count_calls
-from tests.fast.plain_and_compiled import COLUMNS, Producer, Twin, agree, batch, both
+from tests.fast.plain_and_compiled import (
+    COLUMNS,
+    OddProducer,
+    Twin,
+    assert_twins_agree,
+    create_twins,
+    to_record_batch,
+)
 
 KEYS = [["id"], ["n", "id"], ["id", "ok"]]
 
@@ -32,7 +39,7 @@ def _world(seed: int, oddness: float, *, eager: bool, **choices: Any) -> Twin:
         "sequence": "seq" if sequenced else None,
         "lenient": tier in {"none", "order"},
     }
-    producer = Producer(chance, oddness, sequenced)
+    producer = OddProducer(chance, oddness, sequenced)
     tasks = [
         [
             [producer.send() for _ in range(chance.randrange(1, 60))]
@@ -40,7 +47,7 @@ def _world(seed: int, oddness: float, *, eager: bool, **choices: Any) -> Twin:
         ]
         for _ in range(chance.randrange(1, 4))
     ]
-    return agree(both(table, eager=eager, **choices), tasks)
+    return assert_twins_agree(create_twins(table, eager=eager, **choices), tasks)
 
 
 @settings(max_examples=250)
@@ -70,7 +77,7 @@ def test_usual_messages_are_folded_in_bulk() -> None:
     """The comparison means something: with nothing odd nearly all records are made in bulk."""
     made = _world(7, 0.0, eager=True, tier="none", on_poison="skip")
     records = sum(batch.num_rows for batch in made.sheet.batches)
-    assert made.in_bulk > 0.4 * records > 20
+    assert made.compiled_record_count > 0.4 * records > 20
 
 
 @pytest.mark.full
@@ -99,16 +106,16 @@ def test_text_that_nobody_needs_any_more_is_dropped(monkeypatch: pytest.MonkeyPa
     rest = [(line % (i, "ab"[i % 2], f"{i:050d}")).encode() for i in range(2, 1002)]
     sent = [(b"s", value, 1) for value in (begin, *rest)]
     batches = [sent[i : i + 50] for i in range(0, len(sent), 50)]
-    twins = both(table, tier="strict", on_poison="quarantine")
+    twins = create_twins(table, tier="strict", on_poison="quarantine")
     runner: Any = twins[1].fold.runner
-    assert agree(twins, [batches]).in_bulk == 1000
+    assert assert_twins_agree(twins, [batches]).compiled_record_count == 1000
     assert len(runner.arena.heap) < 30_000
 
 
 def test_what_cannot_be_in_the_arena_stays_plain() -> None:
     """State bytes that only the plain machine reads are folded by it, with the same outcome."""
     table = {"key": ["id"], "columns": {"id": "string", "x": "float64"}, "sequence": "seq"}
-    twins = both(table, tier="strict", on_poison="quarantine")
+    twins = create_twins(table, tier="strict", on_poison="quarantine")
     for twin in twins:  # a whole number in a column of floats
         saved = msgspec.msgpack.encode([["a", 1]])
         twin.saved["s"] = Session(
@@ -117,7 +124,7 @@ def test_what_cannot_be_in_the_arena_stays_plain() -> None:
     sent = [
         (b"s", b'{"type":"update","seq":%d,"id":"a","x":%d.5}' % (i, i), 1) for i in range(2, 30)
     ]
-    assert agree(twins, [[sent]]).in_bulk == 0
+    assert assert_twins_agree(twins, [[sent]]).compiled_record_count == 0
 
 
 def test_in_bulk_is_not_message_by_message() -> None:
@@ -131,13 +138,13 @@ def test_in_bulk_is_not_message_by_message() -> None:
         (b"s", begin, 1),
         *((b"s", (line % (i, "ab"[i % 2], "x" * 80)).encode(), 1) for i in range(2, 3_001)),
     ]
-    messages = batch(sent, 0)
-    for twin in both(table, tier="strict", on_poison="halt"):
+    messages = to_record_batch(sent, 0)
+    for twin in create_twins(table, tier="strict", on_poison="halt"):
         twin.take(messages)  # compiled code is loaded by its first call
-    plain, bulk = both(table, tier="strict", on_poison="halt")
+    plain, bulk = create_twins(table, tier="strict", on_poison="halt")
     plain_calls = count_calls(lambda: plain.take(messages))
     bulk_calls = count_calls(lambda: bulk.take(messages))
-    assert (len(sent), bulk.in_bulk) == (3_000, 2_999)
+    assert (len(sent), bulk.compiled_record_count) == (3_000, 2_999)
     assert plain_calls > 3 * len(sent)
     assert bulk_calls < len(sent) / 3
 
@@ -150,8 +157,11 @@ def test_rows_that_contradict_most_messages_are_plain() -> None:
     begin = [(b"s", b'{"type":"snapshot","rows":[{"id":"a"}]}', 1)]
     odd = [(b"s", b'{"type":"insert","id":"a","n":%d}' % i, 1) for i in range(40)]
     good = [(b"s", b'{"type":"update","id":"a","n":%d}' % i, 1) for i in range(40)]
-    twins = both(table, eager=False, tier="none", on_poison="skip")
-    assert agree(twins, [[[*begin, *good], odd, good], [good]]).in_bulk == 40 + 39
+    twins = create_twins(table, eager=False, tier="none", on_poison="skip")
+    assert (
+        assert_twins_agree(twins, [[[*begin, *good], odd, good], [good]]).compiled_record_count
+        == 40 + 39
+    )
 
 
 @pytest.mark.parametrize("rows", [3, 15, 16, 300, 66_000])
@@ -181,6 +191,9 @@ def test_tables_and_texts_of_any_size_come_back_from_bytes(rows: int, size: int)
         )
         for i in range(2, 60)
     ]
-    twins = both(table, tier="strict", on_poison="halt")
+    twins = create_twins(table, tier="strict", on_poison="halt")
     began = [(b"s", msgspec.json.encode(whole), 1)]
-    assert agree(twins, [[began], [later], [began]]).in_bulk >= len(later) - 1
+    assert (
+        assert_twins_agree(twins, [[began], [later], [began]]).compiled_record_count
+        >= len(later) - 1
+    )

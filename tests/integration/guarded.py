@@ -1,10 +1,10 @@
 """A broker that wants TLS with a client's certificate and a login; beside it a plain port for the
 tests' own producers.
 
-Secrets that clients need for it (a password, a key under a password) are canaries: whoever finds
-one of them in a log, on a command line or in a database has found a leak.
+The secrets that clients need (a password, the password of a key) are canaries: one of them in a log,
+on a command line or in a database is a leak.
 
-Next room: test_airflow_trouble.py runs streams against it.
+Next: test_airflow_trouble.py runs streams against it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ PLAIN_LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 
 
 class Pair:
-    """A key and its certificate, signed by another pair or by itself."""
+    """A key and its certificate, which another pair or the pair itself signed."""
 
     def __init__(self, name: str, signer: Pair | None = None) -> None:
         self.key = ec.generate_private_key(ec.SECP256R1())
         self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        now, by = datetime.now(UTC), signer or self
+        now = datetime.now(UTC)
+        issuer = signer or self
         builder = (
             x509.CertificateBuilder(
-                by.name, self.name, self.key.public_key(), x509.random_serial_number()
+                issuer.name, self.name, self.key.public_key(), x509.random_serial_number()
             )
             .not_valid_before(now - timedelta(days=1))
             .not_valid_after(now + timedelta(days=2))
@@ -56,7 +57,7 @@ class Pair:
                 critical=False,
             )
         )
-        self.certificate = builder.sign(by.key, SHA256())
+        self.certificate = builder.sign(issuer.key, SHA256())
 
     @property
     def public(self) -> str:
@@ -72,7 +73,7 @@ class Pair:
 
 
 class GuardedBroker:
-    """Kafka with two doors: `plain` for tests, `guarded` for streams. It can go away and come back."""
+    """Kafka with two ports: `plain` for tests, `guarded` for streams. It can be stopped and started."""
 
     def __init__(
         self, folder: Path, program: embedded.KafkaProgram, password: str, key_password: str

@@ -1,5 +1,4 @@
-"""A laboratory: a folder with stream files, a real broker, Spark, and ways to look at what came
-out.
+"""A folder with stream files, a real broker, Spark, and methods that read the output.
 
 `fold` runs in this process with a Spark session shared by all tests of a worker; `command` runs the
 real command line in a process of its own, which can be killed.
@@ -60,11 +59,11 @@ class Lab:
         self.admin = AdminClient({"bootstrap.servers": self.servers})
 
     def stream(
-        self, name: str, topics: str, given: Mapping[str, Any] | None = None, **more: Any
+        self, name: str, topics: str, base_fields: Mapping[str, Any] | None = None, **more: Any
     ) -> str:
-        """Write a stream file; what is not said is that of the stock table."""
+        """Write a stream file; the fields that are not named are those of the stock table."""
         values = {
-            **(TABLE if given is None else given),
+            **(TABLE if base_fields is None else base_fields),
             "topics": topics,
             "output": {"path": f"lake/{name}"},
             "slice": {"read": self.read},
@@ -123,7 +122,7 @@ class Lab:
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start the real command line."""
-        given = {
+        base_fields = {
             **os.environ,
             "SERIATIM_KAFKA_BOOTSTRAP_SERVERS": self.servers,
             "SERIATIM_STREAMS": str(self.folder / "streams"),
@@ -134,7 +133,7 @@ class Lab:
         command = [sys.executable, "-m", "seriatim", *arguments]
         return subprocess.Popen(
             command,
-            env=given,
+            env=base_fields,
             cwd=self.folder,
             text=True,
             stdout=subprocess.PIPE,
@@ -161,7 +160,7 @@ class Lab:
         )
 
     def ledger(self, name: str) -> Ledger:
-        """The ledger as it is."""
+        """The ledger after its last entry."""
         file = stream_files.load_stream(name, self.settings.streams)
         head = read_head(context.ledger(file), name)
         assert head is not None
@@ -208,10 +207,10 @@ class Lab:
         )
         return records.hexdigest(), xxhash.xxh3_128_hexdigest(json.dumps(sessions).encode())
 
-    def kafka(
+    def read_topic(
         self, topic: str, partitions: int
     ) -> list[tuple[int, int, bytes | None, bytes | None]]:
-        """What the broker holds: partition, offset, key, value."""
+        """The messages of a topic: partition, offset, key, value."""
         consumer = Consumer(
             {"bootstrap.servers": self.servers, "group.id": "lab", "auto.offset.reset": "earliest"}
         )
@@ -220,16 +219,16 @@ class Lab:
             for p in range(partitions)
         }
         consumer.assign([TopicPartition(topic, p, low) for p, (low, _) in ends.items()])
-        wanted, found = sum(high - low for low, high in ends.values()), []
+        message_count, found = sum(high - low for low, high in ends.values()), []
         until = time.monotonic() + 300
-        while len(found) < wanted and time.monotonic() < until:
+        while len(found) < message_count and time.monotonic() < until:
             for message in consumer.consume(10_000, 1.0):
                 assert message.error() is None
                 found.append(
                     (message.partition(), message.offset(), message.key(), message.value())
                 )
         consumer.close()
-        assert len(found) == wanted
+        assert len(found) == message_count
         return sorted(found, key=lambda message: message[:2])
 
     def add_partitions(self, topic: str, total: int) -> None:
@@ -237,14 +236,14 @@ class Lab:
         self.admin.create_partitions([NewPartitions(topic, total)])[topic].result(120)
 
     def delete_records(self, topic: str, before: dict[int, int]) -> None:
-        """Let a topic's oldest messages go."""
+        """Delete a topic's oldest messages."""
         places = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
         for answer in self.admin.delete_records(places).values():
             answer.result(120)
 
 
 def silent(_: str) -> None:
-    """Nobody listens."""
+    """Print nothing."""
 
 
 def _toml(value: Any) -> str:
@@ -253,10 +252,10 @@ def _toml(value: Any) -> str:
     return json.dumps(value)
 
 
-def straight(
+def fold_messages(
     messages: Iterable[tuple[int, int, bytes | None, bytes | None]],
 ) -> dict[str, dict[str, Any]]:
-    """Tables by session, folded the plainest way there is."""
+    """Tables by session, folded from the messages in the simplest way."""
     tables: dict[str, dict[str, Any]] = {}
     for _, _, key, value in messages:
         assert key is not None
@@ -276,7 +275,7 @@ def straight(
     return tables
 
 
-def folded(records: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+def fold_records(records: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
     """Tables by topic and session, folded from the records alone."""
     tables: dict[tuple[str, str], dict[str, Any]] = {}
     for record in records:
@@ -289,5 +288,7 @@ def folded(records: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict[s
 
 
 def _hear_ctrl_c() -> None:
-    """A suite that runs in the background was told to ignore it, and would hand that on."""
+    """Let the process react to Ctrl-C: a test run in the background ignores it, and children inherit
+    that.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,7 +3,7 @@ folder.
 
 Started once for a module, as a process group of its own, and ended by it, also when a test fails.
 
-Next room: test_airflow.py and test_airflow_trouble.py.
+Next: test_airflow.py and test_airflow_trouble.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Standalone:
         self.mail_port = free_port()
         self.mail: Controller | None = None
         self.guard: dict[str, Any] = {}
-        """What else the mail server is told, like whom it lets in."""
+        """Further settings of the mail server, such as who may log in."""
         self.dags = folder / "dags"
         for path in (self.dags, folder / "streams", folder / "airflow"):
             path.mkdir(exist_ok=True)

@@ -26,7 +26,7 @@ from tests import browser
 from tests.browser import Browser
 from tests.dags.bag import ROOT, environment
 from tests.mail_catcher import free_port
-from tests.web.streams_on_disk import Lake, hurt
+from tests.web.streams_on_disk import Lake, create_troubled_stream
 
 START_SECONDS = 300
 USER, PASSWORD = "operator", "a password of this test alone"
@@ -43,10 +43,10 @@ class Served:
     def __init__(self, folder: Path) -> None:
         self.lake, self.folder, self.port = Lake(folder), folder, free_port()
         self.lake.now = time.time()
-        self.made = hurt(self.lake)
-        self.lake.ran(self.made)
-        self.lake.ran(self.lake.stream("payments", partitions=6, slices=5))
-        self.lake.ran(self.lake.stream("quotes", partitions=24, slices=4, tier="once"))
+        self.made = create_troubled_stream(self.lake)
+        self.lake.write_run_status(self.made)
+        self.lake.write_run_status(self.lake.stream("payments", partitions=6, slices=5))
+        self.lake.write_run_status(self.lake.stream("quotes", partitions=24, slices=4, tier="once"))
         (folder / "airflow").mkdir()
         (folder / "passwords.json").write_text(json.dumps({USER: PASSWORD}))
         self.address = f"http://127.0.0.1:{self.port}"

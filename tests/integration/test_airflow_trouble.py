@@ -26,7 +26,7 @@ from deltalake import DeltaTable
 from seriatim.embedded import broker as embedded
 from seriatim.kafka import client
 from tests.integration.guarded import GuardedBroker
-from tests.integration.troubled import SECRETS, Place, settings
+from tests.integration.troubled import SECRETS, TroubledAirflow, settings
 
 pytestmark = pytest.mark.full
 LOGINS: list[bool] = []
@@ -35,14 +35,14 @@ LOGINS: list[bool] = []
 @pytest.fixture(scope="module")
 def place(
     tmp_path_factory: pytest.TempPathFactory, broker_program: embedded.KafkaProgram
-) -> Iterator[Place]:
+) -> Iterator[TroubledAirflow]:
     """One Airflow with its broker for all of it."""
     folder = tmp_path_factory.mktemp("trouble")
     broker = GuardedBroker(
         folder / "guarded" / "kafka", broker_program, SECRETS["sasl"], SECRETS["key"]
     )
     airflow = tmp_path_factory.mktemp("airflow")
-    made = Place(airflow, broker, **settings(broker))
+    made = TroubledAirflow(airflow, broker, **settings(broker))
     mail = {"disable_ssl": True, "disable_tls": True, "from_email": "seriatim@example.org"}
     server = {
         "host": "127.0.0.1",
@@ -58,7 +58,7 @@ def place(
         made.make_topics()
         made.write_streams()
         made.start()
-        threading.Thread(target=made.keep_lines, daemon=True).start()
+        threading.Thread(target=made.collect_command_lines, daemon=True).start()
         yield made
     finally:
         made.stop()
@@ -72,7 +72,7 @@ def is_ours(_server: Any, _session: Any, _envelope: Any, _mechanism: str, given:
     return AuthResult(success=good, handled=good)
 
 
-def test_everything_at_once_does_no_harm(place: Place) -> None:
+def test_everything_at_once_does_no_harm(place: TroubledAirflow) -> None:
     """A scheduled run, one by hand, a backfill by the form and one of Airflow: all green, no mail,
     the output right.
     """
@@ -88,15 +88,15 @@ def test_everything_at_once_does_no_harm(place: Place) -> None:
             [(p, {"type": "update", "seq": number + 1, "id": "a", "v": number}) for p in (0, 1)],
         )
         time.sleep(5)
-    place.wait("all of them end", lambda: len(place.ended("busy")) == 4)
-    assert sorted(one["run_type"] for one in place.ended("busy")) == [
+    place.wait("all of them end", lambda: len(place.ended_runs("busy")) == 4)
+    assert sorted(one["run_type"] for one in place.ended_runs("busy")) == [
         "backfill",
         "manual",
         "manual",
         "scheduled",
     ]
-    assert {one["state"] for one in place.ended("busy")} == {"success"}
-    for run in (one["dag_run_id"] for one in place.ended("busy")):
+    assert {one["state"] for one in place.ended_runs("busy")} == {"success"}
+    for run in (one["dag_run_id"] for one in place.ended_runs("busy")):
         assert "FencedError" not in "".join(
             place.log("busy", run, task) for task in ("plan", "fold", "check", "publish")
         )
@@ -107,7 +107,7 @@ def test_everything_at_once_does_no_harm(place: Place) -> None:
     assert place.mails("busy") == []
 
 
-def test_a_backfill_of_airflow_with_nothing_to_do_says_so(place: Place) -> None:
+def test_a_backfill_of_airflow_with_nothing_to_do_says_so(place: TroubledAirflow) -> None:
     """It succeeds, commits nothing, and the log says what it is for and what folds a range again."""
     before, known = place.sequence("busy"), {one["dag_run_id"] for one in place.runs("busy")}
     place.backfill("busy", "2026-04-01")
@@ -119,7 +119,9 @@ def test_a_backfill_of_airflow_with_nothing_to_do_says_so(place: Place) -> None:
     assert place.sequence("busy") == before
 
 
-def test_a_platform_that_fails_is_tried_again_and_goes_on_from_the_ledger(place: Place) -> None:
+def test_a_platform_that_fails_is_tried_again_and_goes_on_from_the_ledger(
+    place: TroubledAirflow,
+) -> None:
     """Spark's JVM is killed after a commit: the second try folds the rest alone; nobody is mailed."""
     place.send("slow-topic", [(0, {"v": number}) for number in range(30)])
     place.begin("slow")
@@ -142,7 +144,7 @@ def test_a_platform_that_fails_is_tried_again_and_goes_on_from_the_ledger(place:
     assert place.mails("slow") == []
 
 
-def test_a_broker_that_is_away_for_a_while_is_waited_for(place: Place) -> None:
+def test_a_broker_that_is_away_for_a_while_is_waited_for(place: TroubledAirflow) -> None:
     """The first task fails as platform trouble and is tried again; when the broker is back the run
     is green.
     """
@@ -161,14 +163,14 @@ def test_a_broker_that_is_away_for_a_while_is_waited_for(place: Place) -> None:
     assert place.mails("slow") == []
 
 
-def test_one_partition_of_four_halts_and_three_are_published(place: Place) -> None:
+def test_one_partition_of_four_halts_and_three_are_published(place: TroubledAirflow) -> None:
     """The run is red and not tried again; what is good is checked and in `current`; one mail comes."""
     topic = "four-topic"
     place.begin("four")
-    assert place.ran("four")[1] == "success"
+    assert place.run_to_end("four")[1] == "success"
     place.producer.produce(topic, b"no JSON", None, 2)
     place.send(topic, [(p, {"type": "update", "seq": 2, "id": "a", "v": 7}) for p in range(4)])
-    run, state = place.ran("four")
+    run, state = place.run_to_end("four")
     states = place.tasks("four", run)
     assert (state, states["fold"], states["check"], states["publish"]) == (
         "failed",
@@ -189,7 +191,7 @@ def test_one_partition_of_four_halts_and_three_are_published(place: Place) -> No
     assert place.mails("four") == [f"[seriatim] four: PoisonError in {topic}/2 at offset 1"]
 
 
-def answered(place: Place, answer: str) -> str:
+def answered(place: TroubledAirflow, answer: str) -> str:
     """A run of the repair DAG, with what the mail says to paste and what goes on without the
     message; to its end.
     """
@@ -210,7 +212,7 @@ def answered(place: Place, answer: str) -> str:
     return run
 
 
-def test_a_repair_that_is_rejected_changes_nothing_and_says_so(place: Place) -> None:
+def test_a_repair_that_is_rejected_changes_nothing_and_says_so(place: TroubledAirflow) -> None:
     """Nothing is committed, and the log of the question says what became of it."""
     place.begin("seriatim_repair")
     before = place.sequence("four")
@@ -220,21 +222,21 @@ def test_a_repair_that_is_rejected_changes_nothing_and_says_so(place: Place) -> 
     assert "rejected: nothing was changed" in place.log("seriatim_repair", run, "approve")
 
 
-def test_a_repair_that_is_approved_is_applied(place: Place) -> None:
+def test_a_repair_that_is_approved_is_applied(place: TroubledAirflow) -> None:
     """The partition goes on, the next run folds what waited, and the end of it is mailed."""
     run = answered(place, "Approve")
     assert place.tasks("seriatim_repair", run)["apply"] == "success"
-    assert place.ran("four")[1] == "success"
+    assert place.run_to_end("four")[1] == "success"
     found = {row["session"]: row["v"] for row in place.rows("four", "current")}
     assert found == {f"session-{p}": 7 for p in range(4)}
     place.seriatim("verify", "four", "--kafka")
     place.seriatim("watch", "four", "--once", "--no-mail")
 
 
-def test_a_replay_by_the_form_goes_into_scratch_and_changes_nothing(place: Place) -> None:
+def test_a_replay_by_the_form_goes_into_scratch_and_changes_nothing(place: TroubledAirflow) -> None:
     """The log names the folder; it has the partition's records, and the ledger has no entry of it."""
     before = place.sequence("four")
-    run, state = place.ran("four", action="replay", partitions=["four-topic/0"])
+    run, state = place.run_to_end("four", action="replay", partitions=["four-topic/0"])
     assert state == "success"
     (folder,) = (place.folder / "home" / "scratch" / "four").iterdir()
     assert str(folder) in place.log("four", run, "fold")
@@ -248,39 +250,39 @@ def test_a_replay_by_the_form_goes_into_scratch_and_changes_nothing(place: Place
     assert place.sequence("four") == before
 
 
-def test_an_open_circuit_stops_the_stream_until_it_is_accepted(place: Place) -> None:
+def test_an_open_circuit_stops_the_stream_until_it_is_accepted(place: TroubledAirflow) -> None:
     """With on_check_failure = "stop" the next run is refused, with the command that goes on; then
     it goes on.
     """
     topic = "gate-topic"
     place.begin("gate")
     place.send(topic, [(0, {"type": "update", "seq": 2, "id": "a", "v": -5})])
-    run, state = place.ran("gate")
+    run, state = place.run_to_end("gate")
     assert (state, place.tasks("gate", run)["check"]) == ("failed", "failed")
     place.wait("a mail comes", lambda: place.mails("gate"))
     place.send(topic, [(0, {"type": "update", "seq": 3, "id": "a", "v": 6})])
-    refused, state = place.ran("gate")
+    refused, state = place.run_to_end("gate")
     assert (state, place.tries("gate", refused, "plan")) == ("failed", 1)
     log = place.log("gate", refused, "plan")
     assert 'the stream says on_check_failure = "stop"' in log
     (way_out,) = re.findall(r"seriatim (accept gate --sequence \d+) --because", log)
     assert place.offsets("gate") == [(0, 0), (0, 1)]
     place.seriatim(*way_out.split(), "--because", "a rebate")
-    assert place.ran("gate")[1] == "success"
+    assert place.run_to_end("gate")[1] == "success"
     assert {row["v"] for row in place.rows("gate", "current")} == {6}
     assert len([one for one in place.mails("gate") if "over: " not in one]) == 1
 
 
-def test_an_open_circuit_holds_publishing_until_it_is_accepted(place: Place) -> None:
+def test_an_open_circuit_holds_publishing_until_it_is_accepted(place: TroubledAirflow) -> None:
     """By default folding goes on, and `current` stays as it was until a person accepts; then the
     next run publishes.
     """
     topic = "keep-topic"
     place.begin("keep")
-    assert place.ran("keep")[1] == "success"
+    assert place.run_to_end("keep")[1] == "success"
     for number, value in ((2, -5), (3, 6)):
         place.send(topic, [(0, {"type": "update", "seq": number, "id": "a", "v": value})])
-        run, state = place.ran("keep")
+        run, state = place.run_to_end("keep")
         assert (number, state, place.tasks("keep", run)["fold"]) == (
             number,
             "failed" if value < 0 else state,
@@ -294,7 +296,7 @@ def test_an_open_circuit_holds_publishing_until_it_is_accepted(place: Place) -> 
         re.findall(r"seriatim (accept keep --sequence \d+) --because", place.text("keep"))
     )
     place.seriatim(*way_out.split(), "--because", "a rebate")
-    assert place.ran("keep")[1] == "success"
+    assert place.run_to_end("keep")[1] == "success"
     assert {row["v"] for row in place.rows("keep", "current")} == {6}
     assert len([one for one in place.mails("keep") if "over: " not in one]) == 1
 
@@ -318,7 +320,7 @@ def spoken(mail: EmailMessage) -> bytes:
     return "\n".join([str(mail["Subject"]), *parts]).encode() + bytes(mail)
 
 
-def test_planted_secrets_are_nowhere(place: Place) -> None:
+def test_planted_secrets_are_nowhere(place: TroubledAirflow) -> None:
     """Not in logs, databases (XCom, rendered templates), command lines, output, reports, notes or
     mails.
     """

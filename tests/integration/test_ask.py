@@ -55,7 +55,7 @@ def test_a_lost_message_a_request_a_snapshot(lab: Lab, topic_name: Callable[[], 
         for (_, session), saved in lab.sessions("asking").items()
     }
     assert found == truth
-    assert len(lab.kafka(requests, 1)) == 1
+    assert len(lab.read_topic(requests, 1)) == 1
 
 
 def test_the_demo_answers_while_it_sends(lab: Lab, topic_name: Callable[[], str]) -> None:

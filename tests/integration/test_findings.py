@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.integration.lab import Lab, folded
+from tests.integration.lab import Lab, fold_records
 from tests.integration.test_slices import snapshot, update
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -82,7 +82,7 @@ def test_poison_sets_its_session_aside(lab: Lab, corpus: tuple[str, dict[str, in
         key: {row["id"]: row for row in one["state"]["rows"]}
         for key, one in lab.sessions(stream).items()
     }
-    assert folded(lab.records(stream)) == tables
+    assert fold_records(lab.records(stream)) == tables
     assert tables[name, "s1"] == {"b": {"id": "b", "price": 5.0, "size": 5}}
 
 

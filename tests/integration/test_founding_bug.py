@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.integration.lab import Lab, folded, silent
+from tests.integration.lab import Lab, fold_records, silent
 from tests.integration.test_slices import snapshot, update
 
 MESSAGES = 200_000
@@ -45,7 +45,7 @@ def test_spark_loses_order_when_it_spills_and_we_do_not(
     assert outcome.messages == MESSAGES
     assert [row["offset"] for row in records] == list(range(MESSAGES))
     assert [row["sequence"] for row in records] == list(range(1, MESSAGES + 1))
-    assert folded(records)[name, "s"]["x"]["price"] == MESSAGES - 1
+    assert fold_records(records)[name, "s"]["x"]["price"] == MESSAGES - 1
 
 
 def spark_operator(spark: Any, folder: Path) -> tuple[int, float]:

@@ -27,7 +27,7 @@ from seriatim.operations.run import FoldRun, RunOutcome
 from seriatim.operations.slicing import Ranges
 from seriatim.ports import DEFAULT_READ_OPTIONS, OnSlice, ReadOptions, Source
 from tests.contracts.test_raw_batches import COMPACTED, RealSide
-from tests.integration.lab import Lab, silent, straight
+from tests.integration.lab import Lab, fold_messages, silent
 from tests.integration.test_slices import snapshot, update
 
 WAIT_SECONDS = 180
@@ -144,7 +144,7 @@ def test_transactions_raise_no_alarm(lab: Lab, topic: Topic, size: int) -> None:
     }
     assert lab.ledger(stream).partitions[f"{name}/0"].frontier == end
     assert [record["offset"] for record in lab.records(stream)] == sorted(truth.good)
-    folded = straight(
+    folded = fold_messages(
         (0, offset, key.encode(), value) for offset, (key, value) in sorted(truth.good.items())
     )
     assert {row["id"]: row for row in lab.sessions(stream)[name, "s"]["state"]["rows"]} == folded[

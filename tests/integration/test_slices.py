@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from seriatim.demo.generator import CollectionPoints
-from tests.integration.lab import Lab, folded, straight
+from tests.integration.lab import Lab, fold_messages, fold_records
 
 
 def tables(
@@ -55,9 +55,11 @@ def test_slices_equal_one_go_and_the_straight_fold(lab: Lab, topic: Callable[...
     assert rest.slices >= 3
     assert lab.digest(one) == lab.digest(many)
     expected = {
-        (t, s): rows for t, p in names.items() for s, rows in straight(lab.kafka(t, p)).items()
+        (t, s): rows
+        for t, p in names.items()
+        for s, rows in fold_messages(lab.read_topic(t, p)).items()
     }
-    assert folded(lab.records(one)) == expected
+    assert fold_records(lab.records(one)) == expected
     state = {
         key: {row["id"]: row for row in one["state"]["rows"]}
         for key, one in lab.sessions("one").items()
@@ -124,11 +126,13 @@ def test_first_run_on_an_old_topic_is_headless_until_each_snapshot(
 
     outcome = lab.fold(stream)
 
-    expected = straight(lab.kafka(name, 1))
+    expected = fold_messages(lab.read_topic(name, 1))
     assert outcome.findings == []
     assert outcome.headless > 0
     assert lab.ledger(stream).partitions[f"{name}/0"].headless == outcome.headless
-    assert {session: rows for (_, session), rows in folded(lab.records(stream)).items()} == expected
+    assert {
+        session: rows for (_, session), rows in fold_records(lab.records(stream)).items()
+    } == expected
 
 
 def test_expired_offsets_halt_their_partition_alone(lab: Lab, topic: Callable[..., str]) -> None:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from seriatim.demo.generator import CollectionPoints
-from tests.integration.lab import Lab, folded, straight
+from tests.integration.lab import Lab, fold_messages, fold_records
 from tests.integration.test_slices import snapshot, update
 
 REACH = 40
@@ -58,8 +58,10 @@ def test_shuffled_within_the_window_is_as_if_sorted(
     assert (whole.findings, parts.findings) == ([], [])
     assert (whole.slices, parts.slices > 3) == (1, True)
     assert lab.digest(one) == lab.digest(many)
-    expected = {(wrong, session): rows for session, rows in straight(lab.kafka(right, 2)).items()}
-    assert folded(lab.records(one)) == expected
+    expected = {
+        (wrong, session): rows for session, rows in fold_messages(lab.read_topic(right, 2)).items()
+    }
+    assert fold_records(lab.records(one)) == expected
     columns = ("session", "sequence", "op", "id", "price", "size", "before_price")
     by_session = lambda row: (row["session"], row["sequence"], row["offset"], row["index"])  # noqa: E731
     told = [

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from seriatim import context, stream_files
 from seriatim.operations.accept import accept_topic
 from seriatim.operations.run import FoldRun, ProgressCallback, RunOutcome
-from tests.integration.lab import Lab, folded, silent
+from tests.integration.lab import Lab, fold_records, silent
 from tests.integration.test_slices import snapshot, update
 
 Create = Callable[..., str]
@@ -68,7 +68,7 @@ def is_right(lab: Lab, stream: str, name: str) -> None:
     places = [(row["topic_id"], row["partition"], row["offset"], row["index"]) for row in records]
     assert len(places) == len(set(places))
     ids = list(dict.fromkeys(row["topic_id"] for file in by_commit(lab, stream) for row in file))
-    tables = folded(
+    tables = fold_records(
         sorted(records, key=lambda row: (ids.index(row["topic_id"]), row["offset"], row["index"]))
     )
     state = {
@@ -195,10 +195,10 @@ def test_made_again_in_mid_run_between_two_slices(lab: Lab, topic: Create) -> No
     assert [row["topic_id"] for row in records].count(new) == 202
     assert {row["topic_id"] for row in records} == {old, new}
     lives = [[row for row in records if row["topic_id"] == one] for one in (old, new)]
-    assert folded(lives[0])[name, "s0"] == {}
+    assert fold_records(lives[0])[name, "s0"] == {}
     table = {row["id"]: row for row in lab.sessions(stream)[name, "s0"]["state"]["rows"]}
     assert (
-        folded(lives[1])[name, "s0"]
+        fold_records(lives[1])[name, "s0"]
         == table
         == {
             "x": {"id": "x", "price": 699.0, "size": 1},

@@ -68,7 +68,7 @@ def test_kafka_is_compared_and_the_place_of_parting_named(
             "key": "p",
             "value": (value or b"").decode(),
         }
-        for _, offset, _, value in lab.kafka(plain, 1)
+        for _, offset, _, value in lab.read_topic(plain, 1)
     ]
     lines[7]["value"] = lines[6]["value"]
     capture.write_text("\n".join(map(json.dumps, lines)))

@@ -1,7 +1,7 @@
-"""Streams under trouble: an Airflow, the guarded broker they read, a topic for each, and secrets
-planted around them.
+"""Streams for tests of failures: an Airflow, the guarded broker they read, a topic for each, and
+secrets planted around them.
 
-Next room: test_airflow_trouble.py troubles them.
+Next: test_airflow_trouble.py makes things fail.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tests.dags.bag import ROOT, write_stream
 from tests.integration.guarded import GuardedBroker
 from tests.integration.standalone import Standalone
 
-TOLD = "alerts = {to = ['ops@example.org']}"
-BY_HAND = f"schedule = {{cron = ''}}\n{TOLD}"
-MONTHLY = f"schedule = {{cron = '0 0 1 * *'}}\n{TOLD}"
+ALERTS = "alerts = {to = ['ops@example.org']}"
+BY_HAND = f"schedule = {{cron = ''}}\n{ALERTS}"
+MONTHLY = f"schedule = {{cron = '0 0 1 * *'}}\n{ALERTS}"
 """A run by its schedule begins as soon as the DAG may run, and no other one for a while."""
 SECRETS = {
     kind: f"canary-{kind}-{uuid.uuid4().hex}"
@@ -35,7 +35,7 @@ SECRETS = {
 """A Kafka password, the password of a TLS key, two of Airflow's connections, the environment, a
 connection's extra.
 """
-SLOWLY = """
+SLOW_MACHINE = """
 import time
 from msgspec import Struct
 from seriatim import Machine
@@ -65,8 +65,8 @@ POSITIVE = {
 }
 
 
-class Place(Standalone):
-    """Airflow, and the broker and the streams that it works with."""
+class TroubledAirflow(Standalone):
+    """An Airflow with the broker and the streams that it runs."""
 
     def __init__(self, folder: Path, broker: GuardedBroker, **settings: str) -> None:
         super().__init__(folder, **settings)
@@ -78,7 +78,7 @@ class Place(Standalone):
         (folder / "expectations").mkdir()
 
     def write_streams(self) -> None:
-        """All of them, before Airflow looks."""
+        """Write all stream files, before Airflow reads them."""
         folder = self.folder / "streams"
         write_stream(folder, "busy", MONTHLY, "busy-topic")
         write_stream(folder, "four", BY_HAND, "four-topic")
@@ -86,7 +86,7 @@ class Place(Standalone):
         write_stream(folder, "gate", f"on_check_failure = 'stop'\n{BY_HAND}", "gate-topic")
         for name in ("gate", "keep"):
             (self.folder / "expectations" / f"{name}.json").write_text(json.dumps(POSITIVE))
-        (folder / "slowly.py").write_text(SLOWLY)
+        (folder / "slowly.py").write_text(SLOW_MACHINE)
         (folder / "slow.toml").write_text(
             f"topics = 'slow-topic'\nmachine = 'slowly:Slow'\n{BY_HAND}\n"
             "output = {path = 'lake/slow'}\nslice = {messages_max = 10}\n"
@@ -99,9 +99,9 @@ class Place(Standalone):
         for name, partitions in {"busy": 2, "four": 4, "gate": 1, "keep": 1, "slow": 1}.items():
             new = NewTopic(f"{name}-topic", num_partitions=partitions, replication_factor=1)
             self.admin.create_topics([new])[new.topic].result(timeout=120)
-            first = {"type": "snapshot", "seq": 1, "rows": [{"id": "a", "v": 0}]}
+            snapshot = {"type": "snapshot", "seq": 1, "rows": [{"id": "a", "v": 0}]}
             if name != "slow":
-                self.send(new.topic, [(p, first) for p in range(partitions)])
+                self.send(new.topic, [(p, snapshot) for p in range(partitions)])
 
     def send(self, topic: str, messages: list[tuple[int, dict[str, Any]]]) -> None:
         """Messages by partition; a session for each."""
@@ -116,7 +116,7 @@ class Place(Standalone):
         return self._typed("seriatim", *words)
 
     def _typed(self, *words: str) -> str:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", *words],
             env=self.environment,
             cwd=self.folder,
@@ -125,30 +125,30 @@ class Place(Standalone):
             check=False,
             timeout=600,
         )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
+        assert process.returncode == 0, process.stderr[-3000:]
+        return process.stdout
 
     def rows(self, stream: str, table: str = "records") -> list[dict[str, Any]]:
         """All rows of a table."""
-        found = (
+        table_rows = (
             DeltaTable(self.folder / "lake" / stream / table)
             .to_pyarrow_dataset()
             .to_table(use_threads=False)
         )
-        return list(found.to_pylist())
+        return list(table_rows.to_pylist())
 
     def offsets(self, stream: str) -> list[tuple[int, int]]:
         """Partition and offset of each record, sorted."""
         return sorted((row["partition"], row["offset"]) for row in self.rows(stream))
 
-    def ran(self, dag: str, **conf: Any) -> tuple[str, str]:
-        """A run by hand, to its end: its id, and how it ended."""
+    def run_to_end(self, dag: str, **conf: Any) -> tuple[str, str]:
+        """Start a run by hand and wait for its end: (its id, how it ended)."""
         run = self.trigger(dag, **conf)
         return run, self.run(dag, run)
 
-    def ended(self, dag: str) -> list[dict[str, Any]]:
+    def ended_runs(self, dag: str) -> list[dict[str, Any]]:
         """Runs that are over."""
-        return [one for one in self.runs(dag) if one["state"] in ("success", "failed")]
+        return [run for run in self.runs(dag) if run["state"] in ("success", "failed")]
 
     def backfill(self, dag: str, day: str) -> None:
         """Airflow's own backfill, as a person types it."""
@@ -178,13 +178,13 @@ class Place(Standalone):
             (process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])
         ]
         return [
-            one
-            for one, line in words
+            process
+            for process, line in words
             if str(ROOT / "spark_apps/fold.py") in line and line[-1] == stream
         ]
 
-    def keep_lines(self) -> None:
-        """Remember every command line of this machine, for as long as Airflow runs."""
+    def collect_command_lines(self) -> None:
+        """Collect every command line of this computer, for as long as Airflow runs."""
         while self.process is not None and self.process.poll() is None:
             for process in psutil.process_iter(["cmdline"]):
                 self.lines.add(" ".join(process.info["cmdline"] or []))
@@ -192,7 +192,7 @@ class Place(Standalone):
 
 
 def settings(broker: GuardedBroker) -> dict[str, str]:
-    """Where the secrets are planted."""
+    """The settings in which the secrets are planted."""
     spark = {"conn_type": "spark", "host": "local[2]", "login": "us", "password": SECRETS["spark"]}
     return {
         "SERIATIM_KAFKA_BOOTSTRAP_SERVERS": broker.guarded,

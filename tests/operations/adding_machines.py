@@ -1,6 +1,6 @@
-"""A machine of a user's that adds up, with and without its bugs, and worlds that run it.
+"""A user machine that adds up, with and without bugs, and streams in memory that run it.
 
-Next room: test_repair.py, test_holds.py and test_backfill.py.
+Next: the tests of repair, in tests/operations/repair.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from seriatim.engine.offsets import Partition
 from seriatim.stream import OutputSettings, Stream
 from seriatim.testing import MemoryStream
 from tests.operations.memory_streams import A0
-from tests.operations.repair_helper import table
+from tests.operations.repair_helper import records_in_order
 
 
 class Total(Struct):
@@ -33,14 +33,14 @@ class Add(Struct):
 
 
 class Sum(Struct):
-    """What a session's sum is now."""
+    """The record: a session's sum, and what it was before."""
 
     value: int
     was: int
 
 
 class Adder(Machine[Total, Add, Sum]):
-    """Adds up; a buggy one gets thirteens wrong, and raises at 99."""
+    """Adds up. Subclasses get multiples of 13 wrong, or raise at 99."""
 
     factor = 1
     raises = False
@@ -50,36 +50,37 @@ class Adder(Machine[Total, Add, Sum]):
         return Total()
 
     def apply(self, state: Total, message: Add) -> list[Sum]:
-        """Set or add, and say what it was."""
+        """Set or add; one record."""
         if self.raises and message.v == 99:
             raise ValueError("ninety-nine")
-        was = state.value
-        state.value = (
-            message.v
-            if message.start
-            else was + message.v * (self.factor if message.v % 13 == 0 else 1)
-        )
-        return [Sum(state.value, was)]
+        old_value = state.value
+        if message.start:
+            state.value = message.v
+        elif message.v % 13 == 0:
+            state.value += message.v * self.factor
+        else:
+            state.value += message.v
+        return [Sum(state.value, old_value)]
 
     def is_snapshot(self, message: Add) -> bool:
-        """Where a sum is set anew."""
+        """Whether the message sets the sum."""
         return message.start
 
 
-class Buggy(Adder):
-    """Before the fix."""
+class BuggyAdder(Adder):
+    """The machine before a bug was fixed: it counts multiples of 13 twice."""
 
     factor = 2
 
 
-class Raising(Adder):
-    """Before another fix."""
+class RaisingAdder(Adder):
+    """The machine before another bug was fixed: it raises at 99."""
 
     raises = True
 
 
-def adding(machine: type[Adder], **fields: Any) -> MemoryStream:
-    """A world whose machine adds up. Its name is that of the stream file, whatever code is
+def create_adding_stream(machine: type[Adder], **fields: Any) -> MemoryStream:
+    """A stream whose machine adds up. The machine has the name of the stream file, whatever code is
     deployed.
     """
     stream = Stream(
@@ -88,35 +89,39 @@ def adding(machine: type[Adder], **fields: Any) -> MemoryStream:
     return MemoryStream(stream, lambda: UserMachine("m:Adder", machine))
 
 
-def deploy(made: MemoryStream, machine: type[Adder]) -> None:
-    """Other code from now on."""
-    made.machine = lambda: UserMachine("m:Adder", machine)
+def deploy(memory_stream: MemoryStream, machine: type[Adder]) -> None:
+    """Use other code from now on."""
+    memory_stream.machine = lambda: UserMachine("m:Adder", machine)
 
 
-def add(
-    made: MemoryStream, count: int, seed: int, partition: Partition = A0, sessions: int = 4
+def send_numbers(
+    memory_stream: MemoryStream, count: int, seed: int, partition: Partition = A0, sessions: int = 4
 ) -> None:
-    """Random messages of an adder."""
+    """Send random messages to an adder."""
     chance = random.Random(seed)
     for number in range(count):
         start = number < sessions or chance.random() < 0.08
         value = 99 if chance.random() < 0.02 else chance.randrange(60)
         body = json.dumps({"v": value, "start": start}).encode()
         name = f"s{number if number < sessions else chance.randrange(sessions)}"
-        made.kafka.produce(partition.topic, name, body, partition=partition.number)
+        memory_stream.kafka.produce(partition.topic, name, body, partition=partition.number)
 
 
-def fixed(made: MemoryStream, partition: Partition = A0) -> tuple[list[Any], dict[str, Any]]:
-    """What the right code makes of all that Kafka has."""
-    other = adding(Adder, tier=made.stream.tier)
-    other.kafka = other.reader.kafka = other.explain.kafka = made.kafka
-    other.run()
-    return table(other, partition), states(other, partition)
+def expected_outcome(
+    memory_stream: MemoryStream, partition: Partition = A0
+) -> tuple[list[Any], dict[str, Any]]:
+    """Records and session states that the right code gives for all messages of Kafka."""
+    correct_stream = create_adding_stream(Adder, tier=memory_stream.stream.tier)
+    correct_stream.kafka = correct_stream.reader.kafka = correct_stream.explain.kafka = (
+        memory_stream.kafka
+    )
+    correct_stream.run()
+    return records_in_order(correct_stream, partition), session_states(correct_stream, partition)
 
 
-def states(made: MemoryStream, partition: Partition = A0) -> dict[str, Any]:
-    """What is known of each session."""
+def session_states(memory_stream: MemoryStream, partition: Partition = A0) -> dict[str, Any]:
+    """State bytes, finding and last offset of each session."""
     return {
-        name: (one.state_bytes, one.finding, one.last_offset)
-        for name, one in made.sessions(partition).items()
+        name: (session.state_bytes, session.finding, session.last_offset)
+        for name, session in memory_stream.sessions(partition).items()
     }

@@ -1,6 +1,6 @@
-"""Checks over worlds in memory: what a check is made with, and ways to hurt what is committed.
+"""Checks of streams in memory: the context of a check, and the committed records to damage.
 
-Next room: seriatim/operations/prove/check.py.
+Next: seriatim/operations/prove/check.py.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ SHIPPED = Path(__file__).parents[2] / "expectations"
 ATTEMPTS = count()
 
 
-def stock(stream: Stream, *own: Expectation) -> Suites:
-    """The suites that are shipped, and some of one's own."""
-    rooms = {
+def shipped_suites(stream: Stream, *own: Expectation) -> Suites:
+    """The suites that are shipped, with expectations of the stream's own."""
+    shipped = {
         name: parse_suite((SHIPPED / f"{name}.json").read_bytes(), f"expectations/{name}.json")
-        for name in ROOMS
+        for name in SUITE_NAMES
     }
-    return join_suites(rooms, own, stream.machine)
+    return join_suites(shipped, own, stream.machine)
 
 
-ROOMS = ("records", "ledger", "state")
+SUITE_NAMES = ("records", "ledger", "state")
 
 
-def between(
-    column: str, least: Any, most: Any, severity: Any = "critical", **meta: Any
+def values_between(
+    column: str, minimum: Any, maximum: Any, severity: Any = "critical", **meta: Any
 ) -> Expectation:
-    """An expectation of a stream's own."""
-    kwargs = {"column": column, "min_value": least, "max_value": most}
+    """An expectation of the stream's own: values of a column lie between two limits."""
+    kwargs = {"column": column, "min_value": minimum, "max_value": maximum}
     return Expectation(
         "expect_column_values_to_be_between", kwargs, severity, meta, suite="expectations/s.json"
     )
 
 
-def table_of(stream: Stream) -> CheckTableSpec | None:
-    """The stock machine as a check needs it."""
+def check_table_spec(stream: Stream) -> CheckTableSpec | None:
+    """What a check must know of the stock machine; None for another machine."""
     if stream.machine != "table":
         return None
     return CheckTableSpec(
@@ -56,35 +56,39 @@ def table_of(stream: Stream) -> CheckTableSpec | None:
     )
 
 
-def means(made: MemoryStream, *own: Expectation, **fields: Any) -> CheckContext:
-    """A check of a world in memory."""
+def check_context_of(memory_stream: MemoryStream, *own: Expectation, **fields: Any) -> CheckContext:
+    """The context of a check of a stream in memory."""
 
     def read(file: File) -> list[dict[str, Any]]:
-        if file.path not in made.files.files:
+        if file.path not in memory_stream.files.files:
             raise IntegrityError(f"{file.path} is missing")
-        return made.files.files[file.path].rows
+        return memory_stream.files.files[file.path].rows
 
-    given = {
-        "stream": made.stream.name,
-        "suites": stock(made.stream, *own),
-        "ledger": made.ledger,
-        "open_state": lambda: made.files,
-        "records": made.files,
+    context_fields = {
+        "stream": memory_stream.stream.name,
+        "suites": shipped_suites(memory_stream.stream, *own),
+        "ledger": memory_stream.ledger,
+        "open_state": lambda: memory_stream.files,
+        "records": memory_stream.files,
         "record_scanner": MemorySight(read),
         "checker": MemoryChecker(read),
-        "table_spec": table_of(made.stream),
-        "clock": made.clock,
+        "table_spec": check_table_spec(memory_stream.stream),
+        "clock": memory_stream.clock,
         "new_attempt": lambda: f"check{next(ATTEMPTS)}",
         "peak_memory_bytes": lambda: 0,
     }
-    return CheckContext(**(given | fields))
+    return CheckContext(**(context_fields | fields))
 
 
-def checked(made: MemoryStream, *own: Expectation) -> CheckResult:
-    """Check a world in memory."""
-    return check_stream(means(made, *own))
+def run_check(memory_stream: MemoryStream, *own: Expectation) -> CheckResult:
+    """Check a stream in memory."""
+    return check_stream(check_context_of(memory_stream, *own))
 
 
-def rows(made: MemoryStream) -> list[dict[str, Any]]:
-    """The committed records themselves, to be hurt."""
-    return [row for file in made.ledger.files_now() for row in made.files.files[file.path].rows]
+def committed_rows(memory_stream: MemoryStream) -> list[dict[str, Any]]:
+    """The committed records themselves: changing them damages the stream."""
+    return [
+        row
+        for file in memory_stream.ledger.files_now()
+        for row in memory_stream.files.files[file.path].rows
+    ]

@@ -1,6 +1,6 @@
-"""Compactions of worlds in memory and on disk, for tests.
+"""Compactions of streams in memory and on disk, for tests.
 
-Next room: worlds.py makes the worlds.
+Next: memory_streams.py creates the streams.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ DAY = 86_400.0
 _attempts = count()
 
 
-def means(
-    made: MemoryStream, *, bytes_target: int = 1 << 20, rewriter: Any = None
+def compact_context_of(
+    memory_stream: MemoryStream, *, bytes_target: int = 1 << 20, rewriter: Any = None
 ) -> CompactContext:
-    """What a compaction of this world works with."""
+    """The context of a compaction of this stream."""
     return CompactContext(
-        stream=made.stream.name,
+        stream=memory_stream.stream.name,
         bytes_target=bytes_target,
-        keep_versions_days=made.stream.output.keep_versions_days,
-        ledger=made.ledger,
-        records=made.files,
-        rewriter=rewriter or made.files,
-        open_state=lambda: made.files,
-        derived=made.derived,
-        clock=made.clock,
+        keep_versions_days=memory_stream.stream.output.keep_versions_days,
+        ledger=memory_stream.ledger,
+        records=memory_stream.files,
+        rewriter=rewriter or memory_stream.files,
+        open_state=lambda: memory_stream.files,
+        derived=memory_stream.derived,
+        clock=memory_stream.clock,
         new_attempt=lambda: f"c{next(_attempts)}",
     )
 
 
-def compacted(
-    made: MemoryStream, only: Partition | None = None, *, bytes_target: int = 1 << 20
+def run_compaction(
+    memory_stream: MemoryStream, only: Partition | None = None, *, bytes_target: int = 1 << 20
 ) -> CompactResult:
-    """One compaction."""
-    return compact_stream(means(made, bytes_target=bytes_target), only)
+    """Run one compaction."""
+    return compact_stream(compact_context_of(memory_stream, bytes_target=bytes_target), only)

@@ -1,7 +1,7 @@
-"""A person's decisions about worlds in memory, for tests: accept, retire, release; and what must
+"""A person's decisions about streams in memory, for tests: accept, retire, release; and what must
 hold afterwards.
 
-Next room: worlds.py makes the worlds.
+Next: memory_streams.py creates the streams.
 """
 
 from __future__ import annotations
@@ -17,46 +17,61 @@ from seriatim.testing import MemoryClock, MemoryStream
 from tests.operations.memory_streams import send
 
 
-def means(made: MemoryStream) -> DecisionContext:
-    """What a decision is made with, in memory."""
-    folding = made.folding()
+def decision_context_of(memory_stream: MemoryStream) -> DecisionContext:
+    """The context of a decision about a stream in memory."""
+    folding = memory_stream.folding()
     return DecisionContext(
-        stream=made.stream,
-        runner=made.machine(),
-        log=made.kafka,
-        ledger=made.ledger,
-        records=made.files,
-        state=made.files,
-        clock=made.clock,
+        stream=memory_stream.stream,
+        runner=memory_stream.machine(),
+        log=memory_stream.kafka,
+        ledger=memory_stream.ledger,
+        records=memory_stream.files,
+        state=memory_stream.files,
+        clock=memory_stream.clock,
         new_attempt=folding.context.new_attempt,
     )
 
 
-def accepted(made: MemoryStream, name: str = "in-a", **more: Any) -> TopicDecision:
+def accept(memory_stream: MemoryStream, name: str = "in-a", **options: Any) -> TopicDecision:
     """Accept a topic."""
-    return accept_topic(means(made), name, "meant", **more)
+    return accept_topic(decision_context_of(memory_stream), name, "meant", **options)
 
 
-def retired(made: MemoryStream, name: str = "in-a", **more: Any) -> RetireDecision:
+def retire(memory_stream: MemoryStream, name: str = "in-a", **options: Any) -> RetireDecision:
     """Retire a topic or a partition."""
     return retire_topic(
-        made.ledger, made.kafka, MemoryClock(), "s", made.stream.topics, name, "r1", "over", **more
+        memory_stream.ledger,
+        memory_stream.kafka,
+        MemoryClock(),
+        "s",
+        memory_stream.stream.topics,
+        name,
+        "r1",
+        "over",
+        **options,
     )
 
 
-def made_again(made: MemoryStream, partitions: int = 1, topic: str = "in-a") -> str:
-    """Delete a topic and make it again, with a snapshot and an update in each partition."""
-    made.kafka.delete(topic)
-    new = made.kafka.create(topic, partitions)
+def recreate_topic(memory_stream: MemoryStream, partitions: int = 1, topic: str = "in-a") -> str:
+    """Delete a topic and create it again, with a snapshot and an update in each partition."""
+    memory_stream.kafka.delete(topic)
+    new = memory_stream.kafka.create(topic, partitions)
     for number in range(partitions):
-        send(made, Partition(topic, number), ["x", "y"], b'{"type": "update", "id": "x", "v": 7}')
+        send(
+            memory_stream,
+            Partition(topic, number),
+            ["x", "y"],
+            b'{"type": "update", "id": "x", "v": 7}',
+        )
     return new
 
 
-def folded(made: MemoryStream, partition: Partition) -> dict[str, dict[str, Any]]:
+def tables_from_records(
+    memory_stream: MemoryStream, partition: Partition
+) -> dict[str, dict[str, Any]]:
     """Tables by session, from the records alone, in the order in which they were committed."""
     tables: dict[str, dict[str, Any]] = {}
-    for row in made.rows(partition):
+    for row in memory_stream.rows(partition):
         table = tables.setdefault(row["session"], {})
         if row["op"] == "delete":
             del table[row["id"]]
@@ -65,37 +80,46 @@ def folded(made: MemoryStream, partition: Partition) -> dict[str, dict[str, Any]
     return {session: table for session, table in tables.items() if table}
 
 
-def saved(made: MemoryStream, partition: Partition) -> dict[str, dict[str, Any]]:
+def tables_from_state(
+    memory_stream: MemoryStream, partition: Partition
+) -> dict[str, dict[str, Any]]:
     """Tables by session, from the state."""
-    runner, tables = made.machine(), {}
-    for name, session in made.sessions(partition).items():
+    runner, tables = memory_stream.machine(), {}
+    for name, session in memory_stream.sessions(partition).items():
         if session.state_bytes is not None:
             rows = runner.to_plain(runner.load(session.state_bytes, session.state_version))["rows"]
             tables[name] = {row["id"]: row["v"] for row in rows}
     return {session: table for session, table in tables.items() if table}
 
 
-def is_right(made: MemoryStream) -> None:
-    """Folding the records gives the state, and no record has the place of another."""
+def assert_records_match_state(memory_stream: MemoryStream) -> None:
+    """Assert that folding the records gives the state, and that no two records have one position."""
     places = [
-        (row["topic_id"], row["partition"], row["offset"], row["index"]) for row in made.rows()
+        (row["topic_id"], row["partition"], row["offset"], row["index"])
+        for row in memory_stream.rows()
     ]
     assert len(places) == len(set(places))
-    for partition in made.accounts():
-        assert folded(made, partition) == saved(made, partition), partition
+    for partition in memory_stream.accounts():
+        assert tables_from_records(memory_stream, partition) == tables_from_state(
+            memory_stream, partition
+        ), partition
 
 
-def status_of(made: MemoryStream) -> dict[str, Any]:
+def status_of(memory_stream: MemoryStream) -> dict[str, Any]:
     """What `seriatim status` shows."""
-    return read_status(made.stream, made.kafka, made.ledger, made.files)
+    return read_status(
+        memory_stream.stream, memory_stream.kafka, memory_stream.ledger, memory_stream.files
+    )
 
 
-def meanwhile(made: MemoryStream, call: str, deed: Callable[[], object]) -> None:
-    """Somebody else does something just before a call to the ledger, once."""
+def run_before_ledger_call(
+    memory_stream: MemoryStream, call: str, deed: Callable[[], object]
+) -> None:
+    """Run something, once, just before a call to the ledger: what another process could do there."""
     waiting = [deed]
 
     def before(name: str) -> None:
         if name == call and waiting:
             waiting.pop()()
 
-    made.ledger.on_call = before
+    memory_stream.ledger.on_call = before

@@ -1,6 +1,6 @@
-"""Looking back at worlds in memory, for tests.
+"""Traces, replays and bisections of streams in memory, for tests.
 
-Next room: worlds.py and mending.py make the worlds.
+Next: memory_streams.py and repair_helper.py create the streams.
 """
 
 from __future__ import annotations
@@ -26,91 +26,100 @@ from tests.operations.memory_streams import A0
 from tests.operations.repair_helper import MemoryReread
 
 
-def looking(made: MemoryStream) -> ReplayContext:
-    """What a look back at a world is made with."""
+def replay_context_of(memory_stream: MemoryStream) -> ReplayContext:
+    """The context of a replay of a stream in memory."""
     return ReplayContext(
-        stream=made.stream,
-        runner=made.machine(),
-        ledger=made.ledger,
-        state=made.files,
-        log=made.kafka,
-        past_reader=MemoryReread(made),
+        stream=memory_stream.stream,
+        runner=memory_stream.machine(),
+        ledger=memory_stream.ledger,
+        state=memory_stream.files,
+        log=memory_stream.kafka,
+        past_reader=MemoryReread(memory_stream),
     )
 
 
-def head_of(made: MemoryStream) -> LedgerHead:
-    """The world's ledger."""
-    head = made.ledger.head(made.stream.name)
+def head_of(memory_stream: MemoryStream) -> LedgerHead:
+    """The head of the stream's ledger."""
+    head = memory_stream.ledger.head(memory_stream.stream.name)
     assert head is not None
     return head
 
 
-def way(made: MemoryStream, name: str = "s", partition: Partition = A0) -> SessionReplay:
-    """A session's way."""
-    return SessionReplay(looking(made), head_of(made), partition, name)
+def session_replay(
+    memory_stream: MemoryStream, name: str = "s", partition: Partition = A0
+) -> SessionReplay:
+    """The replay of one session."""
+    return SessionReplay(replay_context_of(memory_stream), head_of(memory_stream), partition, name)
 
 
-def traced(
-    made: MemoryStream, name: str = "s", partition: Partition = A0, start: int = 0
+def trace_steps(
+    memory_stream: MemoryStream, name: str = "s", partition: Partition = A0, start: int = 0
 ) -> list[TraceStep]:
     """All steps of a session."""
-    gone = way(made, name, partition)
-    gone.begin_at_or_after(start)
-    return list(gone.steps(gone.committed_end))
+    replay = session_replay(memory_stream, name, partition)
+    replay.begin_at_or_after(start)
+    return list(replay.steps(replay.committed_end))
 
 
-def at(made: MemoryStream, offset: int, name: str = "s", partition: Partition = A0) -> Session:
+def session_after(
+    memory_stream: MemoryStream, offset: int, name: str = "s", partition: Partition = A0
+) -> Session:
     """The session after the message at an offset, as it would be saved."""
-    gone = way(made, name, partition)
-    gone.begin_at(offset + 1)
-    gone.fold_to(offset + 1)
-    return gone.tracing_fold.session_to_save()
+    replay = session_replay(memory_stream, name, partition)
+    replay.begin_at(offset + 1)
+    replay.fold_to(offset + 1)
+    return replay.tracing_fold.session_to_save()
 
 
-def rows_of(
-    made: MemoryStream, name: str, partition: Partition, start: int
+def session_rows(
+    memory_stream: MemoryStream, name: str, partition: Partition, start: int
 ) -> list[dict[str, Any]]:
     """The committed records of a session from an offset on, by offset and index: their own columns."""
-    life = made.accounts()[partition].topic_id
+    topic_id = memory_stream.accounts()[partition].topic_id
     rows = [
-        row for row in made.rows(partition) if (row["session"], row["topic_id"]) == (name, life)
+        row
+        for row in memory_stream.rows(partition)
+        if (row["session"], row["topic_id"]) == (name, topic_id)
     ]
     rows = [row for row in rows if row["offset"] >= start]
     rows.sort(key=lambda row: (row["offset"], row["index"]))
-    columns = ("offset", "index", *made.machine().columns)
+    columns = ("offset", "index", *memory_stream.machine().columns)
     return [{column: row[column] for column in columns} for row in rows]
 
 
 class MemoryLookup:
-    """Committed records of a world, by what is in their columns."""
+    """Committed records of a stream in memory, by the values of their columns."""
 
-    def __init__(self, made: MemoryStream) -> None:
-        self.made = made
+    def __init__(self, memory_stream: MemoryStream) -> None:
+        self.memory_stream = memory_stream
 
     def find_records(self, column_values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Records with these values."""
-        for row in self.made.rows():
+        for row in self.memory_stream.rows():
             if all(row[name] == value for name, value in column_values.items()):
                 yield row
 
 
-def explained(made: MemoryStream, row: str, session: str | None = None) -> list[RowExplanation]:
-    """What touched a row, in each session that has it."""
-    tools = looking(made)
+def explain_row(
+    memory_stream: MemoryStream, row: str, session: str | None = None
+) -> list[RowExplanation]:
+    """The messages that touched a row, in each session that has it."""
+    tools = replay_context_of(memory_stream)
     key = parse_row_key(tools.runner, row)
-    found = records_by_session(MemoryLookup(made), key, session, None)
+    rows_by_session = records_by_session(MemoryLookup(memory_stream), key, session, None)
     return [
-        RowExplainer(tools, head_of(made), key).run(place, rows) for place, rows in found.items()
+        RowExplainer(tools, head_of(memory_stream), key).run(session_place, rows)
+        for session_place, rows in rows_by_session.items()
     ]
 
 
-def hunted(
-    made: MemoryStream, name: str, invariant: str, partition: Partition = A0, **more: Any
+def run_bisection(
+    memory_stream: MemoryStream, name: str, invariant: str, partition: Partition = A0, **limits: Any
 ) -> BisectResult:
-    """Where an invariant breaks."""
-    gone = way(made, name, partition)
-    gone.begin_at_or_after(0)
+    """Find the message at which an invariant breaks."""
+    replay = session_replay(memory_stream, name, partition)
+    replay.begin_at_or_after(0)
     expression = parse_expression(invariant, INVARIANT_NAMES)
-    return Bisection(gone, expression.is_true, uses_state="state" in expression.names).run(
-        gone.next_offset, gone.committed_end, **more
+    return Bisection(replay, expression.is_true, uses_state="state" in expression.names).run(
+        replay.next_offset, replay.committed_end, **limits
     )

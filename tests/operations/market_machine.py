@@ -1,6 +1,6 @@
-"""A machine with records of several kinds, and worlds of it, for tests.
+"""A machine with records of several kinds, and streams in memory that run it, for tests.
 
-Next room: test_outputs.py.
+Next: test_further_tables.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Trade(Struct):
 
 
 class Note(Struct):
-    """The third record: seldom."""
+    """The third record: rare."""
 
     text: str
 
@@ -90,7 +90,7 @@ class Market(Machine[Book, Order, Level | Trade | Note]):
 
 
 def machine() -> UserMachine:
-    """A market as a new process has it."""
+    """The machine, as a new process creates it."""
     return UserMachine("markets:Market", Market)
 
 
@@ -105,30 +105,32 @@ def stream_of(path: str = "memory", **fields: Any) -> Stream:
     )
 
 
-def market(partitions: int = 1, **fields: Any) -> MemoryStream:
-    """A world with topic in-a and nothing in it."""
-    made = MemoryStream(stream_of(**fields), machine)
-    made.kafka.create("in-a", partitions)
-    return made
+def create_market_stream(partitions: int = 1, **fields: Any) -> MemoryStream:
+    """A stream of markets with topic in-a, without messages."""
+    memory_stream = MemoryStream(stream_of(**fields), machine)
+    memory_stream.kafka.create("in-a", partitions)
+    return memory_stream
 
 
-def order(
-    made: MemoryStream,
-    place: Partition,
+def send_order(
+    memory_stream: MemoryStream,
+    partition: Partition,
     kind: str,
     price: str = "1",
     size: Any = 5,
     session: str = "s",
 ) -> None:
-    """One message."""
+    """Send one message."""
     content = json.dumps({"kind": kind, "price": price, "size": size}).encode()
-    made.kafka.produce(place.topic, session, content, partition=place.number)
+    memory_stream.kafka.produce(partition.topic, session, content, partition=partition.number)
 
 
-def busy(made: MemoryStream, place: Partition, rounds: int = 3, session: str = "s") -> None:
-    """A book, quotes and trades."""
-    order(made, place, "whole", session=session)
+def send_busy_market(
+    memory_stream: MemoryStream, partition: Partition, rounds: int = 3, session: str = "s"
+) -> None:
+    """Send a book, then quotes and trades."""
+    send_order(memory_stream, partition, "whole", session=session)
     for number in range(rounds):
-        order(made, place, "quote", str(number), 3 + number, session)
-        order(made, place, "trade", str(number), 2, session)
-        order(made, place, "trade", str(number), 9, session)
+        send_order(memory_stream, partition, "quote", str(number), 3 + number, session)
+        send_order(memory_stream, partition, "trade", str(number), 2, session)
+        send_order(memory_stream, partition, "trade", str(number), 9, session)

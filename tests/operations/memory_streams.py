@@ -1,6 +1,6 @@
-"""Small worlds in memory for tests of the steps.
+"""Small streams in memory for tests of the operations.
 
-Next room: seriatim/testing.py, which these are made of.
+Next: seriatim/testing.py, which has `MemoryStream`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from seriatim.testing import MemoryStream
 A0, A1, A2, B0 = *(Partition("in-a", number) for number in range(3)), Partition("in-b", 0)
 
 
-def world(**fields: Any) -> MemoryStream:
-    """A stream of rows (id, v) over topics in-…, of which there are none yet."""
+def create_stream(**fields: Any) -> MemoryStream:
+    """A stream of rows (id, v) over topics in-…; there is no topic yet."""
     table = TableSettings(key=("id",), columns={"id": "string", "v": "int64"}, before=False)
     stream = Stream(
         name="s",
@@ -29,35 +29,41 @@ def world(**fields: Any) -> MemoryStream:
     return MemoryStream(stream, stream.table_machine)
 
 
-def send(made: MemoryStream, partition: Partition, *values: Any, session: str | None = "s") -> None:
+def send(
+    memory_stream: MemoryStream, partition: Partition, *values: Any, session: str | None = "s"
+) -> None:
     """Send messages: numbers are updates of row a, lists are snapshots, bytes are bytes."""
     for value in values:
         body: Any = {"type": "update", "id": "a", "v": value}
         if isinstance(value, list):
-            body = {"type": "snapshot", "rows": [{"id": one, "v": 0} for one in value]}
+            body = {"type": "snapshot", "rows": [{"id": row_id, "v": 0} for row_id in value]}
         content = value if isinstance(value, bytes) else json.dumps(body).encode()
-        made.kafka.produce(partition.topic, session, content, partition=partition.number)
+        memory_stream.kafka.produce(partition.topic, session, content, partition=partition.number)
 
 
-def begun(partitions: int = 1, **fields: Any) -> MemoryStream:
-    """A world with topic in-a, a snapshot and two updates in each partition."""
-    made = world(**fields)
-    made.kafka.create("in-a", partitions)
+def create_filled_stream(partitions: int = 1, **fields: Any) -> MemoryStream:
+    """A stream with topic in-a, and a snapshot and two updates in each partition; nothing is folded."""
+    memory_stream = create_stream(**fields)
+    memory_stream.kafka.create("in-a", partitions)
     for number in range(partitions):
-        send(made, Partition("in-a", number), ["a", "b"], 1, 2)
-    return made
+        send(memory_stream, Partition("in-a", number), ["a", "b"], 1, 2)
+    return memory_stream
 
 
-def offsets(made: MemoryStream, partition: Partition) -> list[int]:
+def offsets(memory_stream: MemoryStream, partition: Partition) -> list[int]:
     """The offsets of a partition's records."""
-    return [row["offset"] for row in made.rows(partition)]
+    return [row["offset"] for row in memory_stream.rows(partition)]
 
 
-def frontiers(made: MemoryStream) -> dict[str, int]:
-    """How far each partition is."""
-    return {str(partition): account.frontier for partition, account in made.accounts().items()}
+def frontiers(memory_stream: MemoryStream) -> dict[str, int]:
+    """The frontier of each partition."""
+    return {
+        str(partition): account.frontier for partition, account in memory_stream.accounts().items()
+    }
 
 
-def kinds(made: MemoryStream) -> list[str]:
+def kinds(memory_stream: MemoryStream) -> list[str]:
     """The kinds of the ledger's entries."""
-    return [commit.entry.kind for commit in made.ledger.commits if commit.entry is not None]
+    return [
+        commit.entry.kind for commit in memory_stream.ledger.commits if commit.entry is not None
+    ]

@@ -1,6 +1,6 @@
-"""What `current` must hold, folded the plainest way there is from the records of an entry.
+"""What `current` must hold, computed in the simplest way from the records as of an entry.
 
-Next room: test_publish.py.
+Next: test_publish.py.
 """
 
 from __future__ import annotations
@@ -16,76 +16,89 @@ OWN = ("topic", "topic_id", "partition", "session", "offset", "sequence", "times
 Name = tuple[Any, ...]
 
 
-def current_of(made: MemoryStream) -> MemoryCurrent:
+def current_of(memory_stream: MemoryStream) -> MemoryCurrent:
     """A table `current` for a stream in memory."""
-    keyed = made.machine().row_key_spec
-    assert keyed is not None
-    return MemoryCurrent(keyed, lambda file: made.files.read(file).rows)
+    key_spec = memory_stream.machine().row_key_spec
+    assert key_spec is not None
+    return MemoryCurrent(key_spec, lambda file: memory_stream.files.read(file).rows)
 
 
 def publish_to(
-    made: MemoryStream, current: Any, sequence: int | None = None, **more: Any
+    memory_stream: MemoryStream, current: Any, sequence: int | None = None, **options: Any
 ) -> PublishResult:
     """Publish, as the command does."""
-    return publish_current(made.stream.name, made.ledger, current, sequence=sequence, **more)
+    return publish_current(
+        memory_stream.stream.name, memory_stream.ledger, current, sequence=sequence, **options
+    )
 
 
-def plain(made: MemoryStream, sequence: int, keyed: RowKeySpec) -> dict[Name, dict[str, Any]]:
+def expected_rows(
+    memory_stream: MemoryStream, sequence: int, key_spec: RowKeySpec
+) -> dict[Name, dict[str, Any]]:
     """Every row by partition, session and key: the records of the table as of an entry, one after
     the other.
     """
-    lives: list[str] = []
+    topic_ids: list[str] = []
     files: dict[str, Any] = {}
-    for manifest in made.ledger.entries(made.stream.name, -1):
+    for manifest in memory_stream.ledger.entries(memory_stream.stream.name, -1):
         entry = manifest.entry
         if entry.sequence > sequence:
             break
-        lives += [
+        topic_ids += [
             account.topic_id
             for account in manifest.ledger.partitions.values()
-            if account.topic_id not in lives
+            if account.topic_id not in topic_ids
         ]
         files = {path: file for path, file in files.items() if path not in entry.removed_paths}
         files |= {file.path: file for change in entry.changes for file in change.records}
-    records = [row for file in files.values() for row in made.files.read(file).rows]
+    records = [row for file in files.values() for row in memory_stream.files.read(file).rows]
     records.sort(
         key=lambda row: (
-            lives.index(row["topic_id"]),
+            topic_ids.index(row["topic_id"]),
             row["partition"],
             row["offset"],
             row["index"],
         )
     )
-    return folded(records, keyed)
+    return rows_after_records(records, key_spec)
 
 
-def folded(records: list[dict[str, Any]], keyed: RowKeySpec) -> dict[Name, dict[str, Any]]:
-    """Records in order, as the rows that they leave."""
+def rows_after_records(
+    records: list[dict[str, Any]], key_spec: RowKeySpec
+) -> dict[Name, dict[str, Any]]:
+    """The rows that remain after records in order."""
     rows: dict[Name, dict[str, Any]] = {}
     for record in records:
-        name = name_of(record, keyed)
+        name = name_of(record, key_spec)
         rows.pop(name, None)
         if not (
-            keyed.deleted_when
-            and all(record[column] == value for column, value in keyed.deleted_when.items())
+            key_spec.deleted_when
+            and all(record[column] == value for column, value in key_spec.deleted_when.items())
         ):
-            rows[name] = {column: record[column] for column in (*OWN, *keyed.columns)}
+            rows[name] = {column: record[column] for column in (*OWN, *key_spec.columns)}
     return rows
 
 
-def name_of(row: Mapping[str, Any], keyed: RowKeySpec) -> Name:
+def name_of(row: Mapping[str, Any], key_spec: RowKeySpec) -> Name:
     """What names a row."""
-    return (row["topic"], row["partition"], row["session"], *(row[column] for column in keyed.key))
+    return (
+        row["topic"],
+        row["partition"],
+        row["session"],
+        *(row[column] for column in key_spec.key),
+    )
 
 
-def by_name(rows: list[dict[str, Any]], keyed: RowKeySpec) -> dict[Name, dict[str, Any]]:
+def by_name(rows: list[dict[str, Any]], key_spec: RowKeySpec) -> dict[Name, dict[str, Any]]:
     """What a reader of the table sees, each row once."""
-    found = {name_of(row, keyed): row for row in rows}
+    found = {name_of(row, key_spec): row for row in rows}
     assert len(found) == len(rows), "a row is there twice"
     return found
 
 
-def check(made: MemoryStream, current: MemoryCurrent) -> None:
+def check(memory_stream: MemoryStream, current: MemoryCurrent) -> None:
     """`current` is the fold of the records as of the entry that it names."""
-    at = current.published_version().sequence
-    assert by_name(current.rows(), current.row_key_spec) == plain(made, at, current.row_key_spec)
+    published_sequence = current.published_version().sequence
+    assert by_name(current.rows(), current.row_key_spec) == expected_rows(
+        memory_stream, published_sequence, current.row_key_spec
+    )

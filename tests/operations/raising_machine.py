@@ -1,4 +1,4 @@
-"""A machine that raises when it is asked to add less than nothing."""
+"""A machine that raises at a negative number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from seriatim import Machine
 
 
 class Sum(Struct):
-    """What was added so far."""
+    """The state: the sum so far."""
 
     total: int = 0
 
@@ -32,7 +32,7 @@ class Adder(Machine[Sum, Add, Total]):
     """Adds up."""
 
     def start(self, session: str) -> Sum:  # noqa: ARG002  # all begin at nothing
-        """Nothing."""
+        """The sum is 0."""
         return Sum()
 
     def apply(self, state: Sum, message: Add) -> Iterable[Total]:

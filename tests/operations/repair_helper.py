@@ -1,6 +1,6 @@
-"""Repairs of worlds in memory, for tests.
+"""Repairs of streams in memory, for tests.
 
-Next room: worlds.py makes the worlds.
+Next: memory_streams.py creates the streams.
 """
 
 from __future__ import annotations
@@ -14,104 +14,114 @@ from seriatim.ledger.gaps import Gap
 from seriatim.operations.repair.plan import RepairRequest
 from seriatim.operations.repair.repair import RefoldResult, RepairContext, RepairRun, plan_repair
 from seriatim.testing import MemoryStream
-from tests.operations.memory_streams import A0, send, world
+from tests.operations.memory_streams import A0, create_stream, send
 
 
 class MemoryReread:
-    """Messages of the past, read again."""
+    """Reads messages of the past again, from Kafka in memory."""
 
-    def __init__(self, made: MemoryStream) -> None:
-        self.made = made
+    def __init__(self, memory_stream: MemoryStream) -> None:
+        self.memory_stream = memory_stream
 
     def read(self, partition: Partition, offset_range: OffsetRange) -> Iterator[Any]:
-        """Those of a range that are there."""
-        yield from self.made.reader.batches(partition, offset_range, with_headers=False)
+        """The messages of a range that Kafka still has."""
+        yield from self.memory_stream.reader.batches(partition, offset_range, with_headers=False)
 
     def is_compacted(self, topic: str) -> bool:
-        """As the topic says."""
-        return self.made.kafka.topics[topic].compacted
+        """Whether the topic is compacted."""
+        return self.memory_stream.kafka.topics[topic].compacted
 
 
-def mending(made: MemoryStream) -> RepairContext:
-    """What a repair of a world is made with."""
-    folding = made.folding()
+def repair_context_of(memory_stream: MemoryStream) -> RepairContext:
+    """The context of a repair of a stream in memory."""
+    folding = memory_stream.folding()
     return RepairContext(
-        stream=made.stream,
+        stream=memory_stream.stream,
         runner=folding.runner,
         fold_context=folding.context,
-        past_reader=MemoryReread(made),
+        past_reader=MemoryReread(memory_stream),
     )
 
 
-def repair(made: MemoryStream, messages_max: int = 1_000_000, **request: Any) -> RefoldResult:
+def repair(
+    memory_stream: MemoryStream, messages_max: int = 1_000_000, **request: Any
+) -> RefoldResult:
     """Plan and apply, as one command does."""
-    tools = mending(made)
-    return RepairRun(tools).apply(plan_repair(tools, RepairRequest(**request)), messages_max)
+    context = repair_context_of(memory_stream)
+    return RepairRun(context).apply(plan_repair(context, RepairRequest(**request)), messages_max)
 
 
-def table(made: MemoryStream, partition: Partition) -> list[dict[str, Any]]:
+def records_in_order(memory_stream: MemoryStream, partition: Partition) -> list[dict[str, Any]]:
     """A partition's records by offset and index, without what a refold may change."""
-    return sorted(made.rows(partition), key=lambda row: (row["offset"], row["index"]))
+    return sorted(memory_stream.rows(partition), key=lambda row: (row["offset"], row["index"]))
 
 
-def straight(made: MemoryStream, **fields: Any) -> MemoryStream:
-    """The same messages in a world that never had trouble, folded at once."""
-    other = world(**fields)
-    other.kafka = made.kafka
-    other.reader.kafka = other.explain.kafka = made.kafka
-    other.run()
-    return other
+def fold_without_trouble(memory_stream: MemoryStream, **fields: Any) -> MemoryStream:
+    """A stream that folds the same messages at once and never had trouble."""
+    clean_stream = create_stream(**fields)
+    clean_stream.kafka = memory_stream.kafka
+    clean_stream.reader.kafka = clean_stream.explain.kafka = memory_stream.kafka
+    clean_stream.run()
+    return clean_stream
 
 
-def assert_straight(made: MemoryStream, partition: Partition = A0, **fields: Any) -> None:
-    """Records and state are those of a straight fold."""
-    other = straight(made, **fields)
-    assert table(made, partition) == table(other, partition)
-    mine = {
-        name: (one.state_bytes, one.finding)
-        for name, one in made.sessions(partition).items()
-        if one.state_bytes
-    }
-    assert mine == {
-        name: (one.state_bytes, one.finding)
-        for name, one in other.sessions(partition).items()
-        if one.state_bytes
-    }
-
-
-def updates(
-    made: MemoryStream, count: int, partition: Partition = A0, sessions: int = 3, seed: int = 1
+def assert_equals_clean_fold(
+    memory_stream: MemoryStream, partition: Partition = A0, **fields: Any
 ) -> None:
-    """Random messages: snapshots now and then, updates else."""
+    """Assert that records and state are those of a fold without trouble."""
+    clean_stream = fold_without_trouble(memory_stream, **fields)
+    assert records_in_order(memory_stream, partition) == records_in_order(clean_stream, partition)
+    own_states = {
+        name: (session.state_bytes, session.finding)
+        for name, session in memory_stream.sessions(partition).items()
+        if session.state_bytes
+    }
+    assert own_states == {
+        name: (session.state_bytes, session.finding)
+        for name, session in clean_stream.sessions(partition).items()
+        if session.state_bytes
+    }
+
+
+def send_random_messages(
+    memory_stream: MemoryStream,
+    count: int,
+    partition: Partition = A0,
+    sessions: int = 3,
+    seed: int = 1,
+) -> None:
+    """Send random messages: mostly updates, snapshots now and then."""
     chance = random.Random(seed)
     for number in range(count):
         name = f"s{chance.randrange(sessions)}"
         if number < sessions or chance.random() < 0.1:
             send(
-                made,
+                memory_stream,
                 partition,
                 ["a", "b"][: chance.randint(1, 2)],
                 session=f"s{number}" if number < sessions else name,
             )
         else:
-            send(made, partition, chance.randrange(100), session=name)
+            send(memory_stream, partition, chance.randrange(100), session=name)
 
 
-def sliced(count: int = 60, size: int = 7, partitions: int = 1, **fields: Any) -> MemoryStream:
-    """A world folded in small slices."""
-    made = world(**fields)
-    made.kafka.create("in-a", partitions)
+def create_sliced_stream(
+    count: int = 60, size: int = 7, partitions: int = 1, **fields: Any
+) -> MemoryStream:
+    """A stream in memory that was folded in small slices."""
+    memory_stream = create_stream(**fields)
+    memory_stream.kafka.create("in-a", partitions)
     for number in range(partitions):
-        updates(made, count, Partition("in-a", number))
-    made.run(size * partitions)
-    return made
+        send_random_messages(memory_stream, count, Partition("in-a", number))
+    memory_stream.run(size * partitions)
+    return memory_stream
 
 
-def lose(made: MemoryStream, path: str) -> None:
-    """A file vanishes."""
-    del made.files.files[path]
+def remove_file(memory_stream: MemoryStream, path: str) -> None:
+    """Remove a file, as if it were lost."""
+    del memory_stream.files.files[path]
 
 
-def gaps_of(made: MemoryStream) -> list[Gap]:
+def gaps_of(memory_stream: MemoryStream) -> list[Gap]:
     """The gaps as the table has them."""
-    return made.derived.gaps(made.derived.applied_version("gaps"))
+    return memory_stream.derived.gaps(memory_stream.derived.applied_version("gaps"))

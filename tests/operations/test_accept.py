@@ -11,26 +11,26 @@ from seriatim.errors import ConfigError
 from seriatim.stream import OutputSettings, Stream
 from seriatim.testing import MemoryStream
 from tests.operations.decision_helper import (
-    accepted,
-    folded,
-    is_right,
-    made_again,
-    saved,
+    accept,
+    assert_records_match_state,
+    recreate_topic,
     status_of,
+    tables_from_records,
+    tables_from_state,
 )
-from tests.operations.memory_streams import A0, A1, A2, begun, frontiers, kinds, send
+from tests.operations.memory_streams import A0, A1, A2, create_filled_stream, frontiers, kinds, send
 
 
 def test_a_topic_made_again_begins_a_new_life() -> None:
     """Old sessions end by the accept entry, the new life is read from 0, both are in the records."""
-    made = begun()
+    made = create_filled_stream()
     send(made, A0, ["c"], 5, session="t")
     made.run()
     old = made.accounts()[A0]
-    new = made_again(made)
+    new = recreate_topic(made)
     assert [f.finding for f in made.run().findings] == ["re-created"]
 
-    done = accepted(made)
+    done = accept(made)
 
     (one,) = done.partitions
     assert (one.old_topic_id, one.new_topic_id, one.frontier, one.resumes_at) == (
@@ -55,15 +55,15 @@ def test_a_topic_made_again_begins_a_new_life() -> None:
         (old.topic_id, old.frontier)
     }
     assert {row["session"]: row["timestamp"] for row in deletes} == {"s": 2, "t": 4}
-    assert folded(made, A0) == {}
-    is_right(made)
+    assert tables_from_records(made, A0) == {}
+    assert_records_match_state(made)
 
     outcome = made.run()
 
     assert (outcome.messages, outcome.findings, frontiers(made)) == (2, [], {"in-a/0": 2})
     assert {row["topic_id"] for row in made.rows()} == {old.topic_id, new}
-    assert saved(made, A0) == {"s": {"x": 7, "y": 0}}
-    is_right(made)
+    assert tables_from_state(made, A0) == {"s": {"x": 7, "y": 0}}
+    assert_records_match_state(made)
     entry = made.ledger.manifest_at("s", done.sequence).entry
     assert (entry.kind, entry.reason) == ("accept", "meant")
     assert made.run().findings == []
@@ -71,54 +71,54 @@ def test_a_topic_made_again_begins_a_new_life() -> None:
 
 def test_it_is_accepted_before_any_run_has_found_it() -> None:
     """Accept looks at Kafka itself."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
-    made_again(made)
-    accepted(made)
+    recreate_topic(made)
+    accept(made)
     assert made.run().findings == []
-    is_right(made)
+    assert_records_match_state(made)
 
 
 def test_partitions_more_and_fewer() -> None:
     """New ones are born at 0; those that are gone end, and go on from 0 if they come back."""
-    made = begun(2)
+    made = create_filled_stream(2)
     made.run()
-    new = made_again(made, 3)
-    accepted(made)
+    new = recreate_topic(made, 3)
+    accept(made)
     assert made.run().messages == 6
     assert {account.topic_id for account in made.accounts().values()} == {new}
     assert made.accounts()[A2].epoch == 0
-    is_right(made)
+    assert_records_match_state(made)
 
-    newest = made_again(made, 1)
+    newest = recreate_topic(made, 1)
     made.run()
-    accepted(made)
+    accept(made)
     outcome = made.run()
     assert outcome.findings == []
     assert frontiers(made) == {"in-a/0": 2, "in-a/1": 0, "in-a/2": 0}
     assert made.accounts()[A1].state == ()
     shown = {one["partition"]: one["topic_state"] for one in status_of(made)["partitions"]}
     assert shown == {0: "live", 1: "retired", 2: "retired"}
-    is_right(made)
+    assert_records_match_state(made)
 
     made.kafka.add_partitions("in-a", 1)
     send(made, A1, ["x"], session="later")
     assert made.run().messages == 1
     assert {row["topic_id"] for row in made.rows(A1) if row["session"] == "later"} == {newest}
-    is_right(made)
+    assert_records_match_state(made)
 
 
 def test_status_is_right_before_and_after() -> None:
     """Hurt and re-created, then good and live."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
-    new = made_again(made)
+    new = recreate_topic(made)
     made.run()
     before = status_of(made)
     assert before["verdict"] == "hurt"
     assert before["partitions"][0]["topic_state"] == "re-created"
     assert before["partitions"][0]["halted"]["finding"] == "re-created"
-    accepted(made)
+    accept(made)
     made.run()
     after = status_of(made)
     assert after["verdict"] == "good"
@@ -129,45 +129,45 @@ def test_status_is_right_before_and_after() -> None:
 
 def test_sessions_in_quarantine_end_too() -> None:
     """Their rows were in the records, so they are taken back; nobody is in quarantine any more."""
-    made = begun()
+    made = create_filled_stream()
     send(made, A0, b"?", 9)
     made.run()
     assert made.accounts()[A0].quarantined == 1
-    made_again(made)
-    accepted(made)
+    recreate_topic(made)
+    accept(made)
     assert made.accounts()[A0].quarantined == 0
-    is_right(made)
+    assert_records_match_state(made)
 
 
 def test_whatever_halted_the_old_life_ends_with_it() -> None:
     """A partition that waited at a gap is told to be made again as well, and accepted as the others
     are.
     """
-    made = begun(2)
+    made = create_filled_stream(2)
     made.reader.lost_offsets = {(A0, 1)}
     made.run()
     made.reader.lost_offsets = set()
-    made_again(made, 2)
+    recreate_topic(made, 2)
     assert {(f.finding, f.partition_name) for f in made.run().findings} == {
         ("re-created", "in-a/0"),
         ("re-created", "in-a/1"),
     }
     assert made.run().findings == []
-    accepted(made)
+    accept(made)
     assert made.run().findings == []
     assert all(account.halt is None for account in made.accounts().values())
-    is_right(made)
+    assert_records_match_state(made)
 
 
 def test_what_was_never_read_of_the_old_life_is_a_gap() -> None:
     """Named by the entry, under the old topic id, so that the gaps table has it."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     old = made.accounts()[A0].topic_id
     send(made, A0, 3, 4)
     made.run(until={A0: 4})
-    made_again(made)
-    done = accepted(made)
+    recreate_topic(made)
+    done = accept(made)
     assert done.partitions[0].unread_messages == 1
     (change,) = made.ledger.manifest_at("s", done.sequence).entry.changes
     assert [(m.finding, m.offset, m.until, m.topic_id) for m in change.marks] == [
@@ -179,73 +179,73 @@ def test_a_new_life_that_has_lost_its_beginning_starts_where_it_can() -> None:
     """The person is shown what is gone, and it is published as a gap; a halt would only ask the
     same again.
     """
-    made = begun()
+    made = create_filled_stream()
     made.run()
-    made_again(made)
+    recreate_topic(made)
     send(made, A0, ["a"])
     made.kafka.delete_records(A0, 2)
-    done = accepted(made)
+    done = accept(made)
     assert done.partitions[0].resumes_at == 2
     (change,) = made.ledger.manifest_at("s", done.sequence).entry.changes
     assert ("expired", 0, 2) in [(mark.finding, mark.offset, mark.until) for mark in change.marks]
     outcome = made.run()
     assert (outcome.findings, outcome.messages) == ([], 1)
-    is_right(made)
+    assert_records_match_state(made)
 
 
 def test_a_dry_run_says_the_same_and_changes_nothing() -> None:
     """Partitions, ids, sessions and records, counted by the machine itself."""
-    made = begun(2)
+    made = create_filled_stream(2)
     made.run()
-    made_again(made, 2)
+    recreate_topic(made, 2)
     files, entries = set(made.files.files), len(made.ledger.commits)
-    looked = accepted(made, dry_run=True)
+    looked = accept(made, dry_run=True)
     assert (set(made.files.files), len(made.ledger.commits), looked.sequence) == (
         files,
         entries,
         -1,
     )
-    assert looked.partitions == accepted(made).partitions
+    assert looked.partitions == accept(made).partitions
 
 
 def test_nothing_to_accept_is_refused_by_name() -> None:
     """Unknown, being read, not in Kafka, never run: each says what helps."""
-    made = begun()
+    made = create_filled_stream()
     with pytest.raises(ConfigError, match="never run"):
-        accepted(made)
+        accept(made)
     made.run()
     with pytest.raises(
         ConfigError, match="nothing to accept: in-a is the topic that the ledger knows"
     ):
-        accepted(made)
+        accept(made)
     with pytest.raises(ConfigError, match="'in-b' was never read") as unknown:
-        accepted(made, "in-b")
+        accept(made, "in-b")
     assert unknown.value.fields["known"] == "in-a"
     with pytest.raises(ConfigError, match="not a partition"):
-        accepted(made, "in-a/x")
+        accept(made, "in-a/x")
     made.kafka.delete("in-a")
     with pytest.raises(ConfigError, match="not in Kafka") as gone:
-        accepted(made)
+        accept(made)
     assert "seriatim retire s in-a" in gone.value.next
     assert kinds(made) == ["start", "slice"]
 
 
 def test_other_findings_are_not_accepts_business() -> None:
     """It says at what the partition waits and what to do."""
-    made = begun()
+    made = create_filled_stream()
     made.reader.lost_offsets = {(A0, 1)}
     made.run()
     with pytest.raises(ConfigError, match="not made again") as refused:
-        accepted(made)
+        accept(made)
     assert "in-a/0 waits at offset 1: gap" in refused.value.fields["waits"]
     assert "seriatim repair s --partition in-a/0" in refused.value.next
 
 
 def test_a_held_topic_is_refused() -> None:
     """A repair works there."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
-    made_again(made)
+    recreate_topic(made)
     head = made.ledger.head("s")
     assert head is not None
     held = replace(head.ledger.partitions["in-a/0"], hold="h1")
@@ -253,29 +253,29 @@ def test_a_held_topic_is_refused() -> None:
         head, ledger=replace(head.ledger, partitions={"in-a/0": held})
     )
     with pytest.raises(ConfigError, match="held by repair h1"):
-        accepted(made)
+        accept(made)
 
 
 def test_the_topic_that_the_ledger_knows_is_back() -> None:
     """A run against the wrong cluster found every topic made again: pointed back, accept lets them
     go on.
     """
-    made = begun()
+    made = create_filled_stream()
     made.run()
     right = made.kafka.topics["in-a"]
-    made_again(made)
+    recreate_topic(made)
     assert made.run().findings
     made.kafka.topics["in-a"] = right
     send(made, A0, 3)
     assert made.run().messages == 0
-    done = accepted(made)
+    done = accept(made)
     assert (done.is_new_life, done.partitions[0].resumes_at, done.partitions[0].end_records) == (
         False,
         3,
         0,
     )
     assert made.run().messages == 1
-    is_right(made)
+    assert_records_match_state(made)
 
 
 class Count(Struct):
@@ -332,7 +332,7 @@ def test_a_machine_of_ones_own_says_how_a_session_ends() -> None:
     made.kafka.create("in-a")
     files = set(made.files.files)
     with pytest.raises(ConfigError, match=r"cannot end session 'b': ValueError: thirteen"):
-        accepted(made)
+        accept(made)
     assert set(made.files.files) == files
 
     made = counting()
@@ -340,5 +340,5 @@ def test_a_machine_of_ones_own_says_how_a_session_ends() -> None:
     made.run()
     made.kafka.delete("in-a")
     made.kafka.create("in-a")
-    accepted(made)
+    accept(made)
     assert [row["n"] for row in made.rows()] == [4, -4]

@@ -13,14 +13,14 @@ from seriatim.engine.crash_points import arm
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError, FencedError
 from tests.operations.decision_helper import (
-    accepted,
-    is_right,
-    made_again,
-    meanwhile,
-    retired,
-    saved,
+    accept,
+    assert_records_match_state,
+    recreate_topic,
+    retire,
+    run_before_ledger_call,
+    tables_from_state,
 )
-from tests.operations.memory_streams import A0, B0, begun, frontiers, kinds, send
+from tests.operations.memory_streams import A0, B0, create_filled_stream, frontiers, kinds, send
 from tests.operations.test_crash_points import Killed, killer
 from tests.operations.test_sweep import named, swept, there
 
@@ -31,13 +31,13 @@ from tests.operations.test_sweep import named, swept, there
 @pytest.mark.parametrize("times", [1, 2])
 def test_killed_anywhere_and_done_again_is_right(point: str, times: int) -> None:
     """The second try accepts, or finds it done; nothing is left that no entry named."""
-    made = begun(2)
+    made = create_filled_stream(2)
     made.run()
-    made_again(made, 2)
+    recreate_topic(made, 2)
     made.run()
     arm(killer(point, times))
     try:
-        accepted(made)
+        accept(made)
     except Killed:
         pass
     finally:
@@ -47,12 +47,12 @@ def test_killed_anywhere_and_done_again_is_right(point: str, times: int) -> None
         point in ("committed", "swept") or (times == 2 and not point.startswith("record"))
     )
     if not done:
-        accepted(made)
+        accept(made)
         assert there(made) == named(made)
     made.run()
     assert frontiers(made) == {"in-a/0": 2, "in-a/1": 2}
     assert kinds(made).count("accept") == 1
-    is_right(made)
+    assert_records_match_state(made)
     swept(made)
     assert there(made) == named(made)
 
@@ -60,15 +60,15 @@ def test_killed_anywhere_and_done_again_is_right(point: str, times: int) -> None
 @pytest.mark.parametrize("call", ["put_manifest", "compare_and_set"])
 def test_of_two_accepts_one_wins(call: str) -> None:
     """The other is told that it is done; deletes are there once."""
-    made = begun(2)
+    made = create_filled_stream(2)
     made.run()
-    made_again(made, 2)
-    meanwhile(made, call, lambda: accepted(made))
+    recreate_topic(made, 2)
+    run_before_ledger_call(made, call, lambda: accept(made))
     with pytest.raises(ConfigError, match="nothing to accept"):
-        accepted(made)
+        accept(made)
     made.run()
     assert kinds(made).count("accept") == 1
-    is_right(made)
+    assert_records_match_state(made)
     swept(made)
     assert there(made) == named(made)
 
@@ -77,24 +77,24 @@ def test_a_run_that_folds_the_old_life_is_overtaken_by_an_accept_and_goes_on() -
     """It read the old topic before it was deleted: that slice is refused, and the new life is
     folded.
     """
-    made = begun()
+    made = create_filled_stream()
     made.run()
     send(made, A0, 3)
 
     def others() -> None:
-        made_again(made)
-        accepted(made)
+        recreate_topic(made)
+        accept(made)
 
-    meanwhile(made, "put_manifest", others)
+    run_before_ledger_call(made, "put_manifest", others)
     made.run()
     assert kinds(made)[-2:] == ["accept", "slice"]
-    assert saved(made, A0) == {"s": {"x": 7, "y": 0}}
-    is_right(made)
+    assert tables_from_state(made, A0) == {"s": {"x": 7, "y": 0}}
+    assert_records_match_state(made)
 
 
 def test_a_run_whose_topic_is_made_again_and_accepted_goes_on_with_the_new_life() -> None:
     """Reading the old one breaks; what discovery then finds is good."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     send(made, A0, 3)
     bounds, asked = made.kafka.bounds, [0]
@@ -104,20 +104,20 @@ def test_a_run_whose_topic_is_made_again_and_accepted_goes_on_with_the_new_life(
         seen = bounds(pattern)
         asked[0] += 1
         if asked[0] == 1:
-            made_again(made)
-            accepted(made)
+            recreate_topic(made)
+            accept(made)
         return seen
 
     made.kafka.bounds = stale  # type: ignore[method-assign]
     outcome = made.run()
     assert (outcome.messages, outcome.findings) == (2, [])
     assert kinds(made)[-2:] == ["accept", "slice"]
-    is_right(made)
+    assert_records_match_state(made)
 
 
 def test_an_accept_overtaken_by_a_slice_ends_what_is_there_then() -> None:
     """A slice of the old life came first: the deletes are those of the newer state."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     send(made, A0, ["a", "b", "c"])
     late = made.folding()
@@ -125,7 +125,7 @@ def test_an_accept_overtaken_by_a_slice_ends_what_is_there_then() -> None:
 
     def first() -> None:
         late.run(100)
-        made_again(made)
+        recreate_topic(made)
 
     real = made.kafka.bounds
 
@@ -134,15 +134,15 @@ def test_an_accept_overtaken_by_a_slice_ends_what_is_there_then() -> None:
         if again:
             again.clear()
             new = {p: replace(one, topic_id="id-9") for p, one in seen.items()}
-            meanwhile(made, "put_manifest", first)
+            run_before_ledger_call(made, "put_manifest", first)
             return new
         return seen
 
     made.kafka.bounds = bounds  # type: ignore[method-assign]
-    done = accepted(made)
+    done = accept(made)
     assert done.partitions[0].end_records == 3
     made.run()
-    is_right(made)
+    assert_records_match_state(made)
 
 
 @pytest.mark.long
@@ -152,7 +152,7 @@ def test_many_lives_of_many_topics(seed: int) -> None:
     nothing is left.
     """
     chance = random.Random(seed)
-    made = begun(2)
+    made = create_filled_stream(2)
     made.kafka.create("in-b")
     send(made, B0, ["a"])
     points = [
@@ -172,7 +172,7 @@ def test_many_lives_of_many_topics(seed: int) -> None:
             send(made, partition, value, session=session)
 
     def again(topic: str) -> None:
-        made_again(made, chance.choice([1, 2, 3]), topic)
+        recreate_topic(made, chance.choice([1, 2, 3]), topic)
 
     deeds: list[Callable[[str], object]] = [
         live,
@@ -180,9 +180,9 @@ def test_many_lives_of_many_topics(seed: int) -> None:
         again,
         lambda _: made.run(messages_max=chance.choice([1, 2, 100])),
         lambda _: made.run(),
-        lambda topic: accepted(made, topic),
-        lambda topic: accepted(made, topic),
-        lambda topic: retired(made, topic),
+        lambda topic: accept(made, topic),
+        lambda topic: accept(made, topic),
+        lambda topic: retire(made, topic),
     ]
     for _ in range(25):
         if chance.random() < 0.3:
@@ -195,7 +195,7 @@ def test_many_lives_of_many_topics(seed: int) -> None:
             arm(None)
     for topic in ("in-a", "in-b"):
         try:
-            accepted(made, topic)
+            accept(made, topic)
         except ConfigError as nothing:
             assert "nothing to accept" in nothing.message  # noqa: PT017  # either is fine
     made.run()
@@ -204,7 +204,7 @@ def test_many_lives_of_many_topics(seed: int) -> None:
         for p, account in made.accounts().items()
         if p in made.kafka.bounds(".*")
     )
-    is_right(made)
+    assert_records_match_state(made)
     send(made, A0, ["end"])
     made.run()
     swept(made)

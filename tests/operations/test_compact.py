@@ -19,8 +19,8 @@ from seriatim.operations.compact import compact_stream
 from seriatim.operations.sweep import refuse_swept, sweep_dead, sweep_replaced
 from seriatim.ports import LedgerHead
 from seriatim.testing import MemoryStream
-from tests.operations.compact_helper import DAY, compacted, means
-from tests.operations.memory_streams import A0, A1, begun, send
+from tests.operations.compact_helper import DAY, compact_context_of, run_compaction
+from tests.operations.memory_streams import A0, A1, create_filled_stream, send
 from tests.operations.test_crash_points import Killed
 from tests.operations.test_sweep import named, there
 
@@ -31,7 +31,7 @@ def sliced(*, more: bool = True) -> MemoryStream:
     """Two partitions of many small files, a session in quarantine; `more`: and messages that wait
     to be folded.
     """
-    made = begun(2)
+    made = create_filled_stream(2)
     for number in range(6):
         send(made, A0, [f"a{number}", "a"], number, session=f"s{number}")
         send(made, A1, number, number + 1)
@@ -131,7 +131,7 @@ def fold(made: MemoryStream) -> None:
 def finish(made: MemoryStream) -> None:
     """What a scheduler would do: run, compact, run."""
     made.run()
-    compacted(made)
+    run_compaction(made)
     made.run()
 
 
@@ -141,7 +141,7 @@ def test_small_files_become_one() -> None:
     before = truth(made)
     assert len(active(made)) > 5
     assert len(made.accounts()[A0].state) > 1
-    done = compacted(made)
+    done = run_compaction(made)
     assert truth(made) == before
     assert [len(active(made, partition)) for partition in (A0, A1)] == [1, 1]
     assert [len(account.state) for account in made.accounts().values()] == [1, 1]
@@ -155,14 +155,14 @@ def test_small_files_become_one() -> None:
     assert [
         (piece.files_after, piece.drop_reason, piece.damaged_inputs) for piece in done.pieces
     ] == [(1, "", {})] * len(entries)
-    assert compacted(made).pieces == []
+    assert run_compaction(made).pieces == []
 
 
 def test_a_dry_run_changes_nothing() -> None:
     """It says what would be done, and for one partition alone if asked."""
     made = sliced()
     before, commits = there(made), len(made.ledger.commits)
-    done = compact_stream(means(made), A0, dry_run=True)
+    done = compact_stream(compact_context_of(made), A0, dry_run=True)
     assert {piece.partition for piece in done.pieces} == {A0}
     assert sum(len(piece.inputs) for piece in done.pieces if piece.groups) == len(active(made))
     assert (there(made), len(made.ledger.commits), made.files.stored_intents) == (
@@ -170,7 +170,7 @@ def test_a_dry_run_changes_nothing() -> None:
         commits,
         {},
     )
-    assert {piece.partition for piece in compacted(made, A0).pieces} == {A0}
+    assert {piece.partition for piece in run_compaction(made, A0).pieces} == {A0}
     assert len(active(made, A1)) > 1
 
 
@@ -178,27 +178,27 @@ def test_a_partition_that_is_not_known_is_refused() -> None:
     """And so is a stream that was never run."""
     made = sliced()
     with pytest.raises(ConfigError, match="in-z/0 was never read"):
-        compacted(made, Partition("in-z", 0))
+        run_compaction(made, Partition("in-z", 0))
     with pytest.raises(ConfigError, match="never run"):
-        compacted(begun())
+        run_compaction(create_filled_stream())
 
 
 @pytest.mark.long
 def test_a_fold_in_between_is_neither_lost_nor_stopped() -> None:
     """A whole run at every point of a compaction."""
-    assert interleaved(fold, compacted, finish) >= 50
+    assert interleaved(fold, run_compaction, finish) >= 50
 
 
 @pytest.mark.long
 def test_a_compaction_in_between_does_not_stop_a_fold() -> None:
     """A whole compaction at every point of a run: the run itself goes through, never fenced."""
-    assert interleaved(compacted, lambda made: made.run(messages_max=2), finish) >= 50
+    assert interleaved(run_compaction, lambda made: made.run(messages_max=2), finish) >= 50
 
 
 @pytest.mark.long
 def test_two_compactions_are_one(full: bool) -> None:
     """A whole one at every point of another: what both wanted is done once, and the loser says so."""
-    assert interleaved(compacted, compacted, finish, 1 if full else 5) >= 50
+    assert interleaved(run_compaction, run_compaction, finish, 1 if full else 5) >= 50
 
 
 @pytest.mark.long
@@ -212,10 +212,10 @@ def test_a_sweep_by_an_old_ledger_harms_nothing(full: bool) -> None:
         old = head_of(made)
         made.run(messages_max=2)
         swept: list[str] = []
-        sweep = lambda made, old=old, swept=swept: swept.extend(
+        sweep = lambda made, old=old, swept=swept: swept.extend(  # noqa: E731
             sweep_dead(made.ledger, made.files, old)
         )
-        done = at_point(made, number + 1, sweep, lambda made=made: compacted(made))  # type: ignore[misc]
+        done = at_point(made, number + 1, sweep, lambda made=made: run_compaction(made))  # type: ignore[misc]
         assert (swept, truth(made)) == ([], wanted), number
         assert len(active(made)) < 3
         number += 1 if full else 3
@@ -282,7 +282,7 @@ def test_a_repair_in_between_wins() -> None:
     """A whole repair of one partition at every point of a compaction; the other partition is
     compacted all the same.
     """
-    assert interleaved(repair, compacted, release) >= 50
+    assert interleaved(repair, run_compaction, release) >= 50
 
 
 @pytest.mark.long
@@ -292,17 +292,17 @@ def test_a_hold_in_between_keeps_its_partition(full: bool) -> None:
     def held_then(made: MemoryStream) -> None:
         hold(made)
         before = active(made), made.accounts()[A0].state
-        compacted(made)
+        run_compaction(made)
         assert (active(made), made.accounts()[A0].state) == before
 
-    assert interleaved(held_then, compacted, release, 1 if full else 5) >= 50
+    assert interleaved(held_then, run_compaction, release, 1 if full else 5) >= 50
 
 
 def test_held_partitions_are_left_out_and_told() -> None:
     """The others are compacted."""
     made = sliced()
     hold(made)
-    done = compacted(made)
+    done = run_compaction(made)
     assert done.held_partitions == [A0]
     assert {piece.partition for piece in done.pieces} == {A1}
 
@@ -312,7 +312,10 @@ def test_what_is_fenced_is_dropped_and_told() -> None:
     made = sliced()
     dropped: list[str] = []
     at_point(
-        made, 4, hold, lambda: dropped.extend(piece.drop_reason for piece in compacted(made).pieces)
+        made,
+        4,
+        hold,
+        lambda: dropped.extend(piece.drop_reason for piece in run_compaction(made).pieces),
     )
     assert any("in-a/0 is held by h" in why for why in dropped)
     assert not all(dropped)
@@ -328,7 +331,7 @@ def test_a_crash_leaves_nothing_that_matters(point: str, times: int) -> None:
     """Killed at any point, then run again: the same records, few files, nothing that nobody named."""
     made, passed = sliced(more=False), [0]
     made.clock.sleep(100 * DAY)
-    compacted(made, A1)
+    run_compaction(made, A1)
     made.clock.sleep(100 * DAY)
     before = truth(made)
 
@@ -339,7 +342,7 @@ def test_a_crash_leaves_nothing_that_matters(point: str, times: int) -> None:
 
     def again_and_again() -> None:
         for _ in range(times):  # a second one has less to do, but sweeps again
-            compacted(made)
+            run_compaction(made)
 
     arm(kill)
     try:
@@ -348,12 +351,12 @@ def test_a_crash_leaves_nothing_that_matters(point: str, times: int) -> None:
     finally:
         arm(None)
     assert truth(made) == before
-    compacted(made)
+    run_compaction(made)
     assert truth(made) == before
     assert len(active(made)) == 1
     assert there(made) - named(made) == set()
     made.clock.sleep(100 * DAY)
-    compacted(made)
+    run_compaction(made)
     assert made.files.stored_intents == {}
 
 
@@ -363,7 +366,7 @@ def test_a_run_sweeps_what_a_dead_compaction_left() -> None:
     arm(lambda name: (_ for _ in ()).throw(Killed(name)) if name == "compact-written" else None)
     try:
         with pytest.raises(Killed):
-            compacted(made)
+            run_compaction(made)
     finally:
         arm(None)
     left = {path for path in there(made) if "/compact-" in path}
@@ -382,7 +385,7 @@ def test_a_damaged_file_is_refused_and_never_copied() -> None:
     hurt = active(made)[2]
     made.files.files[hurt].content += b"!"
     before = active(made)
-    done = compacted(made)
+    done = run_compaction(made)
     refused = {path: why for piece in done.pieces for path, why in piece.damaged_inputs.items()}
     assert list(refused) == [hurt]
     assert "corrupt" in refused[hurt]
@@ -395,7 +398,7 @@ def test_a_damaged_state_file_is_refused_too() -> None:
     made = sliced()
     hurt = made.accounts()[A0].state[0].path
     made.files.files[hurt].content += b"!"
-    refused = {path for piece in compacted(made).pieces for path in piece.damaged_inputs}
+    refused = {path for piece in run_compaction(made).pieces for path in piece.damaged_inputs}
     assert refused == {hurt}
     assert len(active(made)) == 1
     assert made.accounts()[A0].state[0].path == hurt
@@ -408,9 +411,9 @@ def test_looking_back_works_as_long_as_versions_are_kept() -> None:
     then = made.ledger.head("s")
     assert then is not None
     old, files = made.files.load_all(then.ledger.partitions[str(A0)].state), set(active(made))
-    compacted(made)
+    run_compaction(made)
     made.clock.sleep(29 * DAY)
-    assert compacted(made).swept_replaced_files == 0
+    assert run_compaction(made).swept_replaced_files == 0
     assert (
         made.files.load_all(
             made.ledger.ledger_at("s", then.ledger.sequence).partitions[str(A0)].state
@@ -422,7 +425,7 @@ def test_looking_back_works_as_long_as_versions_are_kept() -> None:
 
     made.clock.sleep(2 * DAY)
     before = truth(made)
-    assert compacted(made).swept_replaced_files > len(files)
+    assert run_compaction(made).swept_replaced_files > len(files)
     assert files & there(made) == set()
     assert truth(made) == before
     for room in ("state", "records"):
@@ -435,7 +438,7 @@ def test_looking_back_works_as_long_as_versions_are_kept() -> None:
         refuse_swept(
             made.ledger, made.files, head_of(made).ledger, head_of(made).ledger.sequence, room
         )
-    assert (compacted(made).swept_replaced_files, made.files.stored_intents) == (0, {})
+    assert (run_compaction(made).swept_replaced_files, made.files.stored_intents) == (0, {})
 
 
 def test_what_the_last_entry_names_never_goes() -> None:
@@ -448,7 +451,7 @@ def test_what_the_last_entry_names_never_goes() -> None:
     )
     made.clock.sleep(1_000 * DAY)
     for _ in range(2):
-        compacted(made)
+        run_compaction(made)
         made.clock.sleep(1_000 * DAY)
     assert made.sessions(A1)
     assert len(made.rows(A0)) > 5
@@ -468,7 +471,7 @@ def test_what_the_last_entry_names_never_goes() -> None:
 def test_a_slice_that_was_folded_on_files_merged_meanwhile_goes_on_top_of_them(full: bool) -> None:
     """It names none of the files that the compaction replaced: those may be swept one day."""
     made, number = sliced(), 0
-    while at_point(made, number + 1, compacted, lambda made=made: made.run(messages_max=2)):  # type: ignore[misc]
+    while at_point(made, number + 1, run_compaction, lambda made=made: made.run(messages_max=2)):  # type: ignore[misc]
         merged: set[str] = set()
         for manifest in made.ledger.entries("s", -1):
             merged |= {
@@ -482,7 +485,7 @@ def test_a_slice_that_was_folded_on_files_merged_meanwhile_goes_on_top_of_them(f
             assert not merged & state, number
         assert merged or number > 50
         made.clock.sleep(100 * DAY)
-        compacted(made)
+        run_compaction(made)
         assert made.sessions(A0)
         made, number = sliced(), number + (1 if full else 4)
     assert number >= 50
@@ -493,7 +496,7 @@ def test_a_file_that_came_back_into_the_table_stays() -> None:
     """However long ago an entry had replaced it: what is in the table now is never swept."""
     made = sliced(more=False)
     old = [file for file in made.ledger.files_now() if file.path in active(made)]
-    compacted(made)
+    run_compaction(made)
     change = change_of(made.accounts()[A0], records=tuple(old))
     by_hand(
         made,
@@ -508,15 +511,15 @@ def test_a_file_that_came_back_into_the_table_stays() -> None:
 def test_a_lost_note_of_what_was_swept_costs_time_alone() -> None:
     """All entries are looked at again, and nothing is deleted twice or wrongly."""
     made = sliced(more=False)
-    compacted(made)
+    run_compaction(made)
     made.clock.sleep(100 * DAY)
-    compacted(made)
+    run_compaction(made)
     before = truth(made)
     made.files.oldest_complete = (-1, "")
-    compacted(made)
+    run_compaction(made)
     assert truth(made) == before
     made.files.oldest_complete = (3, "of another ledger")
-    compacted(made)
+    run_compaction(made)
     assert truth(made) == before
 
 
@@ -525,14 +528,14 @@ def test_trouble_with_the_ledger_is_not_hidden() -> None:
     made = sliced(more=False)
     made.ledger.manifests.pop(made.ledger.commits[1].manifest)
     with pytest.raises(IntegrityError, match="corrupt or missing"):
-        compacted(made)
+        run_compaction(made)
 
 
 def test_who_would_remove_a_file_that_is_gone_is_fenced_at_once() -> None:
     """It is not tried again and again: what left the table does not come back."""
     made = sliced(more=False)
     removed = tuple(active(made)[:1])
-    compacted(made)
+    run_compaction(made)
     before = made.clock.now
     entry = Entry(
         kind="compact",
@@ -551,5 +554,5 @@ def test_a_compaction_is_no_run() -> None:
     made = sliced()
     before = head_of(made).ledger.pace
     made.clock.sleep(DAY)
-    compacted(made)
+    run_compaction(made)
     assert head_of(made).ledger.pace == before

@@ -9,7 +9,7 @@ import pytest
 from seriatim.engine.crash_points import CRASH_POINTS, arm, crash_point
 from seriatim.errors import BrokenPromiseError
 from seriatim.testing import MemoryStream
-from tests.operations.memory_streams import A0, A1, begun, send
+from tests.operations.memory_streams import A0, A1, create_filled_stream, send
 
 
 class Killed(BaseException):
@@ -30,7 +30,7 @@ def killer(point: str, times: int) -> Callable[[str], None]:
 
 def lively() -> MemoryStream:
     """Two partitions, cut into stretches, with a session in quarantine."""
-    made = begun(2)
+    made = create_filled_stream(2)
     send(made, A0, b"?", 8, ["a", "c"], 9)
     send(made, A1, 5, 6, 7, session="s")
     made.reader.cuts = lambda count: [count // 2]

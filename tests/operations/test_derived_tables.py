@@ -11,14 +11,14 @@ from seriatim.ledger.gaps import Gap
 from seriatim.ledger.model import Ledger
 from seriatim.operations.derived_tables import catch_up_derived, read_gaps
 from seriatim.testing import MemoryDerived, MemoryStream
-from tests.operations.memory_streams import A0, A1, begun, send
+from tests.operations.memory_streams import A0, A1, create_filled_stream, send
 from tests.operations.test_crash_points import Killed, killer
 from tests.sim.chaos import Chaos
 
 
 def hurt() -> MemoryStream:
     """A session in quarantine and out of it, by its next snapshot, in several slices."""
-    made = begun(2)
+    made = create_filled_stream(2)
     made.run()
     send(made, A0, b"?", 8)
     return made
@@ -53,7 +53,7 @@ def where(made: MemoryStream) -> list[int]:
 
 def test_a_first_run_makes_both_tables_empty() -> None:
     """People query them before anything was ever wrong."""
-    made = begun()
+    made = create_filled_stream()
     assert made.run().derived_error == ""
     assert set(made.derived.tables) == {"gaps", "quarantine"}
     assert tables(made.derived) == {"gaps": [], "quarantine": []}
@@ -214,7 +214,7 @@ def test_tables_of_another_ledger_are_made_again() -> None:
     """The ledger was restored as of earlier and went on otherwise: what it never said is not in the
     tables.
     """
-    made = begun(2)
+    made = create_filled_stream(2)
     made.run()
     kept = list(made.ledger.commits)
     send(made, A0, b"?", 8)
@@ -242,7 +242,7 @@ def test_gaps_are_known_as_of_the_ledger_however_far_the_table_is() -> None:
 
 def test_a_halt_is_open_for_all_sessions_until_it_is_passed_over() -> None:
     """A hole under strict: the partition waits there, and the other goes on."""
-    made = begun(2)
+    made = create_filled_stream(2)
     send(made, A0, 5, 6)
     made.reader.lost_offsets.add((A0, 3))
     made.run()

@@ -22,9 +22,9 @@ from tests.operations.market_machine import (
     Note,
     Order,
     Trade,
-    busy,
-    market,
-    order,
+    create_market_stream,
+    send_busy_market,
+    send_order,
 )
 from tests.operations.memory_streams import A0, A1
 from tests.operations.publish_helper import check, current_of, publish_to
@@ -52,7 +52,7 @@ def tables(made: MemoryStream) -> dict[str, list[dict[str, Any]]]:
 
 def straight(made: MemoryStream, partitions: int = 1) -> dict[str, list[dict[str, Any]]]:
     """The same messages folded in one go, in a world without trouble."""
-    other = market(partitions)
+    other = create_market_stream(partitions)
     other.kafka = made.kafka
     other.reader.kafka = other.explain.kafka = made.kafka
     other.run()
@@ -63,9 +63,9 @@ def test_each_kind_goes_to_its_table() -> None:
     """The first to records; `index` counts through all records of a message, and so tells their
     order.
     """
-    made = market()
-    order(made, A0, "whole")
-    order(made, A0, "trade", size=5)
+    made = create_market_stream()
+    send_order(made, A0, "whole")
+    send_order(made, A0, "trade", size=5)
     made.run()
     assert [(row["offset"], row["index"], row["size"]) for row in made.rows()] == [
         (0, 0, 5),
@@ -115,12 +115,12 @@ def test_every_table_says_how_far_it_is() -> None:
     """Also one that got nothing from the last entries; each entry with something for it is a commit
     of its own.
     """
-    made = market()
-    order(made, A0, "whole")
+    made = create_market_stream()
+    send_order(made, A0, "whole")
     first = made.run().sequence
-    busy(made, A0)
+    send_busy_market(made, A0)
     made.run(messages_max=2)
-    order(made, A0, "quote")
+    send_order(made, A0, "quote")
     made.run()
     assert [
         made.derived.outputs.applied_version(table).sequence for table in ("trade", "note")
@@ -144,11 +144,11 @@ def test_every_table_says_how_far_it_is() -> None:
 @pytest.mark.parametrize("point", [*CRASH_POINTS, "output-half"])
 def test_a_crash_is_caught_up_with(point: str, times: int) -> None:
     """Wherever it was: no table lacks a record, and none has one twice."""
-    made = market(2)
-    busy(made, A0)
+    made = create_market_stream(2)
+    send_busy_market(made, A0)
     made.run()
-    busy(made, A1)
-    order(made, A0, "trade", "2", 1)
+    send_busy_market(made, A1)
+    send_order(made, A0, "trade", "2", 1)
     arm(killer(point, times))
     try:
         made.run(messages_max=4)
@@ -174,28 +174,28 @@ def test_a_crash_is_caught_up_with(point: str, times: int) -> None:
 
 def test_a_table_that_was_lost_or_is_of_another_ledger_is_made_again() -> None:
     """From the entries alone."""
-    made = market()
-    busy(made, A0)
+    made = create_market_stream()
+    send_busy_market(made, A0)
     made.run(messages_max=3)
     before = tables(made)
     del made.derived.outputs.versions["trade"]
-    order(made, A0, "quote")
+    send_order(made, A0, "quote")
     made.run()
     assert tables(made)["trade"] == before["trade"]
     kept = list(made.ledger.commits)
-    order(made, A0, "trade", "0", 1)
+    send_order(made, A0, "trade", "0", 1)
     made.run()
     made.ledger.commits, made.ledger.stored_witness = kept, None
     made.kafka.truncate(A0, made.accounts()[A0].frontier)
-    order(made, A0, "trade", "0", 2)
+    send_order(made, A0, "trade", "0", 2)
     made.run()
     assert tables(made) == straight(made)
 
 
 def test_trouble_with_a_table_fails_no_run() -> None:
     """It is told, and the next run catches up."""
-    made = market()
-    busy(made, A0)
+    made = create_market_stream()
+    send_busy_market(made, A0)
     made.derived.outputs.refusals = 100
     outcome = made.run()
     assert outcome.slices
@@ -207,12 +207,12 @@ def test_trouble_with_a_table_fails_no_run() -> None:
 
 def test_a_machine_that_raises_or_gives_unfit_records_of_another_kind() -> None:
     """Nothing of the hurt message is in any table; the session waits for its next book."""
-    made = market()
-    busy(made, A0)
-    order(made, A0, "boom")
-    busy(made, A0, 1)
-    order(made, A0, "trade", "0", 1.5)
-    order(made, A0, "quote", "0", 4)
+    made = create_market_stream()
+    send_busy_market(made, A0)
+    send_order(made, A0, "boom")
+    send_busy_market(made, A0, 1)
+    send_order(made, A0, "trade", "0", 1.5)
+    send_order(made, A0, "quote", "0", 4)
     outcome = made.run()
     assert [finding.finding for finding in outcome.findings] == ["raised", "raised"]
     offsets = {row["offset"] for rows in tables(made).values() for row in rows}
@@ -227,10 +227,10 @@ def test_a_repair_from_some_offset(start: int, messages_max: int) -> None:
     """All tables are as a straight fold has them, each record once, and before the offset the files
     stay.
     """
-    made = market(2)
+    made = create_market_stream(2)
     for _ in range(4):
-        busy(made, A0)
-        busy(made, A1)
+        send_busy_market(made, A0)
+        send_busy_market(made, A1)
         made.run(messages_max=8)
     before = {table: made.derived.outputs.files(table) for table in ("trade", "note")}
     repair(made, messages_max, partition=str(A0), start=start)
@@ -243,10 +243,10 @@ def test_a_repair_from_some_offset(start: int, messages_max: int) -> None:
 
 def test_a_lost_file_of_another_table_is_found_and_made_again() -> None:
     """By a plain repair, which looks at all tables."""
-    made = market(2)
+    made = create_market_stream(2)
     for _ in range(3):
-        busy(made, A0)
-        busy(made, A1)
+        send_busy_market(made, A0)
+        send_busy_market(made, A1)
         made.run(messages_max=8)
     lost = made.derived.outputs.files("trade")[1]
     del made.files.files[lost.path]
@@ -259,12 +259,12 @@ def test_a_lost_file_of_another_table_is_found_and_made_again() -> None:
 
 def test_a_new_life_ends_all_tables_of_the_old_one() -> None:
     """What `end` gives goes to its tables too."""
-    made = market()
-    busy(made, A0)
+    made = create_market_stream()
+    send_busy_market(made, A0)
     made.run()
     made.kafka.delete("in-a")
     made.kafka.create("in-a")
-    busy(made, A0, 1)
+    send_busy_market(made, A0, 1)
     made.run()
     means = DecisionContext(
         stream=made.stream,

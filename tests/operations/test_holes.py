@@ -12,7 +12,7 @@ from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import PlatformError
 from seriatim.ledger.model import Certificate
 from seriatim.testing import MemoryStream
-from tests.operations.memory_streams import A0, frontiers, offsets, send, world
+from tests.operations.memory_streams import A0, create_stream, frontiers, offsets, send
 
 
 def transact(made: MemoryStream, *values: Any, abort: bool = False) -> None:
@@ -26,7 +26,7 @@ def transactional(**fields: Any) -> MemoryStream:
     """A world of transactions: offsets 0 to 2 good, 3 to 4 void, 5 to 6 good, each with its marker
     after it.
     """
-    made = world(**fields)
+    made = create_stream(**fields)
     made.kafka.create("in-a")
     transact(made, ["a"], 1)
     transact(made, 2, abort=True)
@@ -76,7 +76,7 @@ def test_who_reads_uncommitted_gets_aborted_messages(messages_max: int) -> None:
 
 def test_a_compacted_topic_is_read_without_alarm() -> None:
     """What compaction took away is counted; what is left is folded."""
-    made = world()
+    made = create_stream()
     made.kafka.create("in-a", compacted=True)
     for session in ("s", "t", "s", "s", "t"):
         send(made, A0, ["a"], session=session)
@@ -141,7 +141,7 @@ def test_every_offset_is_in_one_certificate() -> None:
 @pytest.mark.parametrize("tier", ["strict", "none"])
 def test_without_holes_nobody_is_asked(tier: str) -> None:
     """The cost of explaining is paid by those who have holes."""
-    made = world(tier=tier)
+    made = create_stream(tier=tier)
     made.kafka.create("in-a")
     send(made, A0, ["a"], 1, 2)
 

@@ -9,7 +9,7 @@ from seriatim.errors import ConfigError, PlatformError
 from seriatim.operations.accept import DecisionContext
 from seriatim.operations.accept import accept_topic as decide
 from seriatim.testing import MemoryCurrent, MemoryStream
-from tests.operations.memory_streams import A0, A1, begun, send, world
+from tests.operations.memory_streams import A0, A1, create_filled_stream, create_stream, send
 from tests.operations.publish_helper import check, current_of, publish_to
 from tests.operations.test_crash_points import Killed, killer
 
@@ -39,7 +39,7 @@ def values(current: MemoryCurrent) -> dict[tuple[str, int, str, str], int]:
 
 def test_the_table_as_of_the_last_entry() -> None:
     """One row for each key that a session has, with the offset that last touched it."""
-    made = begun(2)
+    made = create_filled_stream(2)
     made.run()
     current = current_of(made)
     done = publish_to(made, current)
@@ -60,7 +60,7 @@ def test_the_table_as_of_the_last_entry() -> None:
 
 def test_rows_that_were_deleted_are_gone() -> None:
     """By a delete, or by a snapshot that does not name them."""
-    made = begun()
+    made = create_filled_stream()
     send(made, A0, b'{"type": "delete", "id": "a"}')
     made.run()
     current = current_of(made)
@@ -75,7 +75,7 @@ def test_rows_that_were_deleted_are_gone() -> None:
 
 def test_only_what_is_new_is_read() -> None:
     """Files of touched partitions, from the frontier that is published on."""
-    made = begun(2)
+    made = create_filled_stream(2)
     made.run()
     current = current_of(made)
     publish_to(made, current)
@@ -97,7 +97,7 @@ def test_only_what_is_new_is_read() -> None:
 
 def test_an_entry_may_be_named_and_the_table_never_goes_back() -> None:
     """Except by a rebuild."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     early = made.run().sequence
     send(made, A0, 8)
@@ -121,14 +121,14 @@ def test_an_entry_may_be_named_and_the_table_never_goes_back() -> None:
 
 def test_a_stream_that_never_ran_has_nothing_to_publish() -> None:
     """It is told what to do first."""
-    made = world()
+    made = create_stream()
     with pytest.raises(ConfigError, match="never run"):
         publish_to(made, current_of(made))
 
 
 def test_publishing_twice_is_publishing_once() -> None:
     """The commit says which entry it reaches."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     current = current_of(made)
     publish_to(made, current)
@@ -144,7 +144,7 @@ def test_a_crash_is_caught_up_with(point: str, first: bool) -> None:
     """Readers see the table as of one entry or of the next, never half; the next publish ends
     right.
     """
-    made = begun(2)
+    made = create_filled_stream(2)
     made.run()
     current = current_of(made)
     if not first:
@@ -167,7 +167,7 @@ def test_a_crash_is_caught_up_with(point: str, first: bool) -> None:
 
 def test_somebody_else_who_publishes_is_no_trouble() -> None:
     """What a moment refuses is tried again; a disk that stays full is told."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     current = current_of(made)
     current.refusals = 2
@@ -184,7 +184,7 @@ def test_a_new_life_of_a_topic() -> None:
     """The old life's rows are taken back by its last records; the new one's are there, however
     often it happens.
     """
-    made = begun(2)
+    made = create_filled_stream(2)
     made.run()
     current = current_of(made)
     publish_to(made, current)
@@ -210,7 +210,7 @@ def test_a_new_life_of_a_topic() -> None:
 
 def test_a_ledger_that_was_restored_and_went_on_otherwise() -> None:
     """A table that has seen entries that are not in it is made again."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     kept = list(made.ledger.commits)
     current = current_of(made)

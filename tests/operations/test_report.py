@@ -7,19 +7,19 @@ import pytest
 from seriatim.errors import ConfigError
 from seriatim.operations.report import build_report
 from seriatim.operations.report_page import render_page
-from tests.operations.check_helper import between, checked
-from tests.operations.memory_streams import A0, begun, send, world
+from tests.operations.check_helper import run_check, values_between
+from tests.operations.memory_streams import A0, create_filled_stream, create_stream, send
 
 
 def test_a_report_says_what_a_run_did() -> None:
     """Certificates, findings with their commands, verdicts, what keeps the circuit open, a picture
     of partitions.
     """
-    made = begun(2)
+    made = create_filled_stream(2)
     made.run()
     send(made, A0, b"poison", 3)
     made.run()
-    checked(made, between("v", 0, 1, name="v is small"))
+    run_check(made, values_between("v", 0, 1, name="v is small"))
     last, page = build_report(made.ledger, "s")
     assert last == 3
     drawn = render_page(page)
@@ -40,7 +40,7 @@ def test_a_report_says_what_a_run_did() -> None:
 
 def test_a_report_of_the_past_can_be_made_again() -> None:
     """As of any entry, and of a range of them."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     send(made, A0, 3)
     made.run()
@@ -55,12 +55,12 @@ def test_a_report_of_the_past_can_be_made_again() -> None:
     with pytest.raises(ConfigError, match="there is no entry 9"):
         build_report(made.ledger, "s", 9)
     with pytest.raises(ConfigError, match="never run"):
-        build_report(world().ledger, "s")
+        build_report(create_stream().ledger, "s")
 
 
 def test_hostile_sessions_do_nothing_on_the_page() -> None:
     """A session's name is whatever a producer sent as key."""
-    made = begun()
+    made = create_filled_stream()
     send(made, A0, b"<img src=x>", session='<script>alert("x")</script>')
     made.run()
     drawn = render_page(build_report(made.ledger, "s")[1])

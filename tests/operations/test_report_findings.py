@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from seriatim.operations.report_findings import mark_reported, unreported_findings
-from tests.operations.memory_streams import A0, begun, send
+from tests.operations.memory_streams import A0, create_filled_stream, send
 
 
 def test_findings_of_a_run_that_died_are_told_by_the_next() -> None:
     """What is in the ledger and was not told is found again, and once told it is not."""
-    made = begun()
+    made = create_filled_stream()
     send(made, A0, b"?")
     made.run()
 
@@ -20,7 +20,7 @@ def test_findings_of_a_run_that_died_are_told_by_the_next() -> None:
 
 def test_telling_never_goes_back() -> None:
     """A slow run that tells late does not make the others' findings new again."""
-    made = begun()
+    made = create_filled_stream()
     mark_reported(made.ledger, 5)
     mark_reported(made.ledger, 2)
     assert made.ledger.reported_sequence() == 5
@@ -28,4 +28,4 @@ def test_telling_never_goes_back() -> None:
 
 def test_a_stream_without_a_ledger_has_nothing_to_tell() -> None:
     """The first run ever."""
-    assert unreported_findings(begun().ledger, "s") == []
+    assert unreported_findings(create_filled_stream().ledger, "s") == []

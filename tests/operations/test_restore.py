@@ -11,8 +11,8 @@ from seriatim.errors import ConfigError, IntegrityError
 from seriatim.operations.report_findings import mark_reported, unreported_findings
 from seriatim.operations.restore import RestoreDecision, accept_restored_ledger
 from seriatim.testing import MemoryStream
-from tests.operations.decision_helper import is_right
-from tests.operations.memory_streams import A0, begun, frontiers, kinds, send
+from tests.operations.decision_helper import assert_records_match_state
+from tests.operations.memory_streams import A0, create_filled_stream, frontiers, kinds, send
 from tests.operations.test_crash_points import Killed, killer
 
 
@@ -25,7 +25,7 @@ def decide(made: MemoryStream, *, dry_run: bool = False) -> RestoreDecision:
 
 def put_back(entries: int = 1) -> MemoryStream:
     """A stream of which the newest entries were lost by a restore."""
-    made = begun()
+    made = create_filled_stream()
     made.run(messages_max=1)
     del made.ledger.commits[-entries:]
     return made
@@ -47,7 +47,7 @@ def test_an_older_ledger_is_refused_until_it_is_accepted(entries: int) -> None:
     assert made.ledger.manifest_at("s", done.sequence).entry.reason == "from the backup of Monday"
     made.run()
     assert frontiers(made) == {"in-a/0": 3}
-    is_right(made)
+    assert_records_match_state(made)
 
 
 def test_another_ledger_of_the_same_length_is_accepted_too() -> None:
@@ -59,12 +59,12 @@ def test_another_ledger_of_the_same_length_is_accepted_too() -> None:
         made.run()
     decide(made)
     made.run()
-    is_right(made)
+    assert_records_match_state(made)
 
 
 def test_a_witness_without_a_ledger_is_moved_aside_with_the_reason() -> None:
     """The next run begins at the first offsets that Kafka has."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     made.ledger.commits.clear()
     with pytest.raises(IntegrityError, match="there is no ledger"):
@@ -80,7 +80,7 @@ def test_a_witness_without_a_ledger_is_moved_aside_with_the_reason() -> None:
 
 def test_findings_after_a_restore_are_told() -> None:
     """Entry numbers come again: what was told of the lost ones says nothing about the new."""
-    made = begun()
+    made = create_filled_stream()
     send(made, A0, b"?", 8, 9)
     made.run(messages_max=1)
     mark_reported(made.ledger, 6)
@@ -118,4 +118,4 @@ def test_killed_anywhere_and_done_again_is_right(point: str, entries: int) -> No
         assert "nothing to accept" in nothing.message  # noqa: PT017  # it was done already
     made.run()
     assert frontiers(made) == {"in-a/0": 3}
-    is_right(made)
+    assert_records_match_state(made)

@@ -24,7 +24,7 @@ from seriatim.operations.retention import (
 from seriatim.operations.status import read_status, topic_state
 from seriatim.ports import Task
 from seriatim.testing import MemoryStream
-from tests.operations.memory_streams import A0, begun, send, world
+from tests.operations.memory_streams import A0, create_filled_stream, create_stream, send
 
 BEGAN = 1_800_000_000
 RATE_SECONDS = 30
@@ -71,7 +71,7 @@ def produced(made: MemoryStream, seconds: int, segment_messages: int = 1) -> Ite
 
 def stalled(rules: RetentionRules) -> MemoryStream:
     """A stream that was folded once and then no more; Kafka goes on."""
-    made = world()
+    made = create_stream()
     made.clock.sleep(BEGAN)
     made.kafka.create("in-a", 1, rules)
     made.kafka.produce(
@@ -162,7 +162,7 @@ def test_many_partitions_of_a_topic_are_one_warning() -> None:
     """The nearest is named, the others are counted; a halted one is told apart, for no run helps
     it.
     """
-    made = begun(partitions=4)
+    made = create_filled_stream(partitions=4)
     made.kafka.topics["in-a"].rules = RetentionRules(retention_ms=36_000_000)
     made.reader.lost_offsets.add((Partition("in-a", 3), 1))
     made.run()
@@ -277,7 +277,7 @@ def test_a_topic_is_drained_when_it_is_folded_and_silent() -> None:
     """Not while messages wait, not before its hours are over, not if it never had any; a message
     makes it live.
     """
-    made = begun(topic_drained_hours=2)
+    made = create_filled_stream(topic_drained_hours=2)
     made.kafka.create("in-b", 1)
     made.clock.sleep(3 * 3600)
     assert states(made) == {"in-a": "live", "in-b": "live"}
@@ -292,7 +292,7 @@ def test_a_topic_is_drained_when_it_is_folded_and_silent() -> None:
 def test_a_topic_whose_messages_all_expired_is_drained_if_that_took_long_enough() -> None:
     """Its last message is as old as the retention at least; with a shorter one nobody knows."""
     for hours, state in ((72, "drained"), (1, "live")):
-        made = begun()
+        made = create_filled_stream()
         made.kafka.topics["in-a"].rules = RetentionRules(retention_ms=hours * 3_600_000)
         made.run()
         made.kafka.delete_records(A0, 3)
@@ -301,7 +301,7 @@ def test_a_topic_whose_messages_all_expired_is_drained_if_that_took_long_enough(
 
 def test_gone_with_everything_read_is_retired_otherwise_absent() -> None:
     """A topic that is merely not there is not called retired while something of it was never read."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     read = made.accounts()[A0]
     assert topic_state(read, None) == "retired"

@@ -6,34 +6,34 @@ import pytest
 
 from seriatim.errors import ConfigError, FencedError
 from tests.operations.decision_helper import (
-    accepted,
-    is_right,
-    made_again,
-    meanwhile,
-    retired,
-    saved,
+    accept,
+    assert_records_match_state,
+    recreate_topic,
+    retire,
+    run_before_ledger_call,
     status_of,
+    tables_from_state,
 )
-from tests.operations.memory_streams import A0, A1, A2, B0, begun, frontiers, send
+from tests.operations.memory_streams import A0, A1, A2, B0, create_filled_stream, frontiers, send
 
 
 def test_retired_is_neither_read_nor_found() -> None:
     """Its state is kept, status shows it apart and good; the other topics go on."""
-    made = begun()
+    made = create_filled_stream()
     made.kafka.create("in-b")
     send(made, B0, ["a"])
     made.run()
     send(made, A0, 3)
     send(made, B0, 1)
-    done = retired(made)
+    done = retire(made)
     assert [(one.partition, one.unread_messages) for one in done.partitions] == [(A0, 1)]
     assert made.run().messages == 1
-    made_again(made)
+    recreate_topic(made)
     made.kafka.add_partitions("in-a", 1)
     outcome = made.run()
     assert (outcome.findings, outcome.messages, outcome.missing_partitions) == ([], 0, [])
     assert frontiers(made) == {"in-a/0": 3, "in-b/0": 2}
-    assert saved(made, A0) == {"s": {"a": 2, "b": 0}}
+    assert tables_from_state(made, A0) == {"s": {"a": 2, "b": 0}}
     shown = status_of(made)
     assert shown["verdict"] == "good"
     assert {
@@ -48,26 +48,26 @@ def test_retired_is_neither_read_nor_found() -> None:
 
 def test_accept_takes_a_retired_topic_back() -> None:
     """The same topic goes on from its frontier; one made again begins a new life."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
-    retired(made)
+    retire(made)
     send(made, A0, 3)
     made.run()
-    assert accepted(made).is_new_life is False
+    assert accept(made).is_new_life is False
     assert made.run().messages == 1
-    retired(made)
-    made_again(made)
+    retire(made)
+    recreate_topic(made)
     made.run()
-    assert accepted(made).is_new_life is True
+    assert accept(made).is_new_life is True
     assert made.run().messages == 2
-    is_right(made)
+    assert_records_match_state(made)
 
 
 def test_one_partition_may_be_retired() -> None:
     """The others go on, and partitions added later are read."""
-    made = begun(2)
+    made = create_filled_stream(2)
     made.run()
-    retired(made, "in-a/1")
+    retire(made, "in-a/1")
     send(made, A0, 3)
     send(made, A1, 3)
     made.kafka.add_partitions("in-a", 1)
@@ -75,27 +75,27 @@ def test_one_partition_may_be_retired() -> None:
     made.run()
     assert frontiers(made) == {"in-a/0": 4, "in-a/1": 3, "in-a/2": 1}
     with pytest.raises(ConfigError, match="retired already"):
-        retired(made, "in-a/1")
-    accepted(made, "in-a/1")
+        retire(made, "in-a/1")
+    accept(made, "in-a/1")
     made.run()
     assert frontiers(made)["in-a/1"] == 4
-    is_right(made)
+    assert_records_match_state(made)
 
 
 def test_retiring_a_topic_of_which_a_run_moved_the_frontier_is_fenced() -> None:
     """The decision was about what is no longer so; a slice on a retired partition is dropped, the
     rest commits.
     """
-    made = begun(2)
+    made = create_filled_stream(2)
     made.run()
     send(made, A0, 3)
-    meanwhile(made, "put_manifest", made.run)
+    run_before_ledger_call(made, "put_manifest", made.run)
     with pytest.raises(FencedError):
-        retired(made)
+        retire(made)
     send(made, A0, 4)
     send(made, A1, 4)
-    meanwhile(made, "compare_and_set", lambda: retired(made, "in-a/0"))
+    run_before_ledger_call(made, "compare_and_set", lambda: retire(made, "in-a/0"))
     made.run()
     assert frontiers(made) == {"in-a/0": 4, "in-a/1": 4}
     assert made.accounts()[A0].retired
-    is_right(made)
+    assert_records_match_state(made)

@@ -15,12 +15,12 @@ from tests.operations.memory_streams import (
     A0,
     A1,
     B0,
-    begun,
+    create_filled_stream,
+    create_stream,
     frontiers,
     kinds,
     offsets,
     send,
-    world,
 )
 
 
@@ -36,7 +36,7 @@ def halt(made: MemoryStream, partition: Partition) -> Halt | None:
 
 def test_a_run_folds_until_caught_up() -> None:
     """Records, state, frontier and outcome, in as few entries as slices."""
-    made = begun(2)
+    made = create_filled_stream(2)
     outcome = made.run()
     assert (outcome.messages, outcome.records, outcome.slices, outcome.findings) == (6, 8, 1, [])
     assert offsets(made, A0) == [0, 0, 1, 2]
@@ -47,7 +47,7 @@ def test_a_run_folds_until_caught_up() -> None:
 
 def test_nothing_new_commits_nothing() -> None:
     """An empty run leaves the ledger as it was."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     before = len(made.ledger.commits)
     outcome = made.run()
@@ -57,7 +57,7 @@ def test_nothing_new_commits_nothing() -> None:
 
 def test_slices_are_bounded() -> None:
     """Each is an entry of its own, and the state goes on from one to the next."""
-    made = begun(2)
+    made = create_filled_stream(2)
     outcome = made.run(messages_max=2)
     assert outcome.slices == 3
     assert frontiers(made) == {"in-a/0": 3, "in-a/1": 3}
@@ -66,7 +66,7 @@ def test_slices_are_bounded() -> None:
 
 def test_progress_counts_up_to_the_total() -> None:
     """Messages done and total, after each slice."""
-    made, told = begun(2), []
+    made, told = create_filled_stream(2), []
     folding = made.folding()
     folding.progress = lambda done, total: told.append((done, total))
     folding.run(2)
@@ -75,7 +75,7 @@ def test_progress_counts_up_to_the_total() -> None:
 
 def test_no_topic_at_all_is_a_mistake_in_the_stream_file() -> None:
     """Exit 2, and no ledger is made for it."""
-    made = world()
+    made = create_stream()
     with pytest.raises(ConfigError, match="no topic matches"):
         made.run()
     assert not made.ledger.commits
@@ -83,7 +83,7 @@ def test_no_topic_at_all_is_a_mistake_in_the_stream_file() -> None:
 
 def test_topics_are_matched_by_their_whole_name() -> None:
     """`in-.*` does not take `not-in-a`."""
-    made = begun()
+    made = create_filled_stream()
     made.kafka.create("not-in-a")
     made.run()
     assert list(frontiers(made)) == ["in-a/0"]
@@ -91,7 +91,7 @@ def test_topics_are_matched_by_their_whole_name() -> None:
 
 def test_a_new_topic_and_new_partitions_are_picked_up() -> None:
     """The topic from its first offset, the partitions from 0; each is told by an entry."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     made.kafka.create("in-b")
     send(made, B0, ["a"], 1)
@@ -106,7 +106,7 @@ def test_a_new_topic_and_new_partitions_are_picked_up() -> None:
 
 def test_a_hole_halts_its_partition_and_no_other() -> None:
     """The good prefix is committed, the finding names the offsets, the next run is green and waits."""
-    made = begun(2)
+    made = create_filled_stream(2)
     made.reader.lost_offsets = {(A0, 1)}
     outcome = made.run()
     assert short(outcome.findings) == [("gap", "in-a/0", 1)]
@@ -121,7 +121,7 @@ def test_a_hole_halts_its_partition_and_no_other() -> None:
 @pytest.mark.parametrize("lost", [(0,), (2,), (1, 2), (0, 1, 2)])
 def test_holes_anywhere_in_the_range(lost: tuple[int, ...]) -> None:
     """At the beginning, at the end, or all of it: a range that yields nothing is one whole hole."""
-    made = begun()
+    made = create_filled_stream()
     made.reader.lost_offsets = {(A0, offset) for offset in lost}
     outcome = made.run()
     assert short(outcome.findings) == [("gap", "in-a/0", lost[0])]
@@ -130,7 +130,7 @@ def test_holes_anywhere_in_the_range(lost: tuple[int, ...]) -> None:
 
 def test_holes_are_counted_without_a_tier() -> None:
     """They are passed over, by name, in the certificate and the account."""
-    made = begun(2, tier="none")
+    made = create_filled_stream(2, tier="none")
     made.reader.lost_offsets = {(A0, 1), (A1, 0), (A1, 1), (A1, 2)}
     outcome = made.run()
     assert not outcome.findings
@@ -142,7 +142,7 @@ def test_holes_are_counted_without_a_tier() -> None:
 
 def test_expired_messages_halt_and_are_told_once() -> None:
     """The lost range by name; the others advance; the entry carries the finding."""
-    made = begun(2)
+    made = create_filled_stream(2)
     made.run()
     for partition in (A0, A1):
         send(made, partition, 3, 4)
@@ -156,7 +156,7 @@ def test_expired_messages_halt_and_are_told_once() -> None:
 
 def test_expired_messages_are_counted_without_a_tier() -> None:
     """Reading goes on at the log start."""
-    made = begun(tier="none")
+    made = create_filled_stream(tier="none")
     made.run()
     send(made, A0, 3, 4)
     made.kafka.delete_records(A0, 4)
@@ -167,7 +167,7 @@ def test_expired_messages_are_counted_without_a_tier() -> None:
 
 def test_a_topic_made_again_halts_with_both_ids() -> None:
     """Also when it has grown past the frontier."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     old = made.kafka.topics["in-a"].id
     made.kafka.delete("in-a")
@@ -184,7 +184,7 @@ def test_a_topic_made_again_halts_with_both_ids() -> None:
 
 def test_a_topic_made_again_under_the_reader_is_not_committed() -> None:
     """What was read may be of the new life: the slice is thrown away and discovery says why."""
-    made = begun()
+    made = create_filled_stream()
 
     def again(ranges: Ranges) -> list[Partition]:
         if made.kafka.topics["in-a"].id == "id-1":
@@ -201,7 +201,7 @@ def test_a_topic_made_again_under_the_reader_is_not_committed() -> None:
 
 def test_a_truncated_log_halts() -> None:
     """Kafka has lost what was folded already."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     made.kafka.truncate(A0, 1)
     (finding,) = made.run().findings
@@ -215,7 +215,7 @@ def test_a_truncated_log_halts() -> None:
 
 def test_a_deleted_topic_does_not_stop_the_others() -> None:
     """It is simply not there to be read."""
-    made = begun()
+    made = create_filled_stream()
     made.kafka.create("in-b")
     made.run()
     made.kafka.delete("in-a")
@@ -227,7 +227,7 @@ def test_a_deleted_topic_does_not_stop_the_others() -> None:
 
 def test_poison_of_nobody_halts_and_the_rest_goes_on() -> None:
     """The reading begins again without the partition, in the same run."""
-    made = begun(2)
+    made = create_filled_stream(2)
     made.kafka.produce("in-a", None, b"?", partition=0)
     send(made, A0, 3)
     outcome = made.run(messages_max=4)
@@ -238,7 +238,7 @@ def test_poison_of_nobody_halts_and_the_rest_goes_on() -> None:
 
 def test_messages_of_a_quarantined_session_are_kept_whole() -> None:
     """Key, value, headers, offset and cause, so that they outlive Kafka's retention."""
-    made = begun()
+    made = create_filled_stream()
     made.kafka.produce("in-a", "s", b"?", headers=(("h", b"x"),))
     send(made, A0, 9)
     made.run()
@@ -265,7 +265,7 @@ def test_messages_of_a_quarantined_session_are_kept_whole() -> None:
 
 def test_until_offsets_are_reached_exactly() -> None:
     """The batch reader's way: these partitions up to there, in slices cut by us."""
-    made = begun(2)
+    made = create_filled_stream(2)
     outcome = made.run(messages_max=1, until={A0: 2})
     assert frontiers(made) == {"in-a/0": 2, "in-a/1": 0}
     assert outcome.slices == 2
@@ -278,7 +278,7 @@ def test_until_offsets_are_reached_exactly() -> None:
 )
 def test_until_offsets_that_cannot_be_reached(partition: Partition, end: int, said: str) -> None:
     """Said before anything is read."""
-    made = begun()
+    made = create_filled_stream()
     with pytest.raises(ConfigError, match=said):
         made.run(until={partition: end})
     assert kinds(made) == ["start"]
@@ -286,7 +286,7 @@ def test_until_offsets_that_cannot_be_reached(partition: Partition, end: int, sa
 
 def test_until_offsets_of_a_halted_partition_wait() -> None:
     """The others are read."""
-    made = begun(2)
+    made = create_filled_stream(2)
     made.reader.lost_offsets = {(A0, 1)}
     made.run(until={A0: 3, A1: 2})
     assert frontiers(made) == {"in-a/0": 1, "in-a/1": 2}
@@ -294,7 +294,7 @@ def test_until_offsets_of_a_halted_partition_wait() -> None:
 
 def test_broken_reading_that_discovery_cannot_explain_is_platform_trouble() -> None:
     """Exit 4; the next run goes on from the last commit."""
-    made = begun()
+    made = create_filled_stream()
     made.reader.failures = ["connection lost"]
     with pytest.raises(PlatformError, match="reading from Kafka broke") as trouble:
         made.run()
@@ -304,7 +304,7 @@ def test_broken_reading_that_discovery_cannot_explain_is_platform_trouble() -> N
 
 def test_broken_reading_that_discovery_confirms_halts_that_partition() -> None:
     """Messages expired between discovery and reading: found, and the others go on in the same run."""
-    made = begun(2)
+    made = create_filled_stream(2)
     made.reader.tasks = lambda ranges: (made.kafka.delete_records(A0, 2), sorted(ranges))[1]
     outcome = made.run()
     assert short(outcome.findings) == [("expired", "in-a/0", 0)]
@@ -325,7 +325,7 @@ def overtaken(made: MemoryStream, messages_max: int = 1000) -> None:
 
 def test_a_run_overtaken_with_nothing_left_is_fine() -> None:
     """Exit 0: somebody else has done it all; nothing came twice."""
-    made = begun(2)
+    made = create_filled_stream(2)
     overtaken(made)
     outcome = made.run()
     assert (outcome.messages, outcome.findings) == (0, [])
@@ -335,7 +335,7 @@ def test_a_run_overtaken_with_nothing_left_is_fine() -> None:
 @pytest.mark.long
 def test_a_run_overtaken_with_work_left_is_fenced() -> None:
     """Exit 5: it must not guess where to go on."""
-    made = begun()
+    made = create_filled_stream()
 
     def tasks(ranges: Ranges) -> list[Partition]:
         made.reader.tasks = sorted
@@ -352,7 +352,7 @@ def test_a_run_overtaken_with_work_left_is_fenced() -> None:
 
 def test_a_run_overtaken_between_its_slices_is_fenced() -> None:
     """Not only a commit can find that the frontier moved: the next slice does too."""
-    made = begun()
+    made = create_filled_stream()
 
     def other(call: str) -> None:
         if call == "committed" and len(made.ledger.commits) == 2:
@@ -367,7 +367,7 @@ def test_a_run_overtaken_between_its_slices_is_fenced() -> None:
 
 def test_foreign_commits_alone_are_told_by_an_entry() -> None:
     """Even when there is nothing to fold; an OPTIMIZE is not."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     made.ledger.foreign_commit("")
     assert made.run().findings == []
@@ -378,7 +378,7 @@ def test_foreign_commits_alone_are_told_by_an_entry() -> None:
 
 def test_a_rolled_back_ledger_stops_the_run() -> None:
     """Exit 3, before anything is read."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     made.ledger.commits.pop()
     with pytest.raises(IntegrityError, match=r"head\.json"):
@@ -388,7 +388,7 @@ def test_a_rolled_back_ledger_stops_the_run() -> None:
 @pytest.mark.parametrize("damage", ["flip", "delete"])
 def test_a_damaged_state_file_is_found_before_use(damage: str) -> None:
     """Named, exit 3, and nothing is committed on top of it."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     (path,) = [file.path for file in made.accounts()[A0].state]
     if damage == "flip":
@@ -405,7 +405,7 @@ def test_a_damaged_state_file_is_found_before_use(damage: str) -> None:
 
 def test_orphans_of_the_same_start_are_swept() -> None:
     """What another attempt left for the slice just committed is dead; everything named stays."""
-    made = begun()
+    made = create_filled_stream()
     made.files.open("records/in-a/0/0-0-dead")
     made.files.open("state/in-a/0/0-0-dead")
     made.files.open("records/in-a/0/0-00-alive")
@@ -417,7 +417,7 @@ def test_orphans_of_the_same_start_are_swept() -> None:
 
 def test_state_files_stay_few() -> None:
     """Many small slices merge their state as they go."""
-    made = begun()
+    made = create_filled_stream()
     for v in range(60):
         send(made, A0, v)
         made.run()
@@ -426,7 +426,7 @@ def test_state_files_stay_few() -> None:
 
 def test_plan_says_what_a_run_would_do_and_commits_nothing() -> None:
     """Before the first run, after it, and with more to do."""
-    made = begun()
+    made = create_filled_stream()
     ledger, first = plan_run(made.stream, made.kafka, made.ledger)
     assert (ledger.sequence, list(first.new_accounts), first.backlog) == (-1, [A0], 3)
     assert not made.ledger.commits

@@ -13,7 +13,7 @@ from seriatim.memory.files import MemoryFile
 from seriatim.operations.compaction_rules import Intent
 from seriatim.operations.sweep import sweep_dead
 from seriatim.testing import MemoryStream
-from tests.operations.memory_streams import A0, begun, send
+from tests.operations.memory_streams import A0, create_filled_stream, send
 from tests.operations.test_crash_points import lively, logical, run_killed
 
 ROOMS = ("records", "state", "kept")
@@ -57,7 +57,7 @@ def leave(made: MemoryStream, stem: str, *rooms: str) -> set[str]:
 
 def sliced() -> MemoryStream:
     """A partition folded in several slices: its state was merged, messages are in quarantine."""
-    made = begun()
+    made = create_filled_stream()
     send(made, A0, b"?", 8, ["a", "c"], 9, 10, 11)
     made.run(messages_max=2)
     return made

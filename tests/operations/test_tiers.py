@@ -13,7 +13,7 @@ from seriatim.engine.offsets import Partition
 from seriatim.operations.run import RunOutcome
 from seriatim.stream import OutputSettings, Stream
 from seriatim.testing import MemoryStream
-from tests.operations.memory_streams import A0, A1, world
+from tests.operations.memory_streams import A0, A1, create_stream
 from tests.operations.raising_machine import Adder
 
 CELLS = [
@@ -25,7 +25,7 @@ CELLS = [
 
 def made(tier: Tier, **more: Any) -> MemoryStream:
     """Topic in-a with one partition and one session, its snapshot has sequence 1 and rows a, b."""
-    one = world(tier=tier, sequence="seq", **more)
+    one = create_stream(tier=tier, sequence="seq", **more)
     one.kafka.create("in-a", 1)
     tell(one, 1, rows=["a", "b"])
     return one

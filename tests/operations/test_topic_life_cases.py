@@ -11,12 +11,12 @@ from msgspec import Struct
 from seriatim import Machine
 from seriatim.engine.offsets import Partition
 from seriatim.testing import fold
-from tests.operations.memory_streams import A0, begun, send, world
+from tests.operations.memory_streams import A0, create_filled_stream, create_stream, send
 
 
 def test_a_topic_made_again_with_more_partitions_waits_whole() -> None:
     """Partitions that only the new life has are not folded either."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     made.kafka.delete("in-a")
     made.kafka.create("in-a", 3)
@@ -34,7 +34,7 @@ def test_a_topic_made_again_with_more_partitions_waits_whole() -> None:
 
 def test_a_topic_deleted_with_unread_messages_is_a_finding() -> None:
     """What was never read is named; a topic that was read to its end may go in peace."""
-    made = begun()
+    made = create_filled_stream()
     made.kafka.create("in-b", 1)
     made.run()
     send(made, A0, 3, 4)
@@ -51,11 +51,11 @@ def test_a_topic_deleted_with_unread_messages_is_a_finding() -> None:
 
 def test_a_partition_halted_by_poison_goes_on_once_the_stream_says_skip() -> None:
     """The advice in the finding works: with tier none and skip the next run passes over it."""
-    made = world(tier="none", on_poison="halt")
+    made = create_stream(tier="none", on_poison="halt")
     made.kafka.create("in-a", 1)
     send(made, A0, ["a"], 1, b"?", 2)
     assert made.run().messages == 2
-    other = world(tier="none", on_poison="skip")
+    other = create_stream(tier="none", on_poison="skip")
     other.kafka, other.reader, other.files, other.ledger = (
         made.kafka,
         made.reader,
@@ -138,7 +138,7 @@ def test_what_is_passed_over_leaves_no_trace_in_state() -> None:
     """State is the same however slices are cut around a skipped message."""
 
     def last_offsets(messages_max: int) -> list[int]:
-        made = world(tier="none", on_poison="skip")
+        made = create_stream(tier="none", on_poison="skip")
         made.kafka.create("in-a", 1)
         send(made, A0, ["a"], b"?")
         made.run(messages_max)

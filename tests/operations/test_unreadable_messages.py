@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from seriatim.errors import PlatformError
 from seriatim.testing import MemoryStream
-from tests.operations.decision_helper import is_right
-from tests.operations.memory_streams import A0, A1, begun, frontiers, send
+from tests.operations.decision_helper import assert_records_match_state
+from tests.operations.memory_streams import A0, A1, create_filled_stream, frontiers, send
 
 NANOSECONDS = 1_700_000_000_000_000_000
 
@@ -32,7 +32,7 @@ def test_its_partition_halts_at_it_and_the_others_go_on(messages_max: int, stamp
     """What is before it is committed; the finding names offset and timestamp; the next run is
     green.
     """
-    made = begun(2)
+    made = create_filled_stream(2)
     hurt(made, stamp=stamp)
     send(made, A1, 3, 4)
 
@@ -52,12 +52,12 @@ def test_its_partition_halts_at_it_and_the_others_go_on(messages_max: int, stamp
         [],
         ["in-a/0"],
     )
-    is_right(made)
+    assert_records_match_state(made)
 
 
 def test_several_partitions_and_a_halt_before_it() -> None:
     """A partition that halts earlier is not told about what it has not reached."""
-    made = begun(2)
+    made = create_filled_stream(2)
     send(made, A0, b"?")
     hurt(made, 0)
     hurt(made, 1)
@@ -73,19 +73,19 @@ def test_several_partitions_and_a_halt_before_it() -> None:
 
 def test_a_stream_that_skips_poison_passes_over_it() -> None:
     """Each is named as a warning, and the rest is folded."""
-    made = begun(tier="none", on_poison="skip")
+    made = create_filled_stream(tier="none", on_poison="skip")
     hurt(made)
     hurt(made)
     outcome = made.run()
     assert [(f.offset, f.level) for f in outcome.findings] == [(3, "warning"), (5, "warning")]
     assert frontiers(made) == {"in-a/0": 7}
     assert made.accounts()[A0].counts["hole: unreadable"] == 2
-    is_right(made)
+    assert_records_match_state(made)
 
 
 def test_a_reading_that_breaks_for_another_reason_is_platform_trouble() -> None:
     """Nothing is scanned, nothing is halted."""
-    made = begun()
+    made = create_filled_stream()
     made.reader.failures = ["the broker went away"]
     with pytest.raises(PlatformError, match="reading from Kafka broke"):
         made.run()
@@ -95,7 +95,7 @@ def test_a_reading_that_breaks_for_another_reason_is_platform_trouble() -> None:
 
 def test_a_reading_that_breaks_on_the_way_to_it_is_platform_trouble_too() -> None:
     """And the next run goes on."""
-    made = begun()
+    made = create_filled_stream()
     hurt(made)
     real = made.kafka.first_unreadable_messages
 

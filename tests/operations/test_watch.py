@@ -9,7 +9,7 @@ from seriatim.ledger.commit import commit
 from seriatim.ledger.model import Change, Entry
 from seriatim.operations.watch import WatchResult, watch_stream
 from seriatim.testing import MemoryStream
-from tests.operations.memory_streams import A0, B0, begun, send, world
+from tests.operations.memory_streams import A0, B0, create_filled_stream, create_stream, send
 
 HOUR = 3600.0
 
@@ -26,7 +26,7 @@ def concerns(made: MemoryStream) -> dict[str, str]:
 
 def test_a_stream_that_is_caught_up_needs_nobody() -> None:
     """Also when nothing came for days: an idle stream is not late."""
-    made = begun(partitions=2)
+    made = create_filled_stream(partitions=2)
     made.run()
     made.clock.sleep(100 * HOUR)
     seen = watched(made)
@@ -36,7 +36,7 @@ def test_a_stream_that_is_caught_up_needs_nobody() -> None:
 
 def test_messages_that_wait_while_no_run_comes_are_late() -> None:
     """Counted from the last entry, or from when the message came if that is later."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     made.clock.sleep(100 * HOUR)
     made.kafka.produce("in-a", b"s", b"{}", timestamp=round(made.clock.now * 1000))
@@ -51,7 +51,7 @@ def test_messages_that_wait_while_no_run_comes_are_late() -> None:
 
 def test_a_stream_that_was_never_run_is_late_too() -> None:
     """Its messages wait since they came."""
-    made = begun()
+    made = create_filled_stream()
     for log in made.kafka.topics["in-a"].messages:
         log[:] = [replace(message, timestamp=1000) for message in log]
     made.clock.sleep(2 * HOUR)
@@ -61,7 +61,7 @@ def test_a_stream_that_was_never_run_is_late_too() -> None:
 
 def test_what_waits_for_a_person_is_said_and_is_not_late() -> None:
     """A halted partition is not read by any run; quarantine counts its sessions."""
-    made = begun(partitions=2, sequence=None)
+    made = create_filled_stream(partitions=2, sequence=None)
     send(made, A0, b"{}", b"no JSON")
     made.reader.lost_offsets.add((made_b := replace(A0, number=1), 3))
     send(made, made_b, 5)
@@ -77,7 +77,7 @@ def test_what_waits_for_a_person_is_said_and_is_not_late() -> None:
 
 def test_time_that_runs_out_comes_first() -> None:
     """With the figure, its reason, and the command that gives more time."""
-    made = begun()
+    made = create_filled_stream()
     made.kafka.topics["in-a"].rules = RetentionRules(retention_ms=10 * 3_600_000)
     made.run()
     send(made, A0, 4)
@@ -93,7 +93,7 @@ def test_time_that_runs_out_comes_first() -> None:
 
 def test_a_hold_is_brought_to_mind() -> None:
     """Somebody began a repair and has not ended it."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     head = made.ledger.head("s")
     assert head is not None
@@ -118,7 +118,7 @@ def test_a_hold_is_brought_to_mind() -> None:
 
 def test_settings_that_may_not_be_read_make_the_clock_blind() -> None:
     """None would look like never: it is said once for each topic."""
-    made = begun(partitions=2)
+    made = create_filled_stream(partitions=2)
     made.kafka.create("in-b", 1)
     made.kafka.topics["in-a"].rules = RetentionRules(is_known=False)
     made.run()
@@ -129,7 +129,7 @@ def test_settings_that_may_not_be_read_make_the_clock_blind() -> None:
 
 def test_the_nearest_of_all_partitions_is_shown() -> None:
     """The least time left, and whose it is; the lag of all."""
-    made = begun()
+    made = create_filled_stream()
     made.kafka.topics["in-a"].rules = RetentionRules(retention_ms=1000 * 3_600_000)
     made.kafka.create("in-b", 1, RetentionRules(retention_ms=500 * 3_600_000))
     send(made, B0, ["a"])
@@ -142,7 +142,7 @@ def test_a_buffer_that_nothing_drains_is_raised() -> None:
     """Only the session's own messages drain it; after its window and a late run's time a person is
     asked.
     """
-    made = world(tier="window", sequence="seq", window_seconds=60)
+    made = create_stream(tier="window", sequence="seq", window_seconds=60)
     made.kafka.create("in-a", 1)
     for body in (
         b'{"type":"snapshot","seq":1,"rows":[]}',
@@ -161,7 +161,7 @@ def test_a_buffer_that_nothing_drains_is_raised() -> None:
 
 def test_a_backlog_that_is_being_folded_is_not_late() -> None:
     """However old its messages are: an entry was made just now."""
-    made = begun()
+    made = create_filled_stream()
     made.clock.sleep(100 * HOUR)
     made.run(until={A0: 1})
     assert watched(made).lag == 2

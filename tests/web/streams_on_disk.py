@@ -1,7 +1,7 @@
 """Streams on disk for tests of pages: real ledgers, manifests and status files, fed from a broker
 in memory.
 
-Next room: tests/contracts/disk_streams.py, which these are made of.
+Next: tests/contracts/disk_streams.py, which has `DiskStream`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ table = {{key = ["id"], columns = {{id = "string", v = "int64", at = "timestamp"
 """
 
 
-class Ticking(MemoryClock):
-    """Each look at it takes a while."""
+class TickingClock(MemoryClock):
+    """A clock that advances by `step` whenever it is read."""
 
     step = 0.0
 
@@ -59,7 +59,7 @@ class Lake:
         self.streams.mkdir(parents=True, exist_ok=True)
         self.now = NOW
         self.known: set[str] | None = None
-        """The DAGs that the visitor may see; None: all."""
+        """The DAGs that the user may see; None: all."""
         self.runs: dict[tuple[str, str], RunSpan] = {}
         self.logged_in, self.refusal = True, 401
 
@@ -72,62 +72,84 @@ class Lake:
         self, name: str, partitions: int = 2, slices: int = 3, tier: str = "strict", **fields: Any
     ) -> DiskStream:
         """A stream that was folded in some slices, a minute apart."""
-        made = DiskStream(self.write(name, tier), name=name, tier=tier, **fields)
-        made.clock = Ticking(self.now - slices * 60.0)
-        made.kafka.create("in-a", partitions, RetentionRules(retention_ms=3 * DAY_MS))
-        luck = random.Random(name)
+        disk_stream = DiskStream(self.write(name, tier), name=name, tier=tier, **fields)
+        disk_stream.clock = TickingClock(self.now - slices * 60.0)
+        disk_stream.kafka.create("in-a", partitions, RetentionRules(retention_ms=3 * DAY_MS))
+        chance = random.Random(name)
         for number in range(slices):
-            for place in range(partitions):
-                first = [["a", "b"]] if not number else []
-                self.send(made, place, "x", *first, *range(luck.randint(5, 40)))
-            self.run(made)
-            made.clock.sleep(60.0)
-        return made
+            for partition_number in range(partitions):
+                first_values = [["a", "b"]] if not number else []
+                self.send(
+                    disk_stream, partition_number, "x", *first_values, *range(chance.randint(5, 40))
+                )
+            self.run(disk_stream)
+            disk_stream.clock.sleep(60.0)
+        return disk_stream
 
-    def send(self, made: DiskStream, place: int, session: str, *values: Any) -> None:
-        """Messages of now."""
-        log = made.kafka.topics["in-a"].messages[place]
-        known = len(log)
-        made.send(f"in-a/{place}", session, *values)
-        log[known:] = [replace(one, timestamp=round(made.clock.now * 1000)) for one in log[known:]]
+    def send(
+        self, disk_stream: DiskStream, partition_number: int, session: str, *values: Any
+    ) -> None:
+        """Send messages with the present time."""
+        log = disk_stream.kafka.topics["in-a"].messages[partition_number]
+        message_count = len(log)
+        disk_stream.send(f"in-a/{partition_number}", session, *values)
+        log[message_count:] = [
+            replace(message, timestamp=round(disk_stream.clock.now * 1000))
+            for message in log[message_count:]
+        ]
 
-    def run(self, made: DiskStream, messages_max: int = 1_000_000) -> None:
-        """Fold; every look at the clock takes a moment."""
-        made.clock.step = 0.02
-        made.run(messages_max)
-        made.clock.step = 0.0
+    def run(self, disk_stream: DiskStream, messages_max: int = 1_000_000) -> None:
+        """Fold; the clock advances a little whenever it is read."""
+        disk_stream.clock.step = 0.02
+        disk_stream.run(messages_max)
+        disk_stream.clock.step = 0.0
 
-    def file(self, made: DiskStream) -> StreamFile:
-        """Its file, as read."""
-        return StreamFile(made.stream, str(self.streams))
+    def file(self, disk_stream: DiskStream) -> StreamFile:
+        """The stream file, as it is loaded."""
+        return StreamFile(disk_stream.stream, str(self.streams))
 
-    def ran(self, made: DiskStream) -> SavedStatus:
-        """What a run leaves at its end."""
+    def write_run_status(self, disk_stream: DiskStream) -> SavedStatus:
+        """Write the status file as a run does at its end, and read it."""
         assert (
-            write_status_after_run(self.file(made), made.kafka, made.ledger, made.files, made.clock)
+            write_status_after_run(
+                self.file(disk_stream),
+                disk_stream.kafka,
+                disk_stream.ledger,
+                disk_stream.files,
+                disk_stream.clock,
+            )
             == ""
         )
-        return self.status(made.stream.name)
+        return self.status(disk_stream.stream.name)
 
-    def watched(self, made: DiskStream) -> SavedStatus:
-        """What a watch leaves."""
-        seen = read_watch_input(made.stream, made.kafka, made.ledger, made.files, made.clock)
+    def write_watch_status(self, disk_stream: DiskStream) -> SavedStatus:
+        """Write the status file as a watch does."""
+        watch_input = read_watch_input(
+            disk_stream.stream,
+            disk_stream.kafka,
+            disk_stream.ledger,
+            disk_stream.files,
+            disk_stream.clock,
+        )
         return write_status_file(
-            self.file(made), seen, assess_watch_input(made.stream, seen), made.ledger
+            self.file(disk_stream),
+            watch_input,
+            assess_watch_input(disk_stream.stream, watch_input),
+            disk_stream.ledger,
         )
 
     def status(self, name: str) -> SavedStatus:
         """The status file."""
-        found = StatusFiles(self.folder / "lake" / name).read_status()
-        assert found is not None
-        return found
+        saved_status = StatusFiles(self.folder / "lake" / name).read_status()
+        assert saved_status is not None
+        return saved_status
 
     def reader(self) -> PageReader:
-        """What pages read."""
+        """The reader behind the pages."""
         return PageReader(self.streams, lambda: self.now)
 
     def app(self) -> FastAPI:
-        """The pages, mounted as Airflow does, behind a gate that this lake holds."""
+        """The pages, mounted as Airflow mounts them, behind a login that this lake decides about."""
 
         def gate() -> Any:
             if not self.logged_in:
@@ -141,15 +163,15 @@ class Lake:
         return outer
 
     def may_see(self, dag_id: str) -> bool:
-        """The visitor's rights."""
+        """Whether the user may see a DAG."""
         return self.known is None or dag_id in self.known
 
     def may_see_of(self, names: list[str]) -> list[str]:
-        """The visitor's rights, of many."""
+        """The DAGs of a list that the user may see."""
         return [name for name in names if self.may_see(name)]
 
     def get(self, path: str, method: str = "GET", **headers: str) -> httpx.Response:
-        """A page."""
+        """Request a page."""
         app = self.app()
 
         async def ask() -> httpx.Response:
@@ -160,15 +182,15 @@ class Lake:
         return asyncio.run(ask())
 
 
-def hurt(lake: Lake, name: str = "orders") -> DiskStream:
+def create_troubled_stream(lake: Lake, name: str = "orders") -> DiskStream:
     """A stream with a halted partition, a session in quarantine, and little time left."""
-    made = lake.stream(name, partitions=4, slices=8)
-    lake.send(made, 0, "y", ["a"], 1, 2)
-    lake.send(made, 1, "y", ["a"], b"poison", 3)
-    made.reader.lost_offsets = {
-        (Partition("in-a", 2), len(made.kafka.topics["in-a"].messages[2]) + 4)
+    disk_stream = lake.stream(name, partitions=4, slices=8)
+    lake.send(disk_stream, 0, "y", ["a"], 1, 2)
+    lake.send(disk_stream, 1, "y", ["a"], b"poison", 3)
+    disk_stream.reader.lost_offsets = {
+        (Partition("in-a", 2), len(disk_stream.kafka.topics["in-a"].messages[2]) + 4)
     }
-    for place in (2, 3):
-        lake.send(made, place, "x", *range(12))
-    lake.run(made)
-    return made
+    for partition_number in (2, 3):
+        lake.send(disk_stream, partition_number, "x", *range(12))
+    lake.run(disk_stream)
+    return disk_stream

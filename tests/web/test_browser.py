@@ -23,7 +23,7 @@ from seriatim.storage.status_file import StatusFiles
 from tests import browser
 from tests.browser import Browser
 from tests.mail_catcher import free_port
-from tests.web.streams_on_disk import Lake, hurt
+from tests.web.streams_on_disk import Lake, create_troubled_stream
 
 pytestmark = pytest.mark.skipif(
     browser.found() is None, reason="no Chromium on PATH: install it to drive the page"
@@ -124,7 +124,7 @@ def test_a_stream_in_trouble_is_red_in_light_and_dark(
     """By the system's wish, or by Airflow's own; the halted partition in the colour of trouble,
     with its command.
     """
-    lake.ran(hurt(lake))
+    lake.write_run_status(create_troubled_stream(lake))
     page.size(1440, 900)
     for scheme, back, red in (
         ("light", LIGHT, "rgb(179, 38, 30)"),
@@ -151,8 +151,8 @@ def test_fresh_content_comes_without_losing_the_place(
     lake: Lake, address: str, page: Browser
 ) -> None:
     """The page scrolls where it was, and says when it cannot be refreshed."""
-    made = hurt(lake)
-    lake.ran(made)
+    made = create_troubled_stream(lake)
+    lake.write_run_status(made)
     page.size(900, 500)
     page.open(f"{address}/stream/orders")
     page.tell("window.scrollTo(0, 700)")
@@ -173,7 +173,7 @@ def test_hostile_names_run_nothing(lake: Lake, address: str, page: Browser) -> N
     made = lake.stream("orders", slices=1)
     lake.send(made, 0, word, b"poison")
     lake.run(made)
-    status = lake.ran(made)
+    status = lake.write_run_status(made)
     concern = Concern(kind="late", location=word, text=word, next=word)
     listed = QuarantinedSession(session=word, topic=word, partition=0)
     StatusFiles(made.root).write_status(

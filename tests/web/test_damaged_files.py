@@ -25,7 +25,7 @@ def lake(tmp_path: Path) -> Lake:
     """A stream that will be hurt, and one beside it."""
     made = Lake(tmp_path)
     for name in ("orders", "other"):
-        made.ran(made.stream(name, partitions=1, slices=4))
+        made.write_run_status(made.stream(name, partitions=1, slices=4))
     return made
 
 
@@ -36,7 +36,7 @@ def test_a_damaged_status_file_is_written_anew(lake: Lake, content: bytes) -> No
     path.write_bytes(content)
     for page in ("/", "/stream/orders"):
         assert lake.get(page).text.count("Kafka was not asked yet") == 1
-    lake.ran(lake.stream("orders", partitions=1, slices=0))
+    lake.write_run_status(lake.stream("orders", partitions=1, slices=0))
     assert lake.status("orders").stream == "orders"
 
 

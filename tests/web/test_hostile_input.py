@@ -115,7 +115,7 @@ def test_hostile_names_are_shown_as_text(tmp_path: Path, word: str) -> None:
     made = lake.stream("orders", slices=1)
     lake.send(made, 0, word, b"poison")
     lake.run(made)
-    status = lake.ran(made)
+    status = lake.write_run_status(made)
     halted = HaltStatus("gap", 7, word)
     place = PartitionStatus(topic=word, partition=0, frontier=1, log_end=9, halt=halted, hold=word)
     more: Any = {

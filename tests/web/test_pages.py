@@ -15,7 +15,7 @@ from seriatim.ledger.verdicts import FailedRange
 from seriatim.web import read
 from seriatim.web.app import RunSpan
 from seriatim.web.draw import is_in_future, render_age
-from tests.web.streams_on_disk import HOUR, NOW, Lake, hurt
+from tests.web.streams_on_disk import HOUR, NOW, Lake, create_troubled_stream
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def lake(tmp_path: Path) -> Lake:
 
 def test_a_halted_partition_is_red_with_its_offset_and_command(lake: Lake) -> None:
     """On the list and on the stream's page; what is well beside it is not."""
-    made = hurt(lake)
+    made = create_troubled_stream(lake)
     offset = made.reader.lost_offsets.copy().pop()[1]
-    lake.ran(made)
+    lake.write_run_status(made)
     lake.stream("quotes")
     for page in (lake.get("/").text, lake.get("/stream/orders").text):
         assert f"halted in-a/2</b>at offset {offset}: gap" in page
@@ -46,7 +46,7 @@ def test_a_stream_page_has_it_all(lake: Lake) -> None:
     """Numbers, partitions as bars, slices with certificates, a chart, findings with commands, who
     is in quarantine.
     """
-    lake.ran(hurt(lake))
+    lake.write_run_status(create_troubled_stream(lake))
     page = lake.get("/stream/orders").text
     for word in (
         "verdict",
@@ -104,7 +104,7 @@ def test_time_left_counts_down_and_old_looks_are_said(lake: Lake) -> None:
     lake.send(made, 0, "x", 99)
     made.clock.sleep(2 * 24 * HOUR + 12 * HOUR)
     lake.now = made.clock.now
-    lake.ran(made)
+    lake.write_run_status(made)
     page = lake.get("/").text
     assert '<span class="bad">12 h 0 min</span>' in page
     assert "Kafka as of just now" in page
@@ -120,7 +120,7 @@ def test_the_ledger_wins_over_an_older_look(lake: Lake) -> None:
     of the look.
     """
     made = lake.stream("orders")
-    lake.ran(made)
+    lake.write_run_status(made)
     assert 'class="chip good"' in lake.get("/").text
     made.reader.lost_offsets = {
         next(iter([(p, len(made.kafka.topics["in-a"].messages[p.number]))]))
@@ -254,7 +254,7 @@ def test_nothing_can_be_changed(lake: Lake) -> None:
 def test_a_bad_verdict_is_on_the_entry_that_it_judged(lake: Lake) -> None:
     """And on its own page, with what to do; the circuit is open everywhere."""
     made = lake.stream("orders", slices=2)
-    lake.ran(made)
+    lake.write_run_status(made)
     head = made.ledger.head("orders")
     failed = (FailedRange(partition="in-a/0", epoch=0, start=0, until=9, judged_until=2),)
     told = Finding(finding="check", topic="in-a", partition=0, cause="v is small", sequence=2)

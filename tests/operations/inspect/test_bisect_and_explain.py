@@ -18,10 +18,17 @@ from seriatim.operations.inspect.expression import parse_expression
 from seriatim.operations.inspect.views import copy_state
 from seriatim.stream import OutputSettings, Stream, TableSettings
 from seriatim.testing import MemoryStream
-from tests.operations.adding_machines import Adder, Buggy, adding, deploy
-from tests.operations.lookback_helper import explained, head_of, hunted, looking, traced, way
-from tests.operations.memory_streams import A0, begun, send, world
-from tests.operations.repair_helper import sliced
+from tests.operations.adding_machines import Adder, BuggyAdder, create_adding_stream, deploy
+from tests.operations.lookback_helper import (
+    explain_row,
+    head_of,
+    replay_context_of,
+    run_bisection,
+    session_replay,
+    trace_steps,
+)
+from tests.operations.memory_streams import A0, create_filled_stream, create_stream, send
+from tests.operations.repair_helper import create_sliced_stream
 
 FOLDS_MAX = 25
 
@@ -67,9 +74,9 @@ def hunt(made: MemoryStream, row: str) -> tuple[list[int], int]:
     """The script: who has the row, since when is it there, what happened around. The offsets, and
     how many folds.
     """
-    (found,) = explained(made, row)
-    broken = hunted(made, found.session, f"not any(row.id == '{row}' for row in state.rows)")
-    gone = way(made, found.session)
+    (found,) = explain_row(made, row)
+    broken = run_bisection(made, found.session, f"not any(row.id == '{row}' for row in state.rows)")
+    gone = session_replay(made, found.session)
     touched = [touch.offset for touch in found.touches]
     gone.begin_at(min(touched))
     gone.fold_to(min(touched))
@@ -105,25 +112,25 @@ def test_a_swapped_pair_among_300_000_is_found() -> None:
 
 def test_the_first_broken_offset_for_every_place() -> None:
     """Wherever a sum passes a bound, that message is found, from slices of any size."""
-    made = adding(Adder)
+    made = create_adding_stream(Adder)
     made.kafka.create("in-a", 1)
     for number in range(40):
         made.kafka.produce("in-a", "s", json.dumps({"v": 1, "start": number == 0}).encode())
     made.run(7)
     for bound in range(1, 40):
-        done = hunted(made, "s", f"state.value <= {bound}")
+        done = run_bisection(made, "s", f"state.value <= {bound}")
         assert (done.first_broken_offset, done.last_good_offset) == (bound, bound - 1)
-    assert hunted(made, "s", "state.value <= 40").first_broken_offset == -1
+    assert run_bisection(made, "s", "state.value <= 40").first_broken_offset == -1
 
 
 def test_saved_states_cost_no_fold() -> None:
     """Between two of them lie seven messages: three halves and the end, however long the stream is."""
-    made = adding(Adder)
+    made = create_adding_stream(Adder)
     made.kafka.create("in-a", 1)
     for number in range(700):
         made.kafka.produce("in-a", "s", json.dumps({"v": 1, "start": number == 0}).encode())
     made.run(7)
-    done = hunted(made, "s", "state.value <= 333")
+    done = run_bisection(made, "s", "state.value <= 333")
     assert done.first_broken_offset == 333
     assert (done.folds <= 5, done.messages <= 20, done.saved_states_checked <= 8) == (
         True,
@@ -134,20 +141,24 @@ def test_saved_states_cost_no_fold() -> None:
 
 def test_what_heals_by_itself_is_found_by_looking_after_each() -> None:
     """By halves it holds at the end; with `every` the first message is named that broke it."""
-    made = begun(1)
+    made = create_filled_stream(1)
     send(made, A0, 3, 99, 4, 5)
     made.run()
-    assert hunted(made, "s", "all(row.v < 50 for row in state.rows)").first_broken_offset == -1
-    done = hunted(made, "s", "all(row.v < 50 for row in state.rows)", check_every_message=True)
+    assert (
+        run_bisection(made, "s", "all(row.v < 50 for row in state.rows)").first_broken_offset == -1
+    )
+    done = run_bisection(
+        made, "s", "all(row.v < 50 for row in state.rows)", check_every_message=True
+    )
     assert (done.first_broken_offset, done.last_good_offset, done.folds) == (4, 3, 1)
 
 
 def test_an_invariant_must_hold_at_the_beginning() -> None:
     """Else there is nothing to find, and it is said."""
-    made = begun(1)
+    made = create_filled_stream(1)
     send(made, A0, 3, 4)
     made.run(2)
-    gone = way(made)
+    gone = session_replay(made)
     gone.begin_at(2)
     with pytest.raises(ConfigError, match="does not hold before offset 2"):
         Bisection(gone, parse_expression("len(state.rows) == 7", INVARIANT_NAMES).is_true).run(2, 5)
@@ -155,16 +166,16 @@ def test_an_invariant_must_hold_at_the_beginning() -> None:
 
 def test_damage_is_an_invariant_like_any_other() -> None:
     """Tier none counts a contradiction and goes on: `not damaged` finds it."""
-    made = world(tier="none")
+    made = create_stream(tier="none")
     made.kafka.create("in-a", 1)
     send(made, A0, ["a"], 1, b'{"type": "delete", "id": "zz"}', 2, 3)
     made.run()
-    assert hunted(made, "s", "not damaged").first_broken_offset == 2
+    assert run_bisection(made, "s", "not damaged").first_broken_offset == 2
 
 
 def test_a_row_is_explained_from_its_first_message_to_what_it_is() -> None:
     """Every message that named it, with its record or why there is none; then the value of now."""
-    made = world(tier="strict", sequence="seq")
+    made = create_stream(tier="strict", sequence="seq")
     made.kafka.create("in-a", 1)
     bodies = [
         {"type": "snapshot", "seq": 1, "rows": [{"id": "a", "v": 1}]},
@@ -178,7 +189,7 @@ def test_a_row_is_explained_from_its_first_message_to_what_it_is() -> None:
     for body in bodies:
         made.kafka.produce("in-a", "s", json.dumps(body).encode())
     made.run(2)
-    (done,) = explained(made, "b")
+    (done,) = explain_row(made, "b")
     told = [
         (touch.offset, touch.outcome, [record["op"] for record in touch.records])
         for touch in done.touches
@@ -192,7 +203,7 @@ def test_a_row_is_explained_from_its_first_message_to_what_it_is() -> None:
     ]
     assert [one["finding"] for one in done.touches[2].findings] == ["sequence gap"]
     assert done.value is None
-    (other,) = explained(made, "a")
+    (other,) = explain_row(made, "a")
     assert [(touch.offset, [r["op"] for r in touch.records]) for touch in other.touches] == [
         (0, ["snapshot"]),
         (2, ["update"]),
@@ -202,9 +213,9 @@ def test_a_row_is_explained_from_its_first_message_to_what_it_is() -> None:
 
 def test_a_row_is_explained_where_kafka_has_less() -> None:
     """Records tell what they can; it is said from where on messages are shown."""
-    made = sliced(60, 10)
+    made = create_sliced_stream(60, 10)
     made.kafka.delete_records(A0, 35)
-    for done in explained(made, "a"):
+    for done in explain_row(made, "a"):
         offsets = [touch.offset for touch in done.touches]
         assert offsets == sorted(offsets)
         assert all((touch.message is None) == (touch.offset < 40) for touch in done.touches)
@@ -213,18 +224,18 @@ def test_a_row_is_explained_where_kafka_has_less() -> None:
 
 def test_findings_beyond_what_a_run_tells_are_traced() -> None:
     """A run lists a hundred findings and counts the rest; a trace tells each at its message."""
-    made = world(tier="none")
+    made = create_stream(tier="none")
     made.kafka.create("in-a", 1)
     send(made, A0, ["a"], *[b'{"type": "delete", "id": "zz"}'] * 150)
     made.run()
-    assert sum(bool(step.findings) for step in traced(made)) == 150
+    assert sum(bool(step.findings) for step in trace_steps(made)) == 150
 
 
 def test_saved_states_that_part_from_todays_fold_are_said() -> None:
     """A bug that is mended by now: the saved states break the invariant, the fold of today does
     not.
     """
-    made = adding(Buggy)
+    made = create_adding_stream(BuggyAdder)
     made.kafka.create("in-a", 1)
     for number in range(12):
         made.kafka.produce(
@@ -233,32 +244,42 @@ def test_saved_states_that_part_from_todays_fold_are_said() -> None:
     made.run(4)
     deploy(made, Adder)
     for every in (False, True):
-        done = hunted(made, "s", "state.value < 30", check_every_message=every)
+        done = run_bisection(made, "s", "state.value < 30", check_every_message=every)
         assert (done.first_broken_offset, done.saved_state_differs) == (-1, True)
-    assert not hunted(made, "s", "state.value < 300").saved_state_differs
+    assert not run_bisection(made, "s", "state.value < 300").saved_state_differs
 
 
 def test_a_session_without_state_is_judged_by_what_it_has() -> None:
     """Set aside at its first message: only an invariant that names the state has nothing to say of
     it.
     """
-    made = world(tier="strict")
+    made = create_stream(tier="strict")
     made.kafka.create("in-a", 1)
     send(made, A0, b"{", 1, 2)
     made.run()
     for every in (False, True):
-        assert hunted(made, "s", "not quarantined", check_every_message=every).first_broken_offset == 0
-        assert hunted(made, "s", "len(state.rows) > 5", check_every_message=every).first_broken_offset == -1
+        assert (
+            run_bisection(
+                made, "s", "not quarantined", check_every_message=every
+            ).first_broken_offset
+            == 0
+        )
+        assert (
+            run_bisection(
+                made, "s", "len(state.rows) > 5", check_every_message=every
+            ).first_broken_offset
+            == -1
+        )
 
 
 @pytest.mark.long
 def test_many_halts_are_gone_over() -> None:
     """One halt behind the other, beyond what is committed: a loop, not a call within a call."""
-    made = world(on_poison="halt")
+    made = create_stream(on_poison="halt")
     made.kafka.create("in-a", 1)
     send(made, A0, ["a"], *[b"{"] * 1_500, 5)
     made.run()
-    gone = way(made)
+    gone = session_replay(made)
     gone.begin_at(0)
     gone.fold_to(1_502)
     assert gone.tracing_fold.session.last_offset == 1_501
@@ -266,15 +287,17 @@ def test_many_halts_are_gone_over() -> None:
 
 def test_a_state_is_copied_when_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not after each message: two sessions in turn would cost as many copies as messages."""
-    made = adding(Adder)
+    made = create_adding_stream(Adder)
     made.kafka.create("in-a", 1)
     for number in range(600):
         for name in "st":
             made.kafka.produce("in-a", name, json.dumps({"v": 1, "start": number == 0}).encode())
     made.run()
     copies: list[int] = []
-    monkeypatch.setattr(tracing, "copy_state", lambda *given: (copies.append(1), copy_state(*given))[1])
-    gone = way(made, "s")
+    monkeypatch.setattr(
+        tracing, "copy_state", lambda *given: (copies.append(1), copy_state(*given))[1]
+    )
+    gone = session_replay(made, "s")
     gone.begin_at(0)
     gone.fold_to(1_200)
     assert len(copies) < 10
@@ -342,14 +365,17 @@ def test_every_type_of_column_can_be_asked_for(
     for body in bodies:
         made.kafka.produce("in-a", "s", json.dumps(body).encode())
     made.run(5)
-    assert hunted(made, "s", f"not any({invariant} for row in state.rows)").first_broken_offset == 3
+    assert (
+        run_bisection(made, "s", f"not any({invariant} for row in state.rows)").first_broken_offset
+        == 3
+    )
 
 
 @pytest.mark.parametrize(("start", "end"), [(50, 20), (30, 30), (100, 60)])
 @pytest.mark.parametrize("every", [False, True])
 def test_a_range_without_an_offset_is_refused(start: int, end: int, every: bool) -> None:
     """Empty, or the wrong way round: said as what it is, with what is committed."""
-    gone = way(sliced(60, 7), "s1")
+    gone = session_replay(create_sliced_stream(60, 7), "s1")
     gone.begin_at(start)
     with pytest.raises(ConfigError, match=f"there is no offset from {start} up to {end}") as told:
         Bisection(
@@ -362,7 +388,7 @@ def test_headless_messages_of_earlier_slices_are_explained() -> None:
     """They named the row before the session's first snapshot, and had no effect: explain and a
     trace tell them.
     """
-    made = world(tier="none")
+    made = create_stream(tier="none")
     made.kafka.create("in-a", 1)
     send(made, A0, ["z"], session="o")
     send(made, A0, 8, session="o")
@@ -371,7 +397,7 @@ def test_headless_messages_of_earlier_slices_are_explained() -> None:
     made.run(3)
     send(made, A0, ["a", "b"], 9)
     made.run(2)
-    (done,) = explained(made, "a", "s")
+    (done,) = explain_row(made, "a", "s")
     told = [(touch.offset, touch.outcome) for touch in done.touches]
     assert told == [
         (2, "headless"),
@@ -380,26 +406,26 @@ def test_headless_messages_of_earlier_slices_are_explained() -> None:
         (5, "applied"),
         (6, "applied"),
     ]
-    gone = way(made)
+    gone = session_replay(made)
     assert (gone.first_message_offset(5), gone.first_message_offset(-1)) == (2, 0)
-    assert way(begun_and_run()).first_message_offset(1) == 1
+    assert session_replay(begun_and_run()).first_message_offset(1) == 1
 
 
 def begun_and_run() -> MemoryStream:
     """A stream that met nothing headless."""
-    made = begun(1)
+    made = create_filled_stream(1)
     made.run()
     return made
 
 
 def test_a_row_that_only_headless_messages_named() -> None:
     """The session has no state and the row no record: its messages are searched all the same."""
-    made = world(tier="none")
+    made = create_stream(tier="none")
     made.kafka.create("in-a", 1)
     send(made, A0, 1, 2)
     send(made, A0, ["z"], session="o")
     made.run()
-    tools, key = looking(made), {"id": "a"}
+    tools, key = replay_context_of(made), {"id": "a"}
     topic_id = made.accounts()[A0].topic_id
     done = RowExplainer(tools, head_of(made), key).run((A0.topic, A0.number, topic_id, "s"), [])
     assert [(touch.offset, touch.outcome) for touch in done.touches] == [

@@ -14,7 +14,7 @@ from seriatim.engine.machine import Machine, UserMachine
 from seriatim.engine.messages import plain_values
 from seriatim.stream import OutputSettings, Stream
 from seriatim.testing import MemoryStream
-from tests.operations.lookback_helper import explained, traced
+from tests.operations.lookback_helper import explain_row, trace_steps
 from tests.operations.memory_streams import A0
 
 
@@ -74,7 +74,7 @@ def test_a_step_shows_a_raw_value_as_what_it_holds(
     made: MemoryStream, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Trace, replay and bisect show the JSON of a raw field, for scripts and for people."""
-    steps = traced(made)
+    steps = trace_steps(made)
     values = [step_values(made.machine(), step, 2) for step in steps]
     assert [one["message"] for one in values] == [
         {"id": "a", "body": {"price": [1, 2.5]}},
@@ -89,7 +89,7 @@ def test_a_step_shows_a_raw_value_as_what_it_holds(
 
 def test_explain_shows_a_raw_value_as_what_it_holds(made: MemoryStream) -> None:
     """The message that made a row is told with the JSON of its raw field."""
-    (row,) = explained(made, "a")
+    (row,) = explain_row(made, "a")
     (touch,) = row.touches
     assert touch.message == {"id": "a", "body": {"price": [1, 2.5]}}
 

@@ -21,10 +21,10 @@ from seriatim.ports import Task
 from seriatim.storage import traces
 from seriatim.stream_files import StreamFile
 from seriatim.testing import MemoryStream
-from tests.operations.adding_machines import Raising, add, adding
+from tests.operations.adding_machines import RaisingAdder, create_adding_stream, send_numbers
 from tests.operations.inspect.test_session_replay import noisy
-from tests.operations.lookback_helper import explained, traced
-from tests.operations.memory_streams import A0, send, world
+from tests.operations.lookback_helper import explain_row, trace_steps
+from tests.operations.memory_streams import A0, create_stream, send
 from tests.operations.repair_helper import MemoryReread
 
 Rows = dict[tuple[str, int], list[dict[str, Any]]]
@@ -69,7 +69,7 @@ def test_a_traced_run_tells_what_a_trace_tells(tier: Any) -> None:
         "window_messages": 3,
         "window_seconds": 60,
     }
-    made, plain = world(**fields), world(**fields)
+    made, plain = create_stream(**fields), create_stream(**fields)
     for one in (made, plain):
         one.kafka.create("in-a", 1)
         noisy(one, 120, seed=4)
@@ -78,8 +78,8 @@ def test_a_traced_run_tells_what_a_trace_tells(tier: Any) -> None:
     plain.run(17)
     strip = [{k: v for k, v in row.items() if k != "topic_id"} for row in made.rows()]
     assert strip == [{k: v for k, v in row.items() if k != "topic_id"} for row in plain.rows()]
-    wanted = [("s", step) for step in traced(made, "s")] + [
-        ("u", step) for step in traced(made, "u")
+    wanted = [("s", step) for step in trace_steps(made, "s")] + [
+        ("u", step) for step in trace_steps(made, "u")
     ]
     wanted.sort(key=lambda one: one[1].offset)
     assert told(kept) == [(name, step.offset, step.outcome, step.records) for name, step in wanted]
@@ -87,19 +87,19 @@ def test_a_traced_run_tells_what_a_trace_tells(tier: Any) -> None:
 
 def test_a_try_that_does_not_count_leaves_nothing() -> None:
     """A machine that raises is folded again with care: each message is told once."""
-    made = adding(Raising)
+    made = create_adding_stream(RaisingAdder)
     made.kafka.create("in-a", 1)
-    add(made, 100, seed=3)
+    send_numbers(made, 100, seed=3)
     kept = watched(made, ("s0",))
     made.run(13)
     assert [offset for _, offset, _, _ in told(kept)] == [
-        step.offset for step in traced(made, "s0")
+        step.offset for step in trace_steps(made, "s0")
     ]
 
 
 def test_what_lies_behind_a_halt_is_not_told() -> None:
     """Only up to where the task stopped: the next run tells the rest."""
-    made = world(on_poison="halt")
+    made = create_stream(on_poison="halt")
     made.kafka.create("in-a", 1)
     send(made, A0, ["a"], 1)
     send(made, A0, b"?", session="t")
@@ -113,7 +113,7 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Rows of a task, characters of a column, bytes of all files: the oldest go."""
     monkeypatch.setattr(shadows, "ROWS_MAX", 5)
     monkeypatch.setattr(shadows, "TEXT_MAX", 50)
-    made = world()
+    made = create_stream()
     made.kafka.create("in-a", 1)
     send(made, A0, ["a", "b", "c", "d"], *range(20))
     kept = watched(made, ("s",))
@@ -139,7 +139,7 @@ def test_what_a_task_holds_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) 
     they came.
     """
     monkeypatch.setattr(shadows, "BYTES_MAX", 3_000)
-    made = world()
+    made = create_stream()
     made.kafka.create("in-a", 1)
     for session in "st":
         send(made, A0, [f"row-{number}" for number in range(9)], session=session)
@@ -161,7 +161,7 @@ def test_what_a_task_holds_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_left_out_behind_a_halt_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next run tells it."""
     monkeypatch.setattr(shadows, "ROWS_MAX", 2)
-    made = world(on_poison="halt")
+    made = create_stream(on_poison="halt")
     made.kafka.create("in-a", 1)
     send(made, A0, ["a"], 1)
     send(made, A0, b"?", session="t")
@@ -177,7 +177,7 @@ def test_traces_are_bounded_however_a_run_ends(monkeypatch: pytest.MonkeyPatch) 
     """
     pruned: list[Path] = []
     monkeypatch.setattr(traces, "prune", pruned.append)
-    file = StreamFile(stream=world().stream, folder="")
+    file = StreamFile(stream=create_stream().stream, folder="")
     with run._prune_traces_afterwards(file, ()):
         pass
     assert pruned == []
@@ -190,7 +190,7 @@ def test_what_no_row_can_hold_is_told_otherwise(tmp_path: Path) -> None:
     """A number that no float is, in a field that the table has not; a time that no calendar has:
     told, kept, read.
     """
-    made = world(on_poison="skip")
+    made = create_stream(on_poison="skip")
     made.kafka.create("in-a", 1)
     send(made, A0, ["a"], b'{"type": "update", "id": "a", "v": 5, "extra": 1e999}')
     made.kafka.produce("in-a", "s", b'{"type": "update", "id": "a", "v": 6}', timestamp=10**17)
@@ -202,7 +202,7 @@ def test_what_no_row_can_hold_is_told_otherwise(tmp_path: Path) -> None:
     assert [json.loads(row["message"]).get("v") for row in rows] == [None, 5, None]
     assert [row["timestamp"] is None for row in rows] == [False, False, True]
     traces.write_trace_rows(tmp_path, A0, "0-0", rows)
-    assert len(explained(made, "a")[0].touches) == 2
+    assert len(explain_row(made, "a")[0].touches) == 2
 
 
 def test_a_run_ends_well_where_old_traces_stay(
@@ -214,7 +214,7 @@ def test_a_run_ends_well_where_old_traces_stay(
         raise PermissionError("not allowed")
 
     monkeypatch.setattr(traces, "prune", fails)
-    run._prune_traces(StreamFile(stream=world().stream, folder=""))
+    run._prune_traces(StreamFile(stream=create_stream().stream, folder=""))
     assert "old traces could not be deleted: not allowed" in capsys.readouterr().err
 
 
@@ -224,7 +224,7 @@ def test_whatever_goes_wrong_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) ->
     def fails(*_: Any) -> Any:
         raise OSError("no space left")
 
-    made = world()
+    made = create_stream()
     made.kafka.create("in-a", 1)
     send(made, A0, ["a"], 1, 2)
     work = PartitionWork(partition=A0, start=0, end=3, epoch=0, topic_id="x", state=(), attempt="a")

@@ -28,11 +28,26 @@ from seriatim.operations.release import release_session
 from seriatim.operations.repair.refold_rules import same_session
 from seriatim.stream import OutputSettings, Stream, TableSettings
 from seriatim.testing import MemoryStream
-from tests.operations.adding_machines import Adder, Buggy, Raising, add, adding, deploy
-from tests.operations.decision_helper import accepted, made_again, means
-from tests.operations.lookback_helper import at, head_of, hunted, looking, rows_of, traced, way
-from tests.operations.memory_streams import A0, A1, begun, send, world
-from tests.operations.repair_helper import repair, sliced
+from tests.operations.adding_machines import (
+    Adder,
+    BuggyAdder,
+    RaisingAdder,
+    create_adding_stream,
+    deploy,
+    send_numbers,
+)
+from tests.operations.decision_helper import accept, decision_context_of, recreate_topic
+from tests.operations.lookback_helper import (
+    head_of,
+    replay_context_of,
+    run_bisection,
+    session_after,
+    session_replay,
+    session_rows,
+    trace_steps,
+)
+from tests.operations.memory_streams import A0, A1, create_filled_stream, create_stream, send
+from tests.operations.repair_helper import create_sliced_stream, repair
 
 HOUR = 3_600_000
 
@@ -79,7 +94,7 @@ def straight(made: MemoryStream, until: int, partition: Partition = A0) -> dict[
 def assert_at(made: MemoryStream, offset: int, name: str, partition: Partition = A0) -> None:
     """A session after the message at an offset is as the straight fold has it."""
     meant = straight(made, offset + 1, partition).get(name)
-    assert same_session(at(made, offset, name, partition), meant, made.machine()), (
+    assert same_session(session_after(made, offset, name, partition), meant, made.machine()), (
         f"{name} at {offset}"
     )
 
@@ -89,7 +104,7 @@ def assert_committed(made: MemoryStream, partition: Partition = A0) -> None:
     committed.
     """
     for name, committed in made.sessions(partition).items():
-        gone = way(made, name, partition)
+        gone = session_replay(made, name, partition)
         gone.begin_at_or_after(0)
         start = gone.next_offset
         steps = list(gone.steps(gone.committed_end))
@@ -99,14 +114,14 @@ def assert_committed(made: MemoryStream, partition: Partition = A0) -> None:
             {key: value for key, value in record.items() if key != "source_offset"}
             for record in own
         ]
-        assert told == rows_of(made, name, partition, start), name
+        assert told == session_rows(made, name, partition, start), name
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("tier", TIERS)
 def test_state_at_random_offsets_equals_a_straight_fold(tier: Tier) -> None:
     """Twenty offsets in each of the five tiers, from slices of all sizes, with every kind of fault."""
-    made = world(tier=tier, sequence="seq", window_messages=3, window_seconds=60)
+    made = create_stream(tier=tier, sequence="seq", window_messages=3, window_seconds=60)
     made.kafka.create("in-a", 1)
     noisy(made, 240, seed=TIERS.index(tier))
     made.run(17)
@@ -118,8 +133,8 @@ def test_state_at_random_offsets_equals_a_straight_fold(tier: Tier) -> None:
 
 def test_it_does_not_fold_from_the_beginning() -> None:
     """The nearest saved state is the base: no more messages are folded than lie between."""
-    made = sliced(60, 7)
-    gone = way(made, "s1")
+    made = create_sliced_stream(60, 7)
+    gone = session_replay(made, "s1")
     gone.begin_at(50)
     assert gone.next_offset == 49
     gone.fold_to(50)
@@ -128,7 +143,7 @@ def test_it_does_not_fold_from_the_beginning() -> None:
 
 def test_after_a_repair_with_other_code() -> None:
     """What a repair made again is told as it was made again: states that it took back are no base."""
-    made = adding(Buggy)
+    made = create_adding_stream(BuggyAdder)
     made.kafka.create("in-a", 1)
     for number in range(30):
         body = {"v": 13 if number % 3 else 1, "start": number == 0}
@@ -138,7 +153,7 @@ def test_after_a_repair_with_other_code() -> None:
     repair(made, ranges={"in-a/0": (10, 20)})
     committed = {row["offset"]: row["value"] for row in made.rows(A0)}
     for offset in range(8, 30):
-        gone = way(made)
+        gone = session_replay(made)
         gone.begin_at(offset + 1)
         gone.fold_to(offset + 1)
         assert (gone.tracing_fold.copy_of_state().value, gone.next_offset) == (
@@ -152,13 +167,13 @@ def test_todays_machine_may_part_from_what_was_committed() -> None:
     """Folded from the beginning by other code the state is another one; that is seen where state
     was saved.
     """
-    made = adding(Buggy)
+    made = create_adding_stream(BuggyAdder)
     made.kafka.create("in-a", 1)
     for number in range(8):
         made.kafka.produce("in-a", "s", json.dumps({"v": 13, "start": number == 0}).encode())
     made.run(4)
     deploy(made, Adder)
-    gone = way(made)
+    gone = session_replay(made)
     gone.begin_at(0)
     gone.fold_to(4)
     assert gone.differs_from_saved()
@@ -170,12 +185,12 @@ def test_a_machine_that_raises() -> None:
     """The message at which it raised is named; state is that of before, and what follows is set
     aside.
     """
-    made = adding(Raising)
+    made = create_adding_stream(RaisingAdder)
     made.kafka.create("in-a", 1)
     for v in (1, 2, 99, 3):
         made.kafka.produce("in-a", "s", json.dumps({"v": v, "start": v == 1}).encode())
     made.run()
-    steps = traced(made)
+    steps = trace_steps(made)
     assert [step.outcome for step in steps] == ["applied", "applied", "set aside", "set aside"]
     assert [(one.finding, one.cause) for one in steps[2].findings] == [
         ("raised", "ValueError: ninety-nine")
@@ -186,9 +201,9 @@ def test_a_machine_that_raises() -> None:
 
 def test_machines_that_raise_now_and_then() -> None:
     """Random sums, some of which raise: every session as committed, with and without looking."""
-    made = adding(Raising)
+    made = create_adding_stream(RaisingAdder)
     made.kafka.create("in-a", 1)
-    add(made, 200, seed=3)
+    send_numbers(made, 200, seed=3)
     made.run(23)
     assert_committed(made)
     for offset in range(0, 200, 10):
@@ -197,14 +212,14 @@ def test_machines_that_raise_now_and_then() -> None:
 
 def test_a_released_session_is_released_again() -> None:
     """By hand, at the same offset: the trace goes on as the run did."""
-    made = begun(2)
+    made = create_filled_stream(2)
     send(made, A0, b"?", 8)
     made.run(2)
-    release_session(means(made), "s", "mended")
+    release_session(decision_context_of(made), "s", "mended")
     send(made, A0, 9, 10)
     made.run(1)
     assert_committed(made)
-    assert [step.outcome for step in traced(made)][3:] == [
+    assert [step.outcome for step in trace_steps(made)][3:] == [
         "set aside",
         "set aside",
         "applied",
@@ -214,26 +229,26 @@ def test_a_released_session_is_released_again() -> None:
 
 def test_what_a_forward_passed_over_is_passed_over_again() -> None:
     """The poison that somebody left behind is not folded, and sessions are in doubt behind it."""
-    made = begun(1, on_poison="halt")
+    made = create_filled_stream(1, on_poison="halt")
     send(made, A0, b"?", session="t")
     send(made, A0, 8, ["a"], 9)
     made.run()
     repair(made, forward=True)
     made.run(1)
     assert_committed(made)
-    assert [step.offset for step in traced(made)] == [0, 1, 2, 4, 5, 6]
+    assert [step.offset for step in trace_steps(made)] == [0, 1, 2, 4, 5, 6]
 
 
 def test_an_expired_session_ends_by_its_partitions_time() -> None:
     """The time of others' messages counts, though they are not folded."""
-    made = world(session_timeout_hours=2)
+    made = create_stream(session_timeout_hours=2)
     made.kafka.create("in-a", 1)
     for session, hour in (("s", 0), ("t", 1), ("t", 5), ("s", 2), ("s", 2), ("t", 9)):
         rows = [{"id": "a", "v": hour}]
         value = json.dumps({"type": "snapshot", "rows": rows}).encode()
         made.kafka.produce("in-a", session, value, timestamp=hour * HOUR)
     made.run(2)
-    steps = traced(made)
+    steps = trace_steps(made)
     assert [(step.outcome, step.ended) for step in steps] == [
         ("applied", False),
         ("ended, applied", True),
@@ -246,7 +261,7 @@ def test_an_expired_session_ends_by_its_partitions_time() -> None:
 
 def test_sessions_by_a_field_of_the_message() -> None:
     """Where the key is not the session, messages are found by what they say."""
-    made = world(session="field:who")
+    made = create_stream(session="field:who")
     made.kafka.create("in-a", 1)
     for number in range(20):
         body: Any = {"type": "update", "id": "a", "v": number, "who": number % 3}
@@ -260,13 +275,13 @@ def test_sessions_by_a_field_of_the_message() -> None:
 
 def test_a_moved_session_is_set_aside_again() -> None:
     """Who lived elsewhere when it came is told with where."""
-    made = begun(2)
+    made = create_filled_stream(2)
     made.run()
     send(made, A0, ["a"], session="m")
     made.run()
     send(made, A1, 5, session="m")
     made.run()
-    step = traced(made, "m", A1)[0]
+    step = trace_steps(made, "m", A1)[0]
     assert [(one.finding, one.cause) for one in step.findings] == [
         ("moved session", "it lives in in-a/0")
     ]
@@ -275,24 +290,24 @@ def test_a_moved_session_is_set_aside_again() -> None:
 
 def test_a_topics_new_life_is_looked_at_by_itself() -> None:
     """Offsets of the new life are its own; what was before is not in Kafka any more."""
-    made = begun(1)
+    made = create_filled_stream(1)
     made.run()
-    made_again(made)
+    recreate_topic(made)
     made.run()
     with pytest.raises(ConfigError, match="made again"):
-        way(made)
-    accepted(made)
+        session_replay(made)
+    accept(made)
     made.run()
     assert_committed(made)
-    assert [step.offset for step in traced(made)] == [0, 1]
+    assert [step.offset for step in trace_steps(made)] == [0, 1]
 
 
 @pytest.mark.long
 def test_what_kafka_has_no_more_is_said() -> None:
     """The refusal names what Kafka has, the saved states around, and from where on one can look."""
-    made = sliced(60, 10)
+    made = create_sliced_stream(60, 10)
     made.kafka.delete_records(A0, 35)
-    gone = way(made, "s1")
+    gone = session_replay(made, "s1")
     with pytest.raises(ConfigError) as told:
         gone.begin_at(33)
     assert "cannot be folded to offset 33" in told.value.message
@@ -303,7 +318,7 @@ def test_what_kafka_has_no_more_is_said() -> None:
     assert gone.next_offset == 40
     made.kafka.delete_records(A0, 60)
     with pytest.raises(ConfigError) as told:
-        way(made, "s1").begin_at(33)
+        session_replay(made, "s1").begin_at(33)
     assert told.value.fields["kafka"] == "it has no message; the next is offset 60"
 
 
@@ -311,8 +326,8 @@ def swept(before: int, log_start: int) -> MemoryStream:
     """Sixty messages in slices of seven; Kafka begins late, and old states are swept but the last
     one's.
     """
-    made = sliced(60, 7)
-    gone = way(made, "s1")
+    made = create_sliced_stream(60, 7)
+    gone = session_replay(made, "s1")
     gone.saved_points()
     live = {file.path for file in made.accounts()[A0].state}
     old = {
@@ -331,12 +346,12 @@ def test_it_begins_at_the_first_state_that_is_there() -> None:
     so does a replay.
     """
     made = swept(35, 10)
-    gone = way(made, "s1")
+    gone = session_replay(made, "s1")
     gone.begin_at_or_after(0)
     assert gone.next_offset == 35
-    assert hunted(made, "s1", "offset < 50").first_broken_offset == 52
+    assert run_bisection(made, "s1", "offset < 50").first_broken_offset == 52
     replaying = ReplayRun(
-        looking(made),
+        replay_context_of(made),
         head_of(made),
         make_task_context=lambda _: raise_broken_promise("not asked"),
         without_state=False,
@@ -352,7 +367,7 @@ def test_what_is_named_instead_is_there() -> None:
     be looked at.
     """
     made = swept(35, 10)
-    gone = way(made, "s1")
+    gone = session_replay(made, "s1")
     with pytest.raises(ConfigError, match="cannot be folded to offset 20") as told:
         gone.begin_at(20)
     assert re.findall(r"s1 --topic in-a --version (\d+) shows", told.value.next) == ["5"]
@@ -360,29 +375,29 @@ def test_what_is_named_instead_is_there() -> None:
     for offset in range(35, 60):
         gone.begin_at(offset)
     everything = swept(60, 10)
-    gone = way(everything, "s1")
+    gone = session_replay(everything, "s1")
     gone.begin_at_or_after(0)
     assert gone.next_offset == 60
 
 
 def test_the_end_of_a_log_that_was_cut_can_be_looked_at() -> None:
     """What was saved at the frontier is there, though Kafka has the last messages no longer."""
-    made = begun(1)
+    made = create_filled_stream(1)
     made.run()
     made.kafka.topics["in-a"].messages[0].pop()
-    assert at(made, 2).last_offset == 2
+    assert session_after(made, 2).last_offset == 2
     with pytest.raises(ConfigError, match="its log was cut at offset 2"):
-        traced(made)
+        trace_steps(made)
 
 
 def test_messages_that_were_compacted_away_are_missed() -> None:
     """A slice of which messages are gone by now would be folded to something else: refused."""
-    made = begun(1)
+    made = create_filled_stream(1)
     send(made, A0, 3, 4, 5)
     made.run()
     made.kafka.topics["in-a"].compacted = True
     made.kafka.compact(A0, 5)
-    gone = way(made)
+    gone = session_replay(made)
     gone.begin_at(0)
     with pytest.raises(ConfigError, match="not in Kafka any more"):
         gone.fold_to(6)
@@ -455,17 +470,17 @@ def test_a_state_of_an_older_version_is_upgraded() -> None:
     for v in (3, 4):
         made.kafka.produce("in-a", "s", json.dumps({"v": v}).encode())
     made.run()
-    gone = way(made)
+    gone = session_replay(made)
     gone.begin_at(2)
     assert [step.after for step in gone.steps(4)] == [New(6, 1), New(10, 2)]
 
 
 def test_a_session_is_found_where_it_lives() -> None:
     """By its state; one that nobody knows is said to be unknown, with what to do."""
-    made = begun(2)
+    made = create_filled_stream(2)
     send(made, A1, ["a"], session="only-there")
     made.run()
-    tools, head = looking(made), head_of(made)
+    tools, head = replay_context_of(made), head_of(made)
     assert find_session(tools, head, "only-there").partition == A1
     assert find_session(tools, head, "s", partition=A0).partition == A0
     with pytest.raises(ConfigError, match="there is no session 'x'") as told:
@@ -480,7 +495,7 @@ def test_of_a_long_past_no_more_is_read_than_is_needed() -> None:
     """Two hundred entries: the last ones are enough for a late offset, and an early one is found
     all the same.
     """
-    made = world()
+    made = create_stream()
     made.kafka.create("in-a", 1)
     send(made, A0, ["a"], *range(199))
     made.run(1)
@@ -497,7 +512,7 @@ def test_of_a_long_past_no_more_is_read_than_is_needed() -> None:
     assert len(read) <= 64
     for offset in (0, 3, 120, 199):
         assert_at(made, offset, "s")
-    assert at(made, 120).last_offset == 120
+    assert session_after(made, 120).last_offset == 120
 
 
 def lives(seed: int) -> MemoryStream:
@@ -511,7 +526,9 @@ def lives(seed: int) -> MemoryStream:
         "window_seconds": 60,
         "session_timeout_hours": chance.choice((0, 1)),
     }
-    made = world(on_poison=chance.choice(("quarantine", "quarantine", "halt", "skip")), **fields)
+    made = create_stream(
+        on_poison=chance.choice(("quarantine", "quarantine", "halt", "skip")), **fields
+    )
     made.kafka.create("in-a", 1)
     noisy(made, 40, chance.randrange(10**6))
     made.run(chance.choice((3, 7, 20)))
@@ -523,7 +540,7 @@ def lives(seed: int) -> MemoryStream:
 
     def let_go() -> None:
         waiting = [name for name, one in made.sessions(A0).items() if one.finding]
-        release_session(means(made), chance.choice([*waiting, "s"]), "meant")
+        release_session(decision_context_of(made), chance.choice([*waiting, "s"]), "meant")
 
     deeds: list[Callable[[], object]] = [
         lambda: noisy(made, chance.randrange(5, 40), chance.randrange(10**6)),
@@ -549,9 +566,9 @@ def test_whatever_a_stream_lived_through(seed: int) -> None:
     """From its beginning and from every saved state on, each session's way ends as it is committed."""
     made = lives(seed)
     assert_committed(made)
-    for point in way(made).saved_points():
+    for point in session_replay(made).saved_points():
         for name, committed in made.sessions(A0).items():
-            gone = way(made, name)
+            gone = session_replay(made, name)
             gone.begin_at(point.account.frontier)
             gone.fold_to(gone.committed_end)
             assert same_session(gone.tracing_fold.session_to_save(), committed, made.machine()), (
@@ -581,7 +598,7 @@ def test_a_state_reads_the_same_however_it_was_sliced() -> None:
         ):
             made.kafka.produce("in-a", "s", json.dumps(body).encode())
         made.run(size)
-        steps, runner = traced(made), made.machine()
+        steps, runner = trace_steps(made), made.machine()
         changed = [
             asdict(one) for step in steps for one in diff_states(runner, step.before, step.after)
         ]

@@ -13,7 +13,7 @@ import pytest
 
 from seriatim.stream import OutputSettings, Stream, TableSettings
 from seriatim.testing import MemoryStream
-from tests.operations.lookback_helper import explained, hunted, way
+from tests.operations.lookback_helper import explain_row, run_bisection, session_replay
 
 FOLDS_MAX = 25
 HUNTED = "session-3"
@@ -63,15 +63,15 @@ def hunt(made: MemoryStream, *, every: bool) -> tuple[list[int], int]:
     """The script: since when is the session damaged, what came there, and who else touched that row
     just then.
     """
-    found = hunted(made, HUNTED, "not damaged", check_every_message=every)
-    gone = way(made, HUNTED)
+    found = run_bisection(made, HUNTED, "not damaged", check_every_message=every)
+    gone = session_replay(made, HUNTED)
     gone.begin_at(found.first_broken_offset)
     gone.fold_to(found.first_broken_offset)
     first, *after = [
         step for step, _ in zip(gone.steps(gone.committed_end), range(4), strict=False)
     ]
     late = [step for step in after if step.sequence is not None and step.sequence < first.sequence]
-    (row,) = explained(made, first.message.c0, HUNTED)
+    (row,) = explain_row(made, first.message.c0, HUNTED)
     told = {touch.offset: touch.sequence for touch in row.touches}
     offsets = [first.offset, *(step.offset for step in late)]
     assert [told[at] for at in offsets] == [step.sequence for step in (first, *late)]

@@ -20,9 +20,14 @@ from seriatim.operations.repair.repair import RepairRun, plan_repair
 from seriatim.operations.report_findings import unreported_findings
 from seriatim.stream import OutputSettings, Stream, TableSettings
 from seriatim.testing import MemoryStream
-from tests.operations.check_helper import between, checked, means, rows
-from tests.operations.memory_streams import A0, A1, begun, kinds, send, world
-from tests.operations.repair_helper import mending
+from tests.operations.check_helper import (
+    check_context_of,
+    committed_rows,
+    run_check,
+    values_between,
+)
+from tests.operations.memory_streams import A0, A1, create_filled_stream, create_stream, kinds, send
+from tests.operations.repair_helper import repair_context_of
 
 NO_PRICE = Expectation(
     "expect_column_values_to_not_be_null", {"column": "price"}, suite="expectations/s.json"
@@ -51,7 +56,7 @@ def test_a_clean_stream_is_good_and_checked_up_to_its_verdict() -> None:
     """Every promise holds for every partition; the verdict is an entry of its own."""
     made = with_before(2)
     made.run()
-    done = checked(made)
+    done = run_check(made)
     assert done.verdict == {"in-a/0": "good", "in-a/1": "good"}
     assert {(str(one.partition), one.promise) for one in done.evidence} == {
         (place, promise)
@@ -66,11 +71,11 @@ def test_a_clean_stream_is_good_and_checked_up_to_its_verdict() -> None:
 
 def test_nothing_new_is_nothing_to_judge() -> None:
     """No verdict upon verdicts."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
-    checked(made)
+    run_check(made)
     before = kinds(made)
-    again = checked(made)
+    again = run_check(made)
     assert (again.sequence, again.verdict) == (-1, {})
     assert kinds(made) == before
 
@@ -79,10 +84,10 @@ def test_only_what_is_new_is_read_again() -> None:
     """And it is folded over the state as of the last judged entry."""
     made = with_before()
     made.run()
-    checked(made)
+    run_check(made)
     send(made, A0, 3, 4)
     made.run()
-    done = checked(made)
+    done = run_check(made)
     assert (done.records, done.verdict) == (2, {"in-a/0": "good"})
 
 
@@ -94,18 +99,18 @@ def test_several_slices_are_judged_at_once_in_rounds(monkeypatch: pytest.MonkeyP
     for session in "tuvwx":
         send(made, A0, ["a"], 7, session=session)
     made.run(messages_max=4)
-    done = checked(made)
+    done = run_check(made)
     assert (done.verdict, done.records) == ({"in-a/0": "good"}, 4 + 5 * 2)
     send(made, A0, 8, session="v")
     made.run()
-    rows(made)[-1]["before_v"] = 99
-    bad = checked(made)
+    committed_rows(made)[-1]["before_v"] = 99
+    bad = run_check(made)
     assert [finding.cause for finding in bad.findings] == ["linked (expectations/state.json)"]
 
 
 def hurt(made: MemoryStream, **values: Any) -> None:
     """Change the last committed record."""
-    rows(made)[-1].update(values)
+    committed_rows(made)[-1].update(values)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +135,7 @@ def test_every_hurt_record_makes_its_partition_bad(
     made = with_before(2)
     made.run()
     hurt(made, **values)
-    done = checked(made)
+    done = run_check(made)
     assert done.verdict == {"in-a/0": "good", "in-a/1": "bad"}
     assert promises <= {finding.cause.partition(" (")[0] for finding in done.findings}
     assert {finding.partition_name for finding in done.findings} == {"in-a/1"}
@@ -144,7 +149,9 @@ def test_lost_and_doubled_records_are_found() -> None:
         made.run()
         stored = made.files.files[made.ledger.files_now()[-1].path].rows
         stored.pop() if change == "lost" else stored.append(dict(stored[-1]))
-        assert "counted" in {finding.cause.partition(" (")[0] for finding in checked(made).findings}
+        assert "counted" in {
+            finding.cause.partition(" (")[0] for finding in run_check(made).findings
+        }
 
 
 def test_state_that_changed_without_a_record_is_found() -> None:
@@ -154,7 +161,7 @@ def test_state_that_changed_without_a_record_is_found() -> None:
     made = with_before()
     send(made, A0, ["a"], session="t")
     made.run()
-    checked(made)
+    run_check(made)
     send(made, A0, 5)
     made.run()
     account = made.accounts()[A0]
@@ -178,7 +185,7 @@ def test_state_that_changed_without_a_record_is_found() -> None:
         changes=(replace(change, state=(other,), merged_state_paths=paths(account.state)),),
     )
     commit(made.ledger, made.clock, head, entry)
-    done = checked(made)
+    done = run_check(made)
     assert [finding.cause for finding in done.findings] == ["folded (expectations/state.json)"]
     assert "v=77 in session 't'" in done.findings[0].found
 
@@ -190,13 +197,13 @@ def paths(files: tuple[Any, ...]) -> tuple[str, ...]:
 
 def test_a_certificate_that_does_not_join_is_found() -> None:
     """The frontier moved past offsets that nobody accounts for."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     head = read_head(made.ledger, "s")
     assert head is not None
     head.ledger.partitions["in-a/0"] = replace(head.ledger.partitions["in-a/0"], frontier=5)
     made.ledger.head = lambda _stream: head  # type: ignore[method-assign]
-    judging = CheckAttempt(means(made), head)
+    judging = CheckAttempt(check_context_of(made), head)
     judging._judge_range(judging.evidence_ranges[0])
     dense = next(one for one in judging.result.evidence if one.promise == "dense")
     assert (dense.broken_count, dense.offset, dense.found) == (1, 3, "up to 3")
@@ -204,9 +211,11 @@ def test_a_certificate_that_does_not_join_is_found() -> None:
 
 def test_a_warning_is_told_and_holds_nothing() -> None:
     """Its severity is in the suite; info is not even told."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
-    done = checked(made, between("v", 0, 1, "warning"), between("offset", 0, 1, "info"))
+    done = run_check(
+        made, values_between("v", 0, 1, "warning"), values_between("offset", 0, 1, "info")
+    )
     assert (done.verdict, done.ledger.circuit) == ({"in-a/0": "good"}, "closed")
     assert [(finding.level, finding.finding) for finding in done.findings] == [("warning", "check")]
     assert "a warning holds nothing back" in done.findings[0].advice("s")
@@ -214,9 +223,9 @@ def test_a_warning_is_told_and_holds_nothing() -> None:
 
 def test_a_bad_verdict_says_all_that_a_person_needs() -> None:
     """Partition, expectation, how many rows, an example, the next command; told once."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
-    done = checked(made, between("v", 0, 1, name="v is small"))
+    done = run_check(made, values_between("v", 0, 1, name="v is small"))
     finding = done.findings[0]
     assert (finding.partition_name, finding.offset) == ("in-a/0", 2)
     told = finding.render("s")
@@ -225,21 +234,21 @@ def test_a_bad_verdict_says_all_that_a_person_needs() -> None:
     assert f"seriatim accept s --sequence {done.judged_until} --because" in told
     assert "seriatim repair s --partition in-a/0" in told
     assert unreported_findings(made.ledger, "s") == [finding]
-    assert checked(made, between("v", 0, 1)).findings == []
+    assert run_check(made, values_between("v", 0, 1)).findings == []
 
 
 def test_a_broken_check_is_never_a_pass() -> None:
     """A column that is not there, a type that is not known: no verdict, and exit 2 with the file to
     fix.
     """
-    made = begun()
+    made = create_filled_stream()
     made.run()
     for own in (
         NO_PRICE,
         Expectation("expect_the_moon", {"column": "v"}, suite="expectations/s.json"),
     ):
         with pytest.raises(ConfigError, match="the check itself is broken") as told:
-            checked(made, own)
+            run_check(made, own)
         assert "fix expectations/s.json" in told.value.next
     assert "verdict" not in kinds(made)
     head = read_head(made.ledger, "s")
@@ -249,7 +258,7 @@ def test_a_broken_check_is_never_a_pass() -> None:
 
 def test_an_expectation_that_raises_is_no_pass() -> None:
     """Whatever breaks: nothing is committed."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
 
     class Angry:
@@ -261,48 +270,48 @@ def test_an_expectation_that_raises_is_no_pass() -> None:
         check_evidence = check_records
 
     with pytest.raises(ZeroDivisionError):
-        check_stream(means(made, checker=Angry()))
+        check_stream(check_context_of(made, checker=Angry()))
     assert "verdict" not in kinds(made)
 
 
 def test_a_missing_file_is_an_integrity_error() -> None:
     """It is no verdict about the data that is there."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     del made.files.files[made.ledger.files_now()[0].path]
     with pytest.raises(IntegrityError, match="cannot be read"):
-        checked(made)
+        run_check(made)
 
 
 def test_a_stream_that_never_ran_has_nothing_to_check() -> None:
     """It says what to do."""
     with pytest.raises(ConfigError, match="never run"):
-        checked(world())
+        run_check(create_stream())
 
 
 def test_of_two_checks_at_once_one_is_enough() -> None:
     """The second sees that all is judged."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
     outer = []
 
     def meanwhile(call: str) -> None:
         if call == "put_manifest" and not outer:
             outer.append(call)
-            checked(made)
+            run_check(made)
 
     made.ledger.on_call = meanwhile
-    assert checked(made).sequence == -1
+    assert run_check(made).sequence == -1
     assert kinds(made).count("verdict") == 1
 
 
 def test_accept_closes_the_circuit_with_its_reason() -> None:
     """And nothing but what failed up to that entry; without a failure there is nothing to accept."""
-    made = begun(2)
+    made = create_filled_stream(2)
     made.run()
     with pytest.raises(ConfigError, match="the circuit is closed"):
         accept_failed_check(made.ledger, made.clock, "s", "x", 1, "why")
-    done = checked(made, between("v", 0, 1))
+    done = run_check(made, values_between("v", 0, 1))
     with pytest.raises(ConfigError, match="judged up to entry 0") as told:
         accept_failed_check(made.ledger, made.clock, "s", "x", 0, "why")
     assert f"--sequence {done.judged_until}" in told.value.next
@@ -320,9 +329,9 @@ def test_accept_closes_the_circuit_with_its_reason() -> None:
 def test_with_stop_a_run_is_refused_until_the_circuit_closes() -> None:
     """Exit 3 with the next command; with hold-publish folding goes on."""
     for rule, refused in (("stop", True), ("hold-publish", False)):
-        made = begun(on_check_failure=rule)
+        made = create_filled_stream(on_check_failure=rule)
         made.run()
-        done = checked(made, between("v", 0, 1))
+        done = run_check(made, values_between("v", 0, 1))
         send(made, A0, 3)
         if refused:
             with pytest.raises(IntegrityError, match="on_check_failure"):
@@ -333,9 +342,9 @@ def test_with_stop_a_run_is_refused_until_the_circuit_closes() -> None:
 
 def test_a_machine_of_ones_own_is_judged_by_what_can_be() -> None:
     """Its records do not say how they fold: dense, counted, unique and the records suite."""
-    made = begun()
+    made = create_filled_stream()
     made.run()
-    done = check_stream(means(made, table_spec=None))
+    done = check_stream(check_context_of(made, table_spec=None))
     assert {one.promise for one in done.evidence} == {"dense", "counted", "unique"}
     assert done.verdict == {"in-a/0": "good"}
 
@@ -348,7 +357,7 @@ def test_quarantine_restarts_and_deletes_are_good() -> None:
     send(made, A0, ["x"], 5, session="t")
     made.run(messages_max=2)
     assert made.accounts()[A0].counts["poison"] == 1
-    assert checked(made).verdict == {"in-a/0": "good"}
+    assert run_check(made).verdict == {"in-a/0": "good"}
     assert A1 not in made.accounts()
 
 
@@ -359,8 +368,8 @@ def test_a_repair_of_what_failed_closes_the_circuit_after_a_good_check() -> None
     send(made, A1, 3)
     made.run()
     hurt(made, v=99)
-    assert checked(made).verdict == {"in-a/0": "good", "in-a/1": "bad"}
-    tools = mending(made)
+    assert run_check(made).verdict == {"in-a/0": "good", "in-a/1": "bad"}
+    tools = repair_context_of(made)
     RepairRun(tools).apply(plan_repair(tools, RepairRequest()), 1000)
     head = read_head(made.ledger, "s")
     assert head is not None
@@ -368,7 +377,7 @@ def test_a_repair_of_what_failed_closes_the_circuit_after_a_good_check() -> None
         head.ledger.circuit,
         [one.replaced_by_sequence >= 0 for one in head.ledger.failed_ranges],
     ) == ("open", [True])
-    done = checked(made)
+    done = run_check(made)
     assert done.verdict == {"in-a/1": "good"}
     assert (done.ledger.circuit, done.ledger.checked) == ("closed", done.sequence)
 
@@ -378,10 +387,10 @@ def test_what_a_repair_made_wrong_again_stays_bad() -> None:
     made = with_before()
     made.run()
     hurt(made, v=99)
-    checked(made)
-    tools = mending(made)
+    run_check(made)
+    tools = repair_context_of(made)
     RepairRun(tools).apply(plan_repair(tools, RepairRequest()), 1000)
     hurt(made, before_v=98)
-    done = checked(made)
+    done = run_check(made)
     assert (done.verdict, done.ledger.circuit) == ({"in-a/0": "bad"}, "open")
     assert [one.replaced_by_sequence for one in done.ledger.failed_ranges] == [-1]

@@ -142,7 +142,10 @@ def test_the_end_of_a_session_has_a_number_of_its_own() -> None:
     """Records that take rows back are no repeat, whatever sequence they carry."""
     assert (
         judged(
-            seen(0, 5, snapshot=True), seen(1, 6), seen(2, 6, is_session_end=True), seen(3, 5, is_session_end=True)
+            seen(0, 5, snapshot=True),
+            seen(1, 6),
+            seen(2, 6, is_session_end=True),
+            seen(3, 5, is_session_end=True),
         ).faults
         == {}
     )
@@ -207,7 +210,9 @@ def test_the_output_parts_where_a_record_is_missing_or_of_another_message(
 ) -> None:
     """Compared by session, sequence and kind; ends of sessions have a sequence of their own."""
     given = view("kafka", seen(0, 1, snapshot=True), seen(1, 2))
-    output = view("output", seen(0, 1, snapshot=True), *([record] if record else []), is_complete=False)
+    output = view(
+        "output", seen(0, 1, snapshot=True), *([record] if record else []), is_complete=False
+    )
     for views in ([given, output], [output, given]):
         found = first_difference(P, views, must_give_records=True)
         assert (found.description if found else "").find(what) >= 0

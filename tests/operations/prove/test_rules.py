@@ -89,7 +89,9 @@ RIGHT: list[Callable[[], Manifest]] = [
     manifest,
     lambda: manifest(state=None),
     lambda: manifest(until=5, certificate=None, records=(), state=None, halt=Halt("gap", 5, "why")),
-    lambda: manifest("accept", topic_id="new", initial_frontier=3, until=3, certificate=None, state=()),
+    lambda: manifest(
+        "accept", topic_id="new", initial_frontier=3, until=3, certificate=None, state=()
+    ),
     lambda: manifest("accept", until=5, certificate=None, records=(), state=STATE),
     lambda: manifest("retire", until=5, certificate=None, records=(), state=None),
     lambda: manifest("hold", until=5, certificate=None, records=(), state=None),
@@ -168,7 +170,9 @@ def test_an_accept_that_moves_more_than_it_may_is_found() -> None:
     same = manifest("accept", until=5, certificate=None, records=(), state=None)
     assert "moved a partition" in first(tampered(same, frontier=6))
     assert "raises the epoch" in first(tampered(same, epoch=0))
-    new = manifest("accept", topic_id="new", initial_frontier=3, until=3, certificate=None, state=())
+    new = manifest(
+        "accept", topic_id="new", initial_frontier=3, until=3, certificate=None, state=()
+    )
     assert "new life" in first(tampered(new, state=STATE))
 
 

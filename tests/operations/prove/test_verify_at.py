@@ -23,7 +23,7 @@ from seriatim.operations.prove.compare_kafka import KafkaComparison
 from seriatim.operations.prove.verify import Verification, VerifyResult
 from seriatim.operations.prove.verify_at import ValidationResult
 from seriatim.storage.audit import FileAudit
-from tests.contracts.disk_streams import DiskStream, filled
+from tests.contracts.disk_streams import DiskStream, create_filled_output
 
 A0, A1, B0 = Partition("in-a", 0), Partition("in-a", 1), Partition("in-b", 0)
 
@@ -67,7 +67,7 @@ def test_kafka_has_what_was_folded(tmp_path: Path) -> None:
     """All messages are read again, and each certificate's three digests are right; then only what
     came since.
     """
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     done = compared(made)
     assert (done.difference, done.compared_messages) == (
         None,
@@ -88,7 +88,7 @@ def test_a_message_that_changed_in_kafka_is_found(
     tmp_path: Path, fields: dict[str, Any], what: str
 ) -> None:
     """Range, entry and which of the digests differ are named, and nothing is signed off."""
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     changed(made, A1, 7, **fields)
     found = compared(made).difference
     assert found is not None
@@ -105,7 +105,7 @@ def test_a_message_that_is_missing_in_kafka_is_found_unless_it_was_compacted(
     tmp_path: Path,
 ) -> None:
     """Compaction takes messages away lawfully: such a range is said and not compared."""
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     for compacting in (False, True):
         reread = MemoryReread(made.kafka, compacting=compacting)
         reread.lost.add((A1, 7))
@@ -119,7 +119,7 @@ def test_a_message_that_is_missing_in_kafka_is_found_unless_it_was_compacted(
 @pytest.mark.long
 def test_what_kafka_no_longer_has_is_said(tmp_path: Path) -> None:
     """Expired, or another life of the topic: no difference."""
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     made.kafka.delete_records(A0, 7)
     made.kafka.delete("in-b")
     made.kafka.create("in-b", 1)
@@ -206,7 +206,7 @@ def test_three_views_of_a_clean_stream_do_not_part(
 @pytest.mark.long
 def test_quarantine_is_no_parting(tmp_path: Path) -> None:
     """Messages set aside are in the output's own way; poison is named at raw and Kafka."""
-    made = filled(tmp_path / "lake")
+    made = create_filled_output(tmp_path / "lake")
     capture(made, tmp_path / "raw")
     done = judged(made, "kafka", "output", raw=tmp_path / "raw")
     assert done.first_differences == []

@@ -16,9 +16,9 @@ from seriatim.operations.prove.rules import ORPHAN_OF_RUNNING_RUN
 from seriatim.operations.prove.verify import VerifyResult
 from seriatim.operations.release import release_session
 from seriatim.storage.audit import FileAudit
-from tests.contracts.disk_streams import DiskStream, filled
+from tests.contracts.disk_streams import DiskStream, create_filled_output
 from tests.contracts.verify_helper import verify
-from tests.operations.decision_helper import accepted, means, retired
+from tests.operations.decision_helper import accept, decision_context_of, retire
 from tests.operations.test_crash_points import Killed, killer
 
 HOUR_MS = 3_600_000
@@ -37,13 +37,13 @@ def test_a_topic_that_began_a_new_life(tmp_path: Path) -> None:
     """Both lives are in the records, told apart by topic id; the first one's sessions were ended by
     the accept.
     """
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     assert_good(made)
     made.kafka.delete("in-a")
     made.kafka.create("in-a", 3)
     made._sequences.clear()
     made.run()
-    accepted(made)
+    accept(made)
     assert_good(made)
     for place in ("in-a/0", "in-a/2"):
         made.send(place, "x", ["a", "n"], 1, 2)
@@ -54,9 +54,9 @@ def test_a_topic_that_began_a_new_life(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_session_released_by_hand(tmp_path: Path) -> None:
     """State changes without a slice, and the count of those in quarantine with it."""
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     assert_good(made)
-    release_session(means(made), "y", "looked at", topic="in-b")
+    release_session(decision_context_of(made), "y", "looked at", topic="in-b")
     assert_good(made)
     made.send("in-b/0", "y", 9)
     made.run()
@@ -66,10 +66,10 @@ def test_a_session_released_by_hand(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_topic_retired_and_taken_back(tmp_path: Path) -> None:
     """Nothing of it moves."""
-    made = filled(tmp_path)
-    retired(made, "in-b")
+    made = create_filled_output(tmp_path)
+    retire(made, "in-b")
     assert_good(made)
-    accepted(made, "in-b")
+    accept(made, "in-b")
     assert_good(made)
 
 
@@ -126,7 +126,7 @@ def test_a_run_that_was_killed(tmp_path: Path, point: str) -> None:
     """Killed anywhere: no damage, at most files that nobody names yet; after the next run none are
     left.
     """
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
     made.send("in-a/0", "x", 6, 7, b"?", 8)
     made.send("in-a/1", "y", 6, 7)
     arm(killer(point, 1))
@@ -154,7 +154,7 @@ def test_a_run_at_work_meanwhile(
     """Before or after whatever is read, another run commits, and another verify signs off: no
     alarm.
     """
-    made = filled(tmp_path)
+    made = create_filled_output(tmp_path)
 
     def run() -> None:
         monkeypatch.undo()

@@ -24,16 +24,16 @@ from seriatim.testing import MemoryStream
 from tests.operations.adding_machines import (
     Add,
     Adder,
-    Buggy,
+    BuggyAdder,
     Sum,
     Total,
-    add,
-    adding,
+    create_adding_stream,
     deploy,
-    states,
+    send_numbers,
+    session_states,
 )
 from tests.operations.memory_streams import A0, A1, kinds
-from tests.operations.repair_helper import lose, mending, repair, table
+from tests.operations.repair_helper import records_in_order, remove_file, repair, repair_context_of
 
 
 @pytest.mark.long
@@ -43,19 +43,19 @@ def test_a_backfill_changes_the_widened_range_and_nothing_else(seed: int) -> Non
     nothing beyond.
     """
     chance = random.Random(seed)
-    made = adding(Buggy)
+    made = create_adding_stream(BuggyAdder)
     made.kafka.create("in-a")
-    add(made, 150, seed)
+    send_numbers(made, 150, seed)
     made.run(chance.randint(5, 40))
-    before = table(made, A0)
+    before = records_in_order(made, A0)
     first = chance.randrange(140)
     last, stage = chance.randint(first + 1, 150), chance.randint(5, 200)
     deploy(made, Adder)
-    tools = mending(made)
+    tools = repair_context_of(made)
     planned = plan_repair(tools, RepairRequest(ranges={str(A0): (first, last)}))
     done = RepairRun(tools).apply(planned, stage)
     rows, sums = by_hand(made, planned.actions[0].rewind, stage)  # type: ignore[union-attr]
-    after = table(made, A0)
+    after = records_in_order(made, A0)
     assert [(row["offset"], row["session"], row["value"], row["was"]) for row in after] == rows, (
         first,
         last,
@@ -76,7 +76,7 @@ def by_hand(made: MemoryStream, rewind: Rewind, stage: int) -> tuple[list[Any], 
     borders = {
         piece.offset_range.end for piece in plan_stages(rewind, stage) if piece.ends_at_commit
     }
-    codes = {"old": Buggy(), "new": Adder()}
+    codes = {"old": BuggyAdder(), "new": Adder()}
     state: dict[str, dict[str, Total]] = {"old": {}, "new": {}}
     over: set[str] = set()
     rows = []
@@ -100,7 +100,7 @@ def by_hand(made: MemoryStream, rewind: Rewind, stage: int) -> tuple[list[Any], 
 
 def timed(count: int = 40) -> MemoryStream:
     """A world whose messages come a second after each other."""
-    made = adding(Buggy)
+    made = create_adding_stream(BuggyAdder)
     made.kafka.create("in-a", 2)
     for partition in (A0, A1):
         for number in range(count):
@@ -152,10 +152,10 @@ def test_unchanged_code_changes_nothing_but_the_files_of_its_range() -> None:
     names.
     """
     made = timed()
-    before, sessions = table(made, A0), states(made)
+    before, sessions = records_in_order(made, A0), session_states(made)
     files = {file.path: file for file in made.ledger.files_now()}
     done = repair(made, ranges={str(A0): (15, 20)})
-    assert (table(made, A0), states(made)) == (before, sessions)
+    assert (records_in_order(made, A0), session_states(made)) == (before, sessions)
     whole = done.ranges[A0]
     gone = [
         files[path] for path in files if path not in {file.path for file in made.ledger.files_now()}
@@ -170,7 +170,7 @@ def test_the_unchanged_machine_is_proved_to_be_so() -> None:
     nothing changes.
     """
     made = timed()
-    before = table(made, A0)
+    before = records_in_order(made, A0)
     assert repair(made, ranges={str(A0): (22, 27)}, unchanged=True).sequence >= 0
     for code, says in (
         (Adder, "another state of 1 sessions"),
@@ -179,13 +179,13 @@ def test_the_unchanged_machine_is_proved_to_be_so() -> None:
         deploy(made, code)
         with pytest.raises(IntegrityError, match=says):
             repair(made, ranges={str(A0): (22, 27)}, unchanged=True)
-        assert (table(made, A0), made.accounts()[A0].hold) == (before, None)
+        assert (records_in_order(made, A0), made.accounts()[A0].hold) == (before, None)
     assert kinds(made)[-2:] == ["hold", "release"]
     repair(made, ranges={str(A0): (22, 27)})
-    assert table(made, A0) != before
+    assert records_in_order(made, A0) != before
 
 
-class Boasting(Buggy):
+class Boasting(BuggyAdder):
     """The same state, other records."""
 
     def apply(self, state: Total, message: Add) -> list[Sum]:
@@ -232,26 +232,26 @@ def test_a_new_state_version_rewrites_history_if_asked(seed: int) -> None:
     there all along.
     """
     chance = random.Random(seed)
-    made = adding(Buggy)
+    made = create_adding_stream(BuggyAdder)
     made.kafka.create("in-a")
-    add(made, 80, seed)
+    send_numbers(made, 80, seed)
     made.run(chance.randint(3, 30))
     deploy(made, Counting)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="the deployed machine 2"):
         repair(made, ranges={str(A0): (0, 9)}, unchanged=True)
-    add(made, chance.randint(0, 40), seed + 7)
+    send_numbers(made, chance.randint(0, 40), seed + 7)
     made.run(chance.randint(3, 30))
     if chance.random() < 0.5:
-        lose(made, chance.choice(made.accounts()[A0].state).path)
+        remove_file(made, chance.choice(made.accounts()[A0].state).path)
         repair(made, chance.randint(3, 50))
     frontier = made.accounts()[A0].frontier
     middle = chance.randint(0, frontier // 2), chance.randint(frontier // 2 + 1, frontier)
     repair(made, chance.randint(3, 60), ranges={str(A0): middle})
     repair(made, chance.randint(3, 60), ranges={str(A0): (0, frontier)})
-    other = adding(Counting)  # type: ignore[arg-type]
+    other = create_adding_stream(Counting)  # type: ignore[arg-type]
     other.kafka = other.reader.kafka = other.explain.kafka = made.kafka
     other.run()
-    assert table(made, A0) == table(other, A0)
+    assert records_in_order(made, A0) == records_in_order(other, A0)
     runner = made.machine()
 
     def known(world: MemoryStream) -> dict[str, Any]:

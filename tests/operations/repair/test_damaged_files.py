@@ -12,11 +12,17 @@ from seriatim.operations.repair.plan import RefoldAction, RepairRequest
 from seriatim.operations.repair.repair import plan_repair
 from seriatim.ports import LedgerHead
 from seriatim.testing import MemoryStream
-from tests.operations.compact_helper import compacted
-from tests.operations.decision_helper import accepted
-from tests.operations.market_machine import busy, market
-from tests.operations.memory_streams import A0, B0, kinds, send, world
-from tests.operations.repair_helper import assert_straight, lose, mending, repair, sliced
+from tests.operations.compact_helper import run_compaction
+from tests.operations.decision_helper import accept
+from tests.operations.market_machine import create_market_stream, send_busy_market
+from tests.operations.memory_streams import A0, B0, create_stream, kinds, send
+from tests.operations.repair_helper import (
+    assert_equals_clean_fold,
+    create_sliced_stream,
+    remove_file,
+    repair,
+    repair_context_of,
+)
 from tests.operations.test_further_tables import straight, tables
 
 POISON = b"{"
@@ -37,7 +43,7 @@ def records(made: MemoryStream) -> list[str]:
 
 def set_aside() -> MemoryStream:
     """Session s1 was poisoned once the machine had folded a while; three more slices came."""
-    made = sliced(40, 10)
+    made = create_sliced_stream(40, 10)
     send(made, A0, POISON, session="s1")
     for number in range(29):
         send(made, A0, number, session=f"s{number % 3}")
@@ -58,7 +64,7 @@ def test_a_flipped_bit_where_a_repair_reads_is_mended_with_it(hurt: list[int]) -
     assert kinds(made)[-1] == "repair"
     assert done.ranges[A0].start <= 40
     assert not made.files.find_damaged_files(made.ledger.files_now())
-    assert_straight(made)
+    assert_equals_clean_fold(made)
 
 
 def test_a_second_hold_that_fails_leaves_none() -> None:
@@ -90,18 +96,18 @@ def test_so_it_is_with_what_a_person_names(request_: dict[str, object]) -> None:
     whole.
     """
     made = set_aside()
-    compacted(made)
+    run_compaction(made)
     (path,) = records(made)
     flip(made, path)
     repair(made, **request_)
     assert path not in records(made)
-    assert_straight(made)
+    assert_equals_clean_fold(made)
 
 
 def test_what_cannot_be_made_again_is_named_and_nothing_is_changed() -> None:
     """A file that holds what is to stay is damaged, and Kafka has not what it was made of."""
     made = set_aside()
-    compacted(made)
+    run_compaction(made)
     flip(made, *records(made))
     made.kafka.delete_records(A0, 20)
     with pytest.raises(IntegrityError) as refused:
@@ -115,23 +121,23 @@ def test_a_partition_that_is_named_is_looked_at_thoroughly() -> None:
     """What compact says to do about a damaged file mends it, and every other in the partition by
     the same command.
     """
-    made = sliced()
+    made = create_sliced_stream()
     hurt = records(made)[1:7:2]
     for path in hurt:
         flip(made, path)
-    assert set(compacted(made).pieces[0].damaged_inputs) <= set(hurt)
-    assert plan_repair(mending(made), RepairRequest()).actions == ()
+    assert set(run_compaction(made).pieces[0].damaged_inputs) <= set(hurt)
+    assert plan_repair(repair_context_of(made), RepairRequest()).actions == ()
     repair(made, partition=str(A0))
     assert not set(hurt) & set(records(made))
     assert not made.files.find_damaged_files(made.ledger.files_now())
-    assert_straight(made)
+    assert_equals_clean_fold(made)
 
 
 def test_so_are_the_machines_other_tables() -> None:
     """A flipped bit in one of them is found where the partition is named."""
-    made = market()
+    made = create_market_stream()
     for _ in range(4):
-        busy(made, A0)
+        send_busy_market(made, A0)
         made.run(5)
     before = tables(made)
     flip(made, next(path for path in made.files.files if path.startswith("records-trade/")))
@@ -141,7 +147,7 @@ def test_so_are_the_machines_other_tables() -> None:
 
 def test_a_topic_that_was_made_again_stops_no_other() -> None:
     """What is hurt elsewhere is planned; of that one it is said, once, what a person decides."""
-    made = world()
+    made = create_stream()
     made.kafka.create("in-a")
     made.kafka.create("in-b")
     send(made, A0, ["a"], 1, POISON, 3, session="q")
@@ -149,29 +155,29 @@ def test_a_topic_that_was_made_again_stops_no_other() -> None:
     made.run()
     made.kafka.delete("in-a")
     made.kafka.create("in-a")
-    lose(made, made.accounts()[B0].state[-1].path)
+    remove_file(made, made.accounts()[B0].state[-1].path)
     for halted in (False, True):
         made.run() if halted else None
-        planned = plan_repair(mending(made), RepairRequest())
+        planned = plan_repair(repair_context_of(made), RepairRequest())
         assert [part.partition for part in planned.actions] == [B0]
         assert len(planned.notes) == 1
         assert "seriatim accept s in-a" in planned.notes[0]
     repair(made)
-    accepted(made)
-    assert plan_repair(mending(made), RepairRequest()).notes == ()
+    accept(made)
+    assert plan_repair(repair_context_of(made), RepairRequest()).notes == ()
 
 
 def test_what_is_gone_hides_nothing_that_can_be_mended() -> None:
     """A record file whose messages Kafka has no more is noted; the session in quarantine is mended
     all the same.
     """
-    made = sliced(60, 7)
+    made = create_sliced_stream(60, 7)
     send(made, A0, POISON, 5, session="s1")
     made.run()
     made.kafka.delete_records(A0, 20)
     lost = records(made)[0]
-    lose(made, lost)
-    planned = plan_repair(mending(made), RepairRequest())
+    remove_file(made, lost)
+    planned = plan_repair(repair_context_of(made), RepairRequest())
     (part,) = planned.actions
     assert isinstance(part, RefoldAction)
     assert part.rewind.request.sessions == ("s1",)
@@ -184,14 +190,14 @@ def test_a_damaged_file_that_nothing_needs_is_planned_to_be_deleted_until_it_is_
     """Compaction replaced it, verify found it damaged: deleted or lost, there is nothing more to do
     about it.
     """
-    made = sliced(40, 10)
+    made = create_sliced_stream(40, 10)
     replaced = records(made)[0]
-    compacted(made)
+    run_compaction(made)
     assert replaced not in records(made)
     flip(made, replaced)
     made.ledger.stored_differing_files = [replaced]
-    planned = plan_repair(mending(made), RepairRequest())
+    planned = plan_repair(repair_context_of(made), RepairRequest())
     assert (planned.actions, planned.notes, planned.deleted_files) == ((), (), (replaced,))
     repair(made)
     assert replaced not in made.files.files
-    assert plan_repair(mending(made), RepairRequest()).deleted_files == ()
+    assert plan_repair(repair_context_of(made), RepairRequest()).deleted_files == ()

@@ -22,11 +22,11 @@ from seriatim.operations.repair.forward import plan_forward
 from seriatim.operations.status import read_status
 from seriatim.testing import MemoryStream
 from tests.contracts.disk_streams import DiskStream
-from tests.operations.decision_helper import means
+from tests.operations.decision_helper import decision_context_of
 from tests.operations.memory_streams import A0
 from tests.operations.prove.test_verify_at import judged
 from tests.operations.prove.test_verify_no_false_alarms import assert_good
-from tests.operations.repair_helper import repair, table
+from tests.operations.repair_helper import records_in_order, repair
 from tests.operations.test_tiers import made as sequenced
 from tests.operations.test_tiers import state, tell
 
@@ -207,8 +207,8 @@ def test_a_person_releases_a_session_that_lost_nothing(poisoned: bool) -> None:
         tell(one, 4, 4)
     one.run()
     with pytest.raises(ConfigError, match="'t' is not in quarantine"):
-        release_session(means(one), "t", "never met since")
-    made = release_session(means(one), "s", "asked the producer")
+        release_session(decision_context_of(one), "t", "never met since")
+    made = release_session(decision_context_of(one), "s", "asked the producer")
     assert (made.finding, made.offset) == (("poison" if poisoned else "gap"), 8)
     tell(one, 7, 9)
     outcome = one.run()
@@ -230,7 +230,7 @@ def test_one_in_quarantine_before_the_loss_is_released_after_it() -> None:
     one.kafka.delete_records(A0, 3)
     one.run()
     move_on(one)
-    release_session(means(one), "s", "asked the producer")
+    release_session(decision_context_of(one), "s", "asked the producer")
     tell(one, 12, 12)
     outcome = one.run()
     assert (outcome.findings, outcome.headless, state(one)) == ([], 0, {"a": 12, "b": 0})
@@ -317,7 +317,7 @@ def test_a_refold_passes_over_what_a_forward_passed_over(
     tell(one, 10, 7)
     tell(one, 6, 6, session="t")
     one.run(2)
-    before = table(one, A0), one.sessions(A0), gaps(one)
+    before = records_in_order(one, A0), one.sessions(A0), gaps(one)
     assert (one.accounts()[A0].headless, state(one), state(one, "t")) == (
         2,
         {"a": 7, "c": 0},
@@ -327,7 +327,7 @@ def test_a_refold_passes_over_what_a_forward_passed_over(
     repair(one, stage, ranges={"in-a/0": (begin, 14)})
     assert one.accounts()[A0].epoch == 2
     assert (
-        table(one, A0),
+        records_in_order(one, A0),
         one.sessions(A0),
         [gap for gap in gaps(one) if gap[-1] != "repair"],
     ) == before
@@ -346,7 +346,7 @@ def test_a_release_right_behind_a_forward_is_made_again() -> None:
     repair(one, forward=True, partition="in-a/0")
     repair(one, ranges={"in-a/0": (0, 4)})
     assert one.sessions(A0)["s"].finding == "sequence gap"
-    release_session(means(one), "s", "it is right as it is")
+    release_session(decision_context_of(one), "s", "it is right as it is")
     repair(one, ranges={"in-a/0": (0, 2)})
     assert one.sessions(A0)["s"].finding is None
 
@@ -361,10 +361,10 @@ def test_so_it_is_where_a_refold_begins_with_the_loss() -> None:
     one.kafka.produce("in-a", None, b"?")
     one.run()
     repair(one, forward=True, partition="in-a/0")
-    release_session(means(one), "s", "it is right as it is")
+    release_session(decision_context_of(one), "s", "it is right as it is")
     tell(one, 12, 12)
     one.run()
-    before = table(one, A0)
+    before = records_in_order(one, A0)
     assert before[-1]["v"] == 12
     repair(one, ranges={"in-a/0": (3, 5)})
-    assert table(one, A0) == before
+    assert records_in_order(one, A0) == before

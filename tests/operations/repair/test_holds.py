@@ -16,24 +16,32 @@ from seriatim.operations.repair.repair import (
     plan_repair,
     request_of_hold,
 )
-from tests.operations.adding_machines import Adder, Buggy, add, adding, deploy, fixed, states
+from tests.operations.adding_machines import (
+    Adder,
+    BuggyAdder,
+    create_adding_stream,
+    deploy,
+    expected_outcome,
+    send_numbers,
+    session_states,
+)
 from tests.operations.memory_streams import A0, A1, kinds
 from tests.operations.repair_helper import (
-    assert_straight,
-    lose,
-    mending,
+    assert_equals_clean_fold,
+    create_sliced_stream,
+    records_in_order,
+    remove_file,
     repair,
-    sliced,
-    table,
-    updates,
+    repair_context_of,
+    send_random_messages,
 )
 
 
 def test_a_hold_that_was_left_is_resumed_by_the_same_command() -> None:
     """Whoever died in between left a hold: others wait, status knows, and repair goes on."""
-    made = sliced(partitions=2)
-    lose(made, made.accounts()[A0].state[-1].path)
-    tools = mending(made)
+    made = create_sliced_stream(partitions=2)
+    remove_file(made, made.accounts()[A0].state[-1].path)
+    tools = repair_context_of(made)
     made_plan = plan_repair(tools, RepairRequest())
     RepairRun(tools).refold_run.place_hold(
         made.ledger.head("s"), made_plan.partitions, made_plan.request.to_json()
@@ -41,43 +49,43 @@ def test_a_hold_that_was_left_is_resumed_by_the_same_command() -> None:
     first = made.accounts()[A0].hold
     assert first is not None
     assert request_of_hold(tools, first) == RepairRequest()
-    updates(made, 5, A0, seed=2)
-    updates(made, 5, A1, seed=2)
+    send_random_messages(made, 5, A0, seed=2)
+    send_random_messages(made, 5, A1, seed=2)
     outcome = made.run()
     assert outcome.messages == 5
     assert made.accounts()[A0].frontier == 60
     repair(made)
     assert made.accounts()[A0].hold is None
     made.run()
-    assert_straight(made)
-    assert_straight(made, A1)
+    assert_equals_clean_fold(made)
+    assert_equals_clean_fold(made, A1)
 
 
 def test_two_resumes_at_once_have_one_winner() -> None:
     """The second finds another hold than it wants to take over, and has changed nothing."""
-    made = sliced()
-    lose(made, made.accounts()[A0].state[-1].path)
-    tools = mending(made)
+    made = create_sliced_stream()
+    remove_file(made, made.accounts()[A0].state[-1].path)
+    tools = repair_context_of(made)
     before = plan_repair(tools, RepairRequest())
     RepairRun(tools).refold_run.place_hold(
         made.ledger.head("s"), before.partitions, before.request.to_json()
     )
     one, other = (
-        plan_repair(mending(made), RepairRequest()),
-        plan_repair(mending(made), RepairRequest()),
+        plan_repair(repair_context_of(made), RepairRequest()),
+        plan_repair(repair_context_of(made), RepairRequest()),
     )
     assert one.resumed_hold == other.resumed_hold is not None
-    RepairRun(mending(made)).apply(one, 100)
+    RepairRun(repair_context_of(made)).apply(one, 100)
     with pytest.raises(FencedError, match="another repair was faster"):
-        RepairRun(mending(made)).apply(other, 100)
-    assert_straight(made)
+        RepairRun(repair_context_of(made)).apply(other, 100)
+    assert_equals_clean_fold(made)
 
 
 def test_a_zombie_repair_is_refused_at_its_commit() -> None:
     """Its hold was taken over while it slept: nothing of its work counts."""
-    made = sliced()
-    lose(made, made.accounts()[A0].state[-1].path)
-    zombie = RepairRun(mending(made))
+    made = create_sliced_stream()
+    remove_file(made, made.accounts()[A0].state[-1].path)
+    zombie = RepairRun(repair_context_of(made))
 
     def meanwhile(name: str) -> None:
         if name == "refolded":
@@ -87,18 +95,18 @@ def test_a_zombie_repair_is_refused_at_its_commit() -> None:
     arm(meanwhile)
     try:
         with pytest.raises(FencedError):
-            zombie.apply(plan_repair(mending(made), RepairRequest()), 100)
+            zombie.apply(plan_repair(repair_context_of(made), RepairRequest()), 100)
     finally:
         arm(None)
     assert kinds(made).count("repair") == 1
-    assert_straight(made)
+    assert_equals_clean_fold(made)
 
 
 def test_an_abandoned_repair_gives_its_partitions_back() -> None:
     """As they were; unknown ids are refused by name."""
-    made = sliced()
-    before = table(made, A0)
-    tools = mending(made)
+    made = create_sliced_stream()
+    before = records_in_order(made, A0)
+    tools = repair_context_of(made)
     RepairRun(tools).refold_run.place_hold(
         made.ledger.head("s"), [A0], RepairRequest(partition=str(A0), start=3).to_json()
     )
@@ -106,27 +114,31 @@ def test_an_abandoned_repair_gives_its_partitions_back() -> None:
     with pytest.raises(ConfigError, match="no partition is held by 'x'"):
         abandon_repair(tools, "x")
     assert abandon_repair(tools, hold) == [A0]
-    assert (made.accounts()[A0].hold, table(made, A0)) == (None, before)
-    updates(made, 5, seed=4)
+    assert (made.accounts()[A0].hold, records_in_order(made, A0)) == (None, before)
+    send_random_messages(made, 5, seed=4)
     made.run()
-    assert_straight(made)
+    assert_equals_clean_fold(made)
 
 
 def test_an_approval_is_void_after_an_epoch_moved_and_not_after_slices() -> None:
     """Ten more slices only widen what was approved; another repair makes it another plan."""
-    made = adding(Buggy)
+    made = create_adding_stream(BuggyAdder)
     made.kafka.create("in-a")
-    add(made, 60, 1)
+    send_numbers(made, 60, 1)
     made.run(10)
     request = RepairRequest(partition=str(A0), start=0)
-    approved = plan_repair(mending(made), request).approval
-    add(made, 60, 2)
+    approved = plan_repair(repair_context_of(made), request).approval
+    send_numbers(made, 60, 2)
     made.run(6)
     deploy(made, Adder)
-    RepairRun(mending(made)).apply(plan_repair(mending(made), request), 1000, approved)
-    assert (table(made, A0), states(made)) == fixed(made)
+    RepairRun(repair_context_of(made)).apply(
+        plan_repair(repair_context_of(made), request), 1000, approved
+    )
+    assert (records_in_order(made, A0), session_states(made)) == expected_outcome(made)
     with pytest.raises(IntegrityError, match="not the one of now"):
-        RepairRun(mending(made)).apply(plan_repair(mending(made), request), 1000, approved)
+        RepairRun(repair_context_of(made)).apply(
+            plan_repair(repair_context_of(made), request), 1000, approved
+        )
 
 
 NOT_OF_A_REPAIR = ("plan-made", "table-created", "slice-folded", "ledger-read")
@@ -139,10 +151,10 @@ NOT_OF_A_REPAIR = ("plan-made", "table-created", "slice-folded", "ledger-read")
 def test_killed_anywhere_and_again(point: str) -> None:
     """The same command finishes it, at every crash point, at its first and at a later passing."""
     for passing in (1, 2, 5):
-        made = adding(Buggy)
+        made = create_adding_stream(BuggyAdder)
         made.kafka.create("in-a", 2)
         for partition in (A0, A1):
-            add(made, 80, 7, partition)
+            send_numbers(made, 80, 7, partition)
         made.run(20)
         deploy(made, Adder)
         with crashing(point, passing) as deaths:
@@ -150,9 +162,12 @@ def test_killed_anywhere_and_again(point: str) -> None:
         assert deaths or passing > 1
         made.run()
         repair(made, 15, partition=str(A0), start=0)
-        add(made, 20, 8)
+        send_numbers(made, 20, 8)
         made.run()
-        assert (table(made, A0), states(made)) == fixed(made), (point, passing)
+        assert (records_in_order(made, A0), session_states(made)) == expected_outcome(made), (
+            point,
+            passing,
+        )
         assert made.accounts()[A0].hold is None
 
 
@@ -185,10 +200,10 @@ def test_a_run_goes_on_when_a_repair_comes_between(finished: bool) -> None:
     """Its other partitions are folded to the end; the repaired one by itself afterwards, without a
     word of trouble.
     """
-    made = sliced(partitions=2)
+    made = create_sliced_stream(partitions=2)
     before = made.accounts()[A1].frontier
-    updates(made, 40, A0, seed=3)
-    updates(made, 40, A1, seed=3)
+    send_random_messages(made, 40, A0, seed=3)
+    send_random_messages(made, 40, A1, seed=3)
 
     def meanwhile(name: str) -> None:
         if name == "slice-folded":
@@ -196,7 +211,7 @@ def test_a_run_goes_on_when_a_repair_comes_between(finished: bool) -> None:
             if finished:
                 repair(made, partition=str(A0), start=3)
             else:
-                tools = mending(made)
+                tools = repair_context_of(made)
                 RepairRun(tools).refold_run.place_hold(
                     made.ledger.head("s"), [A0], RepairRequest(partition=str(A0), start=3).to_json()
                 )
@@ -212,5 +227,5 @@ def test_a_run_goes_on_when_a_repair_comes_between(finished: bool) -> None:
         assert made.accounts()[A0].frontier == 60
         repair(made, partition=str(A0), start=3)
         made.run()
-    assert_straight(made)
-    assert_straight(made, A1)
+    assert_equals_clean_fold(made)
+    assert_equals_clean_fold(made, A1)

@@ -19,8 +19,8 @@ from seriatim.operations.inspect.views import state_to_plain
 from seriatim.operations.repair import lost_messages
 from seriatim.operations.repair.lost_messages import LossDetector, MessageLoss
 from seriatim.testing import MemoryStream
-from tests.operations.lookback_helper import head_of, hunted, looking
-from tests.operations.memory_streams import A0, begun, send, world
+from tests.operations.lookback_helper import head_of, replay_context_of, run_bisection
+from tests.operations.memory_streams import A0, create_filled_stream, create_stream, send
 from tests.operations.repair_helper import MemoryReread
 
 GONE = "not in Kafka any more"
@@ -48,7 +48,9 @@ class OneWay(MemoryReread):
 
 def way(made: MemoryStream, name: str = "s") -> SessionReplay:
     """A session's way, read by a reader that goes one way."""
-    return SessionReplay(replace(looking(made), past_reader=OneWay(made)), head_of(made), A0, name)
+    return SessionReplay(
+        replace(replay_context_of(made), past_reader=OneWay(made)), head_of(made), A0, name
+    )
 
 
 def state_at(made: MemoryStream, offset: int, name: str) -> Any:
@@ -76,7 +78,7 @@ def told(made: MemoryStream, start: int, end: int, name: str) -> tuple[list[Any]
 def lived(seed: int) -> MemoryStream:
     """A stream of two sessions, of messages alone or of transactions, in slices of any size."""
     chance = Random(seed)
-    made = world(tier="none")
+    made = create_stream(tier="none")
     made.kafka.create("in-a", 1, compacted=True)
     send(made, A0, ["a", "b"])
     send(made, A0, ["a"], session="t")
@@ -122,7 +124,7 @@ def test_nothing_is_refused_that_lost_nothing() -> None:
     """Slices behind the compaction answer, and transactions whose messages are all there do, each
     counted once.
     """
-    made = world(tier="none")
+    made = create_stream(tier="none")
     made.kafka.create("in-a", 1, compacted=True)
     send(made, A0, ["a"])
     for number in range(1, 30, 2):
@@ -140,7 +142,7 @@ def test_nothing_is_refused_that_lost_nothing() -> None:
 
 def test_a_break_and_a_bisection_are_refused_too() -> None:
     """Asked inside a slice whose messages are gone; the saved states around are named instead."""
-    made = begun(1)
+    made = create_filled_stream(1)
     send(made, A0, *range(3, 8))
     made.run()
     made.kafka.topics["in-a"].compacted = True
@@ -151,14 +153,14 @@ def test_a_break_and_a_bisection_are_refused_too() -> None:
         list(gone.chosen_messages(6, lambda one: one.offset == 4))
     assert "--version" in refused.value.next
     with pytest.raises(ConfigError, match=GONE):
-        hunted(made, "s", "not any(row.v >= 4 for row in state.rows)")
+        run_bisection(made, "s", "not any(row.v >= 4 for row in state.rows)")
 
 
 def test_slices_are_counted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many small slices with holes cost a few reads, not two each; what is lost is told of the
     slice that lost it.
     """
-    made = world(tier="none")
+    made = create_stream(tier="none")
     made.kafka.create("in-a", 1)
     for number in range(40):
         send(made, A0, ["a"])

@@ -19,11 +19,24 @@ from seriatim.operations.repair.repair import RepairRun, plan_repair
 from seriatim.storage.join import ParquetJoiner
 from seriatim.testing import MemoryStream
 from tests.contracts.disk_streams import DiskStream
-from tests.operations.adding_machines import Adder, add, adding, states
-from tests.operations.decision_helper import is_right
-from tests.operations.memory_streams import A0, kinds, send, world
+from tests.operations.adding_machines import (
+    Adder,
+    create_adding_stream,
+    send_numbers,
+    session_states,
+)
+from tests.operations.decision_helper import assert_records_match_state
+from tests.operations.memory_streams import A0, create_stream, kinds, send
 from tests.operations.prove.test_verify_no_false_alarms import assert_good
-from tests.operations.repair_helper import gaps_of, lose, mending, repair, sliced, table, updates
+from tests.operations.repair_helper import (
+    create_sliced_stream,
+    gaps_of,
+    records_in_order,
+    remove_file,
+    repair,
+    repair_context_of,
+    send_random_messages,
+)
 from tests.operations.test_tiers import made as sequenced
 from tests.operations.test_tiers import state, tell
 
@@ -43,18 +56,18 @@ def lost(tier: Any = "strict", **more: Any) -> MemoryStream:
     tell(made, 3, 3, session="v")
     made.run()
     made.kafka.delete_records(A0, 9)
-    lose(made, made.accounts()[A0].state[0].path)
+    remove_file(made, made.accounts()[A0].state[0].path)
     return made
 
 
 def test_what_is_lost_is_named_and_the_way_on() -> None:
     """The range from the last whole state on; forward is offered, and is another plan."""
     made = lost()
-    planned = plan_repair(mending(made), RepairRequest())
+    planned = plan_repair(repair_context_of(made), RepairRequest())
     assert planned.actions == ()
     assert "[0, 9) is gone" in planned.notes[0]
     assert "repair s --partition in-a/0 --forward" in planned.notes[0]
-    (part,) = plan_repair(mending(made), RepairRequest(forward=True)).actions
+    (part,) = plan_repair(repair_context_of(made), RepairRequest(forward=True)).actions
     assert isinstance(part, RebuildStateAction)
 
 
@@ -63,10 +76,10 @@ def test_sessions_go_on_by_proof_or_snapshot_and_those_of_whole_files_at_once() 
     of it was lost.
     """
     made = lost()
-    before = table(made, A0)
+    before = records_in_order(made, A0)
     repair(made, forward=True)
-    assert table(made, A0) == before
-    is_right(made)
+    assert records_in_order(made, A0) == before
+    assert_records_match_state(made)
     assert [(gap.session, gap.start, gap.until, gap.closed_how) for gap in gaps_of(made)] == [
         (None, 9, 9, "forward")
     ]
@@ -82,22 +95,22 @@ def test_sessions_go_on_by_proof_or_snapshot_and_those_of_whole_files_at_once() 
     tell(made, 7, rows=["c"], session="t")
     tell(made, 3, rows=["c"], session="u")
     assert made.run().findings == []
-    assert [row["op"] for row in table(made, A0) if row["session"] == "t"][-2:] == [
+    assert [row["op"] for row in records_in_order(made, A0) if row["session"] == "t"][-2:] == [
         "snapshot",
         "delete",
     ]
-    is_right(made)
+    assert_records_match_state(made)
     assert [(gap.session, gap.start, gap.until) for gap in gaps_of(made)] == [
         (None, 9, 9),
         ("t", 10, 12),
     ]
-    assert plan_repair(mending(made), RepairRequest()).notes == ()
+    assert plan_repair(repair_context_of(made), RepairRequest()).notes == ()
 
 
 @pytest.mark.long
 def test_without_a_sequence_sessions_wait_for_a_snapshot_and_whole_ones_do_not() -> None:
     """Nothing else could prove it."""
-    made = world()
+    made = create_stream()
     made.kafka.create("in-a")
     for number in range(40):
         send(made, A0, ["a", "b"], session=f"k{number}")
@@ -105,7 +118,7 @@ def test_without_a_sequence_sessions_wait_for_a_snapshot_and_whole_ones_do_not()
     send(made, A0, 5, session="k1")
     made.run()
     made.kafka.delete_records(A0, 41)
-    lose(made, made.accounts()[A0].state[0].path)
+    remove_file(made, made.accounts()[A0].state[0].path)
     repair(made, forward=True)
     send(made, A0, 7, session="k1")
     send(made, A0, 7, session="k2")
@@ -113,12 +126,12 @@ def test_without_a_sequence_sessions_wait_for_a_snapshot_and_whole_ones_do_not()
     send(made, A0, ["a"], session="k2")
     made.run()
     assert (state(made, "k1"), state(made, "k2")) == ({"a": 7, "b": 0}, {"a": 0})
-    is_right(made)
+    assert_records_match_state(made)
 
 
 def test_who_was_in_doubt_still_is() -> None:
     """A session of a whole file that waits for its snapshot since an earlier loss goes on waiting."""
-    made = world()
+    made = create_stream()
     made.kafka.create("in-a")
     for number in range(40):
         send(made, A0, ["a", "b"], session=f"k{number}")
@@ -130,7 +143,7 @@ def test_who_was_in_doubt_still_is() -> None:
     send(made, A0, 6, session="k1")
     assert made.run().headless == 1
     made.kafka.delete_records(A0, 42)
-    lose(made, made.accounts()[A0].state[0].path)
+    remove_file(made, made.accounts()[A0].state[0].path)
     repair(made, forward=True)
     send(made, A0, 7, session="k1")
     assert made.run().headless == 1
@@ -138,14 +151,14 @@ def test_who_was_in_doubt_still_is() -> None:
     send(made, A0, ["a"], session="k1")
     made.run()
     assert [gap for gap in gaps_of(made) if gap.closed is None] == []
-    is_right(made)
+    assert_records_match_state(made)
 
 
 def test_a_gap_outlives_the_state_of_its_session() -> None:
     """A machine of one's own, in a tier that counts: its session is gone, and its next snapshot
     closes the gap.
     """
-    made = adding(Adder, tier="none", sequence="v")
+    made = create_adding_stream(Adder, tier="none", sequence="v")
     made.machine = lambda: UserMachine("m:Adder", Adder, sequence="v")
     made.kafka.create("in-a")
     for value, start in ((1, True), (5, False)):
@@ -153,7 +166,7 @@ def test_a_gap_outlives_the_state_of_its_session() -> None:
     made.run()
     assert [gap.closed for gap in gaps_of(made)] == [None]
     made.kafka.delete_records(A0, 2)
-    lose(made, made.accounts()[A0].state[0].path)
+    remove_file(made, made.accounts()[A0].state[0].path)
     repair(made, forward=True)
     _put(made, 6, start=True)
     made.run()
@@ -171,7 +184,7 @@ def test_quarantine_outlives_its_state() -> None:
     tell(made, 1, rows=["a"], session="t")
     made.run()
     made.kafka.delete_records(A0, 3)
-    lose(made, made.accounts()[A0].state[0].path)
+    remove_file(made, made.accounts()[A0].state[0].path)
     repair(made, forward=True)
     assert made.accounts()[A0].quarantined == 1
     assert made.sessions(A0)["s"].finding == "sequence gap"
@@ -181,7 +194,7 @@ def test_quarantine_outlives_its_state() -> None:
         3,
         "snapshot",
     )
-    is_right(made)
+    assert_records_match_state(made)
 
 
 @pytest.mark.long
@@ -191,37 +204,37 @@ def test_any_loss_of_state_leaves_what_the_records_make(seed: int) -> None:
     after snapshots.
     """
     chance = random.Random(seed)
-    made = sliced(60, chance.randint(3, 20))
-    before = table(made, A0)
+    made = create_sliced_stream(60, chance.randint(3, 20))
+    before = records_in_order(made, A0)
     made.kafka.delete_records(A0, 59)
     for file in made.accounts()[A0].state:
         if chance.random() < 0.6 or file == made.accounts()[A0].state[0]:
-            lose(made, file.path)
+            remove_file(made, file.path)
     repair(made, forward=True)
-    assert table(made, A0) == before
-    is_right(made)
-    updates(made, 40, seed=seed + 1)
+    assert records_in_order(made, A0) == before
+    assert_records_match_state(made)
+    send_random_messages(made, 40, seed=seed + 1)
     made.run(chance.randint(3, 20))
-    is_right(made)
+    assert_records_match_state(made)
     assert made.accounts()[A0].quarantined == 0
 
 
 def test_a_machine_of_ones_own_goes_on_by_what_older_files_have() -> None:
     """Without a sequence nothing proves it: its next snapshot does; sessions of newer files go on."""
-    made = adding(Adder)
+    made = create_adding_stream(Adder)
     made.kafka.create("in-a")
-    add(made, 60, 1, sessions=30)
+    send_numbers(made, 60, 1, sessions=30)
     made.run()
-    add(made, 3, 2, sessions=1)
+    send_numbers(made, 3, 2, sessions=1)
     made.run()
-    exact = {name: one for name, one in states(made).items() if name == "s0"}
+    exact = {name: one for name, one in session_states(made).items() if name == "s0"}
     made.kafka.delete_records(A0, 63)
-    lose(made, made.accounts()[A0].state[0].path)
+    remove_file(made, made.accounts()[A0].state[0].path)
     repair(made, forward=True)
-    assert states(made) == exact
-    add(made, 60, 3, sessions=30)
+    assert session_states(made) == exact
+    send_numbers(made, 60, 3, sessions=30)
     assert made.run().findings == []
-    assert len(states(made)) == 30
+    assert len(session_states(made)) == 30
 
 
 def test_nothing_is_made_of_damaged_records() -> None:
@@ -252,7 +265,7 @@ def test_a_partition_that_waits_for_lost_messages_too_goes_on_behind_both() -> N
     )
     outcome = made.run()
     assert (outcome.findings, outcome.headless, state(made, "v")) == ([], 0, {"a": 4})
-    is_right(made)
+    assert_records_match_state(made)
 
 
 @pytest.mark.long
@@ -268,7 +281,7 @@ def test_on_real_files_verify_agrees(tmp_path: Path) -> None:
     assert_good(made)
     made.kafka.delete_records(A0, 11)
     (tmp_path / made.accounts()[A0].state[0].path).unlink()
-    given = mending(made)
+    given = repair_context_of(made)
     tools = replace(
         given, fold_context=replace(given.fold_context, joiner=ParquetJoiner(tmp_path, "s"))
     )
@@ -292,24 +305,24 @@ def test_a_state_whose_messages_were_compacted_away_is_not_planned_to_be_folded_
         tell(made, 2, 2, session=session)
     made.run()
     made.kafka.topics["in-a"].compacted = True
-    before = table(made, A0)
+    before = records_in_order(made, A0)
     made.kafka.compact(A0, 5)
-    lose(made, made.accounts()[A0].state[0].path)
-    planned = plan_repair(mending(made), RepairRequest())
+    remove_file(made, made.accounts()[A0].state[0].path)
+    planned = plan_repair(repair_context_of(made), RepairRequest())
     assert planned.actions == ()
     assert "are not in Kafka any more" in planned.notes[0]
     assert "repair s --partition in-a/0 --forward" in planned.notes[0]
-    (part,) = plan_repair(mending(made), RepairRequest(forward=True)).actions
+    (part,) = plan_repair(repair_context_of(made), RepairRequest(forward=True)).actions
     assert isinstance(part, RebuildStateAction)
     repair(made, forward=True)
-    assert table(made, A0) == before
-    assert plan_repair(mending(made), RepairRequest()).actions == ()
+    assert records_in_order(made, A0) == before
+    assert plan_repair(repair_context_of(made), RepairRequest()).actions == ()
 
 
 def test_a_state_of_a_compacted_topic_that_lost_nothing_yet_is_folded_again() -> None:
     """A cleanup policy alone refuses nothing."""
-    made = sliced()
+    made = create_sliced_stream()
     made.kafka.topics["in-a"].compacted = True
-    lose(made, made.accounts()[A0].state[-1].path)
+    remove_file(made, made.accounts()[A0].state[-1].path)
     repair(made)
     assert kinds(made)[-1] == "repair"

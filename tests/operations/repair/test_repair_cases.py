@@ -12,19 +12,26 @@ from seriatim.operations.release import release_session
 from seriatim.operations.repair.plan import RepairRequest
 from seriatim.operations.repair.repair import RepairRun, plan_repair
 from seriatim.testing import MemoryStream
-from tests.operations.adding_machines import Adder, Buggy, adding, deploy, fixed, states
-from tests.operations.decision_helper import means
-from tests.operations.memory_streams import A0, A1, begun, send, world
+from tests.operations.adding_machines import (
+    Adder,
+    BuggyAdder,
+    create_adding_stream,
+    deploy,
+    expected_outcome,
+    session_states,
+)
+from tests.operations.decision_helper import decision_context_of
+from tests.operations.memory_streams import A0, A1, create_filled_stream, create_stream, send
 from tests.operations.repair_helper import (
-    assert_straight,
+    assert_equals_clean_fold,
+    create_sliced_stream,
+    fold_without_trouble,
     gaps_of,
-    lose,
-    mending,
+    records_in_order,
+    remove_file,
     repair,
-    sliced,
-    straight,
-    table,
-    updates,
+    repair_context_of,
+    send_random_messages,
 )
 
 POISON = b"{"
@@ -32,7 +39,7 @@ POISON = b"{"
 
 def quarantined(**fields: Any) -> MemoryStream:
     """Session q waits since its third message; session t is well."""
-    made = world(**fields)
+    made = create_stream(**fields)
     made.kafka.create("in-a")
     send(made, A0, ["a"], 1, POISON, 3, session="q")
     send(made, A0, ["a"], 5, session="t")
@@ -46,12 +53,12 @@ def test_a_forward_on_top_of_a_refold_keeps_what_was_made_again() -> None:
     send(made, A0, 6, 7, 8, session="t")
     made.reader.lost_offsets = {(A0, 7)}
     made.run()
-    before = table(made, A0)
-    tools = mending(made)
+    before = records_in_order(made, A0)
+    tools = repair_context_of(made)
     planned = plan_repair(tools, RepairRequest(forward=True))
     assert [type(part).__name__ for part in planned.actions] == ["RefoldAction", "ForwardAction"]
     RepairRun(tools).apply(planned, 100)
-    assert table(made, A0) == before
+    assert records_in_order(made, A0) == before
     assert (made.accounts()[A0].frontier, made.accounts()[A0].halt) == (8, None)
 
 
@@ -60,26 +67,26 @@ def test_a_release_by_hand_holds_for_a_refold_too() -> None:
     back.
     """
     made = quarantined()
-    release_session(means(made), "q", "it is fine")
+    release_session(decision_context_of(made), "q", "it is fine")
     send(made, A0, 6, 7, session="q")
     made.run(3)
-    before, sessions = table(made, A0), states(made)
+    before, sessions = records_in_order(made, A0), session_states(made)
     repair(made, 3, partition=str(A0), start=0)
-    assert (table(made, A0), states(made)) == (before, sessions)
+    assert (records_in_order(made, A0), session_states(made)) == (before, sessions)
     assert made.accounts()[A0].quarantined == 0
 
 
 def test_a_backfill_where_state_is_damaged_makes_all_state_again() -> None:
     """The state of now cannot be relied on, so it is not gone on from."""
-    made = sliced()
-    lose(made, made.accounts()[A0].state[0].path)
+    made = create_sliced_stream()
+    remove_file(made, made.accounts()[A0].state[0].path)
     repair(made, ranges={str(A0): (0, 4)})
-    assert_straight(made)
+    assert_equals_clean_fold(made)
 
 
 def test_a_session_ends_its_refold_where_it_is_as_committed_and_nowhere_else() -> None:
     """Code that takes a snapshot otherwise: the records still make the state."""
-    made = adding(Buggy)
+    made = create_adding_stream(BuggyAdder)
     made.kafka.create("in-a")
     for value, start in ((1, True), (2, False), (26, True), (1, False), (3, False)):
         made.kafka.produce("in-a", "s", json.dumps({"v": value, "start": start}).encode())
@@ -96,7 +103,7 @@ def test_a_session_ends_its_refold_where_it_is_as_committed_and_nowhere_else() -
 
     deploy(made, Doubling)
     repair(made, ranges={str(A0): (0, 2)})
-    rows = table(made, A0)
+    rows = records_in_order(made, A0)
     assert [row["was"] for row in rows[1:]] == [row["value"] for row in rows[:-1]]
     assert made.machine().load(*saved(made)).value == rows[-1]["value"]
 
@@ -109,18 +116,18 @@ def saved(made: MemoryStream) -> tuple[bytes, int]:
 
 def test_a_log_that_was_cut_and_grew_is_followed_back_to_where_it_ended() -> None:
     """New messages took the place of those that were folded: all of them are folded."""
-    made = sliced()
+    made = create_sliced_stream()
     made.kafka.truncate(A0, 45)
     made.run()
-    updates(made, 30, seed=9)
+    send_random_messages(made, 30, seed=9)
     repair(made)
     made.run()
-    assert_straight(made)
+    assert_equals_clean_fold(made)
 
 
 def test_message_time_goes_back_with_a_log() -> None:
     """Sessions expire by messages that are there."""
-    made = world(session_timeout_hours=1)
+    made = create_stream(session_timeout_hours=1)
     made.kafka.create("in-a")
     for minute in (0, 30, 600):
         body = json.dumps({"type": "snapshot", "rows": [{"id": "a", "v": minute}]}).encode()
@@ -132,32 +139,34 @@ def test_message_time_goes_back_with_a_log() -> None:
     body = json.dumps({"type": "update", "id": "a", "v": 1}).encode()
     made.kafka.produce("in-a", "s", body, timestamp=60 * 60_000)
     made.run()
-    assert table(made, A0) == table(straight(made, session_timeout_hours=1), A0)
+    assert records_in_order(made, A0) == records_in_order(
+        fold_without_trouble(made, session_timeout_hours=1), A0
+    )
 
 
 def test_the_same_command_goes_on_when_more_is_hurt_meanwhile() -> None:
     """The hold of the first try is taken over, what came is held besides."""
-    made = sliced(partitions=2)
-    lose(made, made.accounts()[A0].state[-1].path)
-    tools = mending(made)
+    made = create_sliced_stream(partitions=2)
+    remove_file(made, made.accounts()[A0].state[-1].path)
+    tools = repair_context_of(made)
     first = plan_repair(tools, RepairRequest())
     RepairRun(tools).refold_run.place_hold(
         made.ledger.head("s"), first.partitions, first.request.to_json()
     )
-    lose(made, made.accounts()[A1].state[-1].path)
+    remove_file(made, made.accounts()[A1].state[-1].path)
     repair(made)
     assert [account.hold for account in made.accounts().values()] == [None, None]
-    assert_straight(made)
-    assert_straight(made, A1)
+    assert_equals_clean_fold(made)
+    assert_equals_clean_fold(made, A1)
 
 
 def test_a_hold_is_released_when_nothing_is_hurt_any_more() -> None:
     """Somebody restored the file: the same command gives the partition back."""
-    made = sliced()
+    made = create_sliced_stream()
     path = made.accounts()[A0].state[-1].path
     kept = made.files.files[path]
-    lose(made, path)
-    tools = mending(made)
+    remove_file(made, path)
+    tools = repair_context_of(made)
     first = plan_repair(tools, RepairRequest())
     RepairRun(tools).refold_run.place_hold(
         made.ledger.head("s"), first.partitions, first.request.to_json()
@@ -169,10 +178,12 @@ def test_a_hold_is_released_when_nothing_is_hurt_any_more() -> None:
 
 def test_a_backfill_leaves_later_states_to_begin_from() -> None:
     """Only saved states within what was made again are not as committed any more."""
-    made = sliced()
+    made = create_sliced_stream()
     repair(made, ranges={str(A0): (5, 10)})
     made.kafka.delete_records(A0, 40)
-    (part,) = plan_repair(mending(made), RepairRequest(partition=str(A0), start=50)).actions
+    (part,) = plan_repair(
+        repair_context_of(made), RepairRequest(partition=str(A0), start=50)
+    ).actions
     assert part.rewind.start == 49  # type: ignore[union-attr]
 
 
@@ -181,15 +192,15 @@ def test_files_and_sessions_hurt_in_one_partition_are_mended_by_one_command() ->
     made = quarantined()
     send(made, A0, ["a"], session="t")
     made.run()
-    lose(made, made.ledger.files_now()[0].path)
-    (part,) = plan_repair(mending(made), RepairRequest()).actions
+    remove_file(made, made.ledger.files_now()[0].path)
+    (part,) = plan_repair(repair_context_of(made), RepairRequest()).actions
     assert "quarantine" in part.rewind.request.reason  # type: ignore[union-attr]
     assert "missing" in part.rewind.request.reason  # type: ignore[union-attr]
 
 
 def test_a_gap_that_is_open_stays_so_when_a_refold_tells_of_an_earlier_one() -> None:
     """A snapshot of the past closes what was open then, not what was opened since."""
-    made = world()
+    made = create_stream()
     made.kafka.create("in-a")
     send(made, A0, ["a"], POISON, ["a"], 1, POISON, session="q")
     made.run(2)
@@ -201,7 +212,7 @@ def test_a_gap_that_is_open_stays_so_when_a_refold_tells_of_an_earlier_one() -> 
 
 def test_a_fixed_machine_after_all_of_it() -> None:
     """And the plain case still is what it was."""
-    made = adding(Buggy)
+    made = create_adding_stream(BuggyAdder)
     made.kafka.create("in-a")
     for number in range(30):
         made.kafka.produce(
@@ -210,12 +221,12 @@ def test_a_fixed_machine_after_all_of_it() -> None:
     made.run(7)
     deploy(made, Adder)
     repair(made, partition=str(A0), start=0)
-    assert (table(made, A0), states(made)) == fixed(made)
+    assert (records_in_order(made, A0), session_states(made)) == expected_outcome(made)
 
 
 def test_a_moved_session_that_begins_with_a_snapshot_waits_in_the_window_every_time() -> None:
     """A refold is not told who had moved: what a snapshot makes of it may not depend on that."""
-    made = world(tier="window", sequence="seq", window_messages=3, window_seconds=60)
+    made = create_stream(tier="window", sequence="seq", window_messages=3, window_seconds=60)
     made.kafka.create("in-a", 2)
     for partition, sequence, value in ((0, 1, 1), (1, 12, 7)):
         body = {"type": "snapshot", "seq": sequence, "rows": [{"id": "a", "v": value}]}
@@ -234,7 +245,7 @@ def test_a_run_whose_files_a_repair_made_void_goes_on_without_alarm() -> None:
 
     The run then misses files of its own. That is no damage: it begins again and ends well.
     """
-    made = begun(2)
+    made = create_filled_stream(2)
     made.run()
     send(made, A0, 3, 4)
     send(made, A1, 5, session="nowhere yet")
