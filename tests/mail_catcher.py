@@ -20,7 +20,7 @@ class Catcher:
         self.mails: list[EmailMessage] = []
         self.refused: set[str] = set()
 
-    async def handle_RCPT(
+    async def handle_RCPT(  # noqa: N802  # aiosmtpd's name
         self, _server: Any, _session: Any, envelope: Envelope, address: str, _options: Any
     ) -> str:
         """Refuse whom it should."""

@@ -39,11 +39,11 @@ def exit_on_signal(name: str, before_exit: Callable[[], None]) -> Iterator[None]
             # Not an exception: it would come out of Spark's threads as pages of stack traces.
             os._exit(128 + signal_number)
 
-    handlers_before = {
+    actions_before = {
         handled_signal: signal.signal(handled_signal, stop) for handled_signal in SIGNALS
     }
     try:
         yield
     finally:
-        for handled_signal, handler in handlers_before.items():
-            signal.signal(handled_signal, handler)
+        for handled_signal, action in actions_before.items():
+            signal.signal(handled_signal, action)

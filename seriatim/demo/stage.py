@@ -122,7 +122,7 @@ def run_demo(folder: Path, settings: Settings) -> int:
     """
     from seriatim.embedded import broker
 
-    # A shell may have started us with SIGINT ignored, so both handlers are set explicitly.
+    # A shell may have started us with SIGINT ignored, so both are set explicitly.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _raise_interrupt)
     # 1.

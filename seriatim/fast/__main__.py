@@ -69,7 +69,7 @@ def _compile_unpacking() -> None:
         data,
         batch_header=numbers,
         row=0,
-        cursor=numbers,
+        read_at=numbers,
         offsets=numbers,
         times=numbers,
         header_positions=numbers,

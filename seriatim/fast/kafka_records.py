@@ -89,37 +89,37 @@ def _copy_bytes(  # numba wants the context first
 
 
 @compiled_inner
-def _read_varint(data: Array, cursor: Array, end: int) -> int:
-    """The number at cursor[0], which moves behind it; cursor[0] becomes -1 if there is none."""
+def _read_varint(data: Array, read_at: Array, end: int) -> int:
+    """The number at read_at[0], which moves behind it; read_at[0] becomes -1 if there is none."""
     value = uint64(0)
     shift = 0
-    position = cursor[0]
+    position = read_at[0]
     while position < end and shift < VARINT_BITS_MAX:
         byte = uint64(data[position])
         position += 1
         value |= (byte & uint64(127)) << uint64(shift)
         if byte < uint64(128):
-            cursor[0] = position
+            read_at[0] = position
             # Zigzag: the lowest bit is the sign.
             return int64(value >> uint64(1)) ^ -int64(value & uint64(1))
         shift += 7
-    cursor[0] = -1
+    read_at[0] = -1
     return 0
 
 
 @compiled_inner
 def _read_bytes_into_column(
-    data: Array, cursor: Array, end: int, sizes: Array, row: int, edges: Array, target: Array
+    data: Array, read_at: Array, end: int, sizes: Array, row: int, edges: Array, target: Array
 ) -> bool:
     """Read a key or a value into its column; whether there was one."""
-    size = _read_varint(data, cursor, end)
-    if cursor[0] < 0 or size < -1 or cursor[0] + size > end:
+    size = _read_varint(data, read_at, end)
+    if read_at[0] < 0 or size < -1 or read_at[0] + size > end:
         return False
     sizes[row] = size
     column_end = int64(edges[row])
     if size > 0:
-        _copy_bytes(target, column_end, data, cursor[0], size)
-        cursor[0] += size
+        _copy_bytes(target, column_end, data, read_at[0], size)
+        read_at[0] += size
         column_end += size
     edges[row + 1] = column_end
     return True
@@ -130,7 +130,7 @@ def unpack_records(
     data: Array,
     batch_header: Array,
     row: int,
-    cursor: Array,
+    read_at: Array,
     offsets: Array,
     times: Array,
     header_positions: Array,
@@ -144,7 +144,7 @@ def unpack_records(
     """Append a batch's records from `row` on; the row after the last one, -1 if it is no batch.
 
     `batch_header`: record count, base offset, first time, the append time and whether it counts
-    instead of the records' own, first offset to read, offset to stop at. `cursor` is an array of
+    instead of the records' own, first offset to read, offset to stop at. `read_at` is an array of
     one number for the position. The arrays of keys and values are as large as `data`.
     """
     count = batch_header[0]
@@ -158,17 +158,17 @@ def unpack_records(
     end = len(data)
     for _ in range(count):
         # 1. The record's length, its attributes (one byte that is not used), time and offset.
-        cursor[0] = position
-        length = _read_varint(data, cursor, end)
-        if cursor[0] < 0 or length < 1 or cursor[0] + length > end:
+        read_at[0] = position
+        length = _read_varint(data, read_at, end)
+        if read_at[0] < 0 or length < 1 or read_at[0] + length > end:
             return -1
-        record_end = cursor[0] + length
-        cursor[0] += 1
-        time_delta_ms = _read_varint(data, cursor, record_end)
-        if cursor[0] < 0:
+        record_end = read_at[0] + length
+        read_at[0] += 1
+        time_delta_ms = _read_varint(data, read_at, record_end)
+        if read_at[0] < 0:
             return -1
-        offset = base_offset + _read_varint(data, cursor, record_end)
-        if cursor[0] < 0:
+        offset = base_offset + _read_varint(data, read_at, record_end)
+        if read_at[0] < 0:
             return -1
         position = record_end
         # 2. A batch may begin before the first offset to read, and go on behind the last one.
@@ -179,12 +179,12 @@ def unpack_records(
         # 3. Its columns. The headers are read later, by Python, from their position.
         offsets[row] = offset
         times[row] = append_time_ms if has_append_time else first_time_ms + time_delta_ms
-        if not _read_bytes_into_column(data, cursor, record_end, key_sizes, row, key_edges, keys):
+        if not _read_bytes_into_column(data, read_at, record_end, key_sizes, row, key_edges, keys):
             return -1
         if not _read_bytes_into_column(
-            data, cursor, record_end, value_sizes, row, value_edges, values
+            data, read_at, record_end, value_sizes, row, value_edges, values
         ):
             return -1
-        header_positions[row] = cursor[0]
+        header_positions[row] = read_at[0]
         row += 1
     return row

@@ -257,7 +257,11 @@ def test_a_time_of_which_kafka_knows_nothing_is_refused() -> None:
     send(made, A0, 3, 4)
     made.run()
     opened = LookbackCommand(StreamFile(made.stream, ""), replay_context_of(made), head_of(made))
-    assert [opened.resolve_point(session_replay(made), render_time(ms)) for ms in (0, 3, 9)] == [0, 3, 5]
+    assert [opened.resolve_point(session_replay(made), render_time(ms)) for ms in (0, 3, 9)] == [
+        0,
+        3,
+        5,
+    ]
     made.kafka.delete_records(A0, 2)
     assert opened.resolve_point(session_replay(made), render_time(3)) == 3
     assert opened.resolve_point(session_replay(made), "1") == 2

@@ -25,7 +25,10 @@ from tests.web.streams_on_disk import Lake, create_troubled_stream
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     """A stream in trouble and one that is well, as the command line finds them."""
     made = Lake(tmp_path)
-    worlds: dict[str, Any] = {"orders": create_troubled_stream(made), "payments": made.stream("payments", slices=1)}
+    worlds: dict[str, Any] = {
+        "orders": create_troubled_stream(made),
+        "payments": made.stream("payments", slices=1),
+    }
     monkeypatch.setenv("SERIATIM_STREAMS", str(made.streams))
     monkeypatch.setattr(context, "log", lambda file, _: worlds[file.stream.name].kafka)
     monkeypatch.setattr(clock, "WallClock", lambda: worlds["orders"].clock)

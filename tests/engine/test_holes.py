@@ -30,7 +30,14 @@ ISOLATIONS = ("read_committed", "read_uncommitted")
 def view(*batches: KafkaRecordBatch, end: int = 100, **fields: Any) -> LogView:
     """A log from 0 to `end`, not compacted, all of it stable."""
     return LogView(
-        **{"start": 0, "end": end, "log_start": 0, "stable_end": end, "is_compacted": False, **fields},
+        **{
+            "start": 0,
+            "end": end,
+            "log_start": 0,
+            "stable_end": end,
+            "is_compacted": False,
+            **fields,
+        },
         batches=batches,
     )
 
@@ -94,7 +101,8 @@ def test_what_the_log_lacks_is_compacted_where_the_topic_is() -> None:
         (8, 20, "compacted"),
     ]
     assert (
-        told(explain_hole(hole, view(*batches, end=30, is_compacted=True), "read_committed")) == pieces
+        told(explain_hole(hole, view(*batches, end=30, is_compacted=True), "read_committed"))
+        == pieces
     )
     assert told(explain_hole(hole, view(*batches, end=30), "read_committed")) == [
         (0, 20, "unexplained")

@@ -43,14 +43,14 @@ DAGS = '''
 """DAGs that die, each in its way, with the alert of a stream."""
 from datetime import timedelta
 from airflow.sdk import DAG, task
-from seriatim.airflow.failure_callback import Alert
+from seriatim.airflow.failure_callback import FailureCallback
 
 def broken(context):
     raise RuntimeError("the task's own callback is broken")
 
 '''
 ONE = """
-with DAG("die_{way}", schedule=None, on_failure_callback=Alert(["s_{way}"], {folder!r}){more}) as dag_{way}:
+with DAG("die_{way}", schedule=None, on_failure_callback=FailureCallback(["s_{way}"], {folder!r}){more}) as dag_{way}:
     @task(task_id="work"{task})
     def work():
         {code}

@@ -332,7 +332,9 @@ def test_files_of_messages_set_aside_are_named_with_their_entry() -> None:
     """In the order of the changes."""
     files = [File(f"kept/{n}", 1, 1, "d") for n in range(3)]
     entry = manifest(
-        7, change(quarantine_files=(files[0], files[1])), change(quarantine_files=(files[2],), partition=OTHER)
+        7,
+        change(quarantine_files=(files[0], files[1])),
+        change(quarantine_files=(files[2],), partition=OTHER),
     ).entry
     assert [(one.file, one.sequence) for one in quarantine_files(entry)] == [
         (file, 7) for file in files

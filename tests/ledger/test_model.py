@@ -227,7 +227,9 @@ def test_a_halted_partition_may_be_found_to_be_made_again() -> None:
 
 def test_a_verdict_requires_nothing() -> None:
     """Judging moves no frontier."""
-    assert not unmet_requirements(entry("verdict", verdict={"a/0": "good"}, judged_until=2), ledger())
+    assert not unmet_requirements(
+        entry("verdict", verdict={"a/0": "good"}, judged_until=2), ledger()
+    )
 
 
 def test_an_unmet_entry_cannot_be_applied() -> None:

@@ -100,7 +100,12 @@ def verdict(
     """A verdict up to an entry."""
     results = dict.fromkeys(good, "good") | {one.partition: "bad" for one in failed}
     return done(
-        ledger, "verdict", verdict=results, judged_after=ledger.judged_until, judged_until=judged, failed_ranges=failed
+        ledger,
+        "verdict",
+        verdict=results,
+        judged_after=ledger.judged_until,
+        judged_until=judged,
+        failed_ranges=failed,
     )
 
 

@@ -1,12 +1,11 @@
-"""One seed's world: producers, topics that come and go, runs that crash, overlap and come back
-late.
+"""One seed of the simulation: producers, topics that come and go, runs that crash, overlap and
+continue late.
 
-Everything is drawn from one `Random`. A disturbance happens at a point that the real steps pass: a
-named crash point, or a call of the ledger. It ends the process, lets another whole run in between
-(so that the first one becomes a zombie), loses the answer of a commit, or changes Kafka under the
-reader.
+Everything is drawn from one `Random`. A disturbance happens where the real code passes a named crash
+point or calls the ledger. It ends the process, lets another whole run happen in between (so that the
+first one becomes a zombie), loses the answer of a commit, or changes Kafka while it is read.
 
-Next room: test_sim.py compares the outcome with straight.py.
+Next: test_sim.py compares the outcome with straight.py.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from seriatim.operations.compact import compact_stream
 from seriatim.operations.repair.repair import abandon_repair
 from seriatim.operations.slicing import Ranges
 from seriatim.testing import MemoryStream
-from tests.operations.compact_helper import DAY, means
-from tests.operations.repair_helper import mending, repair
-from tests.sim.producer import Producer, Sent, TallyMachine, draw_stream
+from tests.operations.compact_helper import DAY, compact_context_of
+from tests.operations.repair_helper import repair, repair_context_of
+from tests.sim.producer import MessageProducer, Sent, TallyMachine, draw_stream
 
 
 class SimCrash(BaseException):
-    """The process ends here. No `except Exception` may save it."""
+    """The process ends here. A BaseException: no `except Exception` may catch it."""
 
 
 class Chaos:
-    """The world of one seed."""
+    """The streams, producers and disturbances of one seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -42,14 +41,14 @@ class Chaos:
         self.world.reader.slicing = self._slicing
         self.world.reader.cuts = self._cuts
         self.world.reader.tasks = self._tasks
-        self.world.ledger.on_call = lambda name: self._passed(f"ledger: {name}")
-        self.producer = Producer(self.random, self.stream)
+        self.world.ledger.on_call = lambda name: self._on_point(f"ledger: {name}")
+        self.producer = MessageProducer(self.random, self.stream)
         self.history: dict[tuple[str, Partition], list[Sent]] = {}
-        """What was ever sent, by topic id: outlives retention and deletion."""
+        """All messages that were ever sent, by topic id, also those that Kafka has deleted."""
         self.expired: dict[Partition, int] = {}
-        """Up to which offset messages were let expire."""
+        """The offset up to which messages have expired."""
         self.closed: set[Partition] = set()
-        """Partitions to which nothing is sent any more."""
+        """Partitions that get no more messages."""
         self.calm = True
         self.depth = 0
         self.crash_rate = self.random.choice((0.0, 0.02, 0.05))
@@ -61,7 +60,7 @@ class Chaos:
         self.points: set[str] = set()
 
     def machine(self) -> Runner:
-        """A machine as a new process has it."""
+        """The machine, as a new process creates it."""
         if self.stream.machine == "table":
             return self.stream.table_machine()
         return UserMachine(self.stream.machine, TallyMachine, self.stream.sequence)
@@ -95,7 +94,9 @@ class Chaos:
             if self.depth == 0 and self.random.random() < 0.3:
                 self.world.clock.sleep(40 * DAY)
             compact_stream(
-                means(self.world, bytes_target=self.random.choice((400, 4_000, 1 << 20)))
+                compact_context_of(
+                    self.world, bytes_target=self.random.choice((400, 4_000, 1 << 20))
+                )
             )
 
     def refold(self) -> None:
@@ -128,23 +129,28 @@ class Chaos:
             is_held = self.world.accounts()[chosen].hold is not None
             assert is_held or self.topic_faults or self.loses, "nothing was lost"
 
-    def _go(self) -> None:
-        """A process: mostly a run."""
-        drawn = self.random.random()
-        self.compact() if drawn < 0.25 else self.refold() if drawn < 0.5 else self.run()
+    def _run_any_process(self) -> None:
+        """One process: mostly a run."""
+        choice = self.random.random()
+        if choice < 0.25:
+            self.compact()
+        elif choice < 0.5:
+            self.refold()
+        else:
+            self.run()
 
     def _release(self) -> None:
-        """Somebody sees the holds that refolds left when they were killed, and gives them up."""
+        """Abandon the repairs that were killed and still hold a partition, as a person would."""
         for hold in {account.hold for account in self.world.accounts().values()} - {None}:
-            abandon_repair(mending(self.world), str(hold))
+            abandon_repair(repair_context_of(self.world), str(hold))
 
     def _try(self) -> None:
         """Run under disturbances, as a scheduler would: again after a crash, a few times."""
-        arm(self._passed)
+        arm(self._on_point)
         self.calm = False
         for _ in range(self.random.randrange(1, 5)):
             try:
-                self._go()
+                self._run_any_process()
                 break
             except (SimCrash, FencedError):
                 continue
@@ -155,31 +161,31 @@ class Chaos:
         self.calm = True
         arm(None)
 
-    def _passed(self, point: str) -> None:
-        """A point of the real code: mostly nothing happens."""
+    def _on_point(self, point: str) -> None:
+        """The real code passes a point: mostly nothing happens there."""
         self.points.add(point)
         if self.calm:
             return
-        drawn = self.random.random()
-        if drawn < self.crash_rate:
+        choice = self.random.random()
+        if choice < self.crash_rate:
             raise SimCrash(point)
-        if drawn < self.crash_rate + self.visit_rate and self.depth < 2:
+        if choice < self.crash_rate + self.visit_rate and self.depth < 2:
             self._visit()
-        elif drawn > 1 - self.change_rate:
+        elif choice > 1 - self.change_rate:
             self._disturb()
 
     def _visit(self) -> None:
-        """Another whole run in the middle of this one; it may crash too, by itself."""
+        """Another whole run in the middle of this one; it may crash by itself."""
         self.depth += 1
         try:
-            self._go()
+            self._run_any_process()
         except (SimCrash, FencedError, PlatformError):
             pass
         finally:
             self.depth -= 1
 
     def _disturb(self) -> None:
-        """Something around the run changes."""
+        """Change something around the run."""
         deeds: list[Callable[[], None]] = [
             lambda: self._send(self.random.randrange(10)),
             self._topic,
@@ -190,7 +196,7 @@ class Chaos:
             self._foreign,
         ]
         if self.topic_faults:
-            deeds += [self._hurt_topic] * 4
+            deeds += [self._damage_topic] * 4
         self.random.choice(deeds)()
 
     def _lose_answer(self) -> None:
@@ -242,9 +248,9 @@ class Chaos:
             if len(self.world.kafka.topics[topic].messages) < 4:
                 self.world.kafka.add_partitions(topic, 1)
         elif self.topic_faults and self.random.random() < 0.5:
-            self._hurt_topic()
+            self._damage_topic()
 
-    def _hurt_topic(self) -> None:
+    def _damage_topic(self) -> None:
         if partitions := self._partitions():
             deed = self.random.choice((self._expire, self._truncate, self._make_again))
             deed(self.random.choice(partitions))
@@ -256,13 +262,15 @@ class Chaos:
         self.expired[partition] = max(before, self.expired.get(partition, 0))
 
     def _truncate(self, partition: Partition) -> None:
-        """Nothing is sent there afterwards: what grows over a lost end cannot be told apart."""
+        """Truncate a partition. It gets no more messages: new ones at lost offsets could not be told
+        from the old ones.
+        """
         end = len(self.world.kafka.topics[partition.topic].messages[partition.number])
         self.world.kafka.truncate(partition, self.random.randint(0, end))
         self.closed.add(partition)
 
     def _make_again(self, partition: Partition) -> None:
-        """Delete a topic; mostly it comes back, often with more messages than it had."""
+        """Delete a topic; mostly it is created again, often with more messages than before."""
         topic = self.world.kafka.topics[partition.topic]
         self.world.kafka.delete(partition.topic)
         self.closed |= {Partition(partition.topic, number) for number in range(len(topic.messages))}
@@ -274,22 +282,24 @@ class Chaos:
 
     def _slicing(self, ranges: Ranges, messages_max: int) -> list[Ranges]:
         """Slices of any size, with any of the partitions; all is read in the end."""
-        slices, left = [], {p: whole for p, whole in ranges.items() if len(whole)}
-        while left:
+        slices = []
+        remaining = {p: offsets for p, offsets in ranges.items() if len(offsets)}
+        while remaining:
             piece: Ranges = {}
-            for partition in self.random.sample(sorted(left), self.random.randint(1, len(left))):
-                whole = left.pop(partition)
-                middle = min(whole.end, whole.start + self.random.randint(0, messages_max))
-                piece[partition] = whole.until(middle)
-                if middle < whole.end:
-                    left[partition] = OffsetRange(middle, whole.end)
+            count = self.random.randint(1, len(remaining))
+            for partition in self.random.sample(sorted(remaining), count):
+                offsets = remaining.pop(partition)
+                middle = min(offsets.end, offsets.start + self.random.randint(0, messages_max))
+                piece[partition] = offsets.until(middle)
+                if middle < offsets.end:
+                    remaining[partition] = OffsetRange(middle, offsets.end)
             slices.append(piece)
         return slices
 
     def _tasks(self, ranges: Ranges) -> Iterator[Partition]:
         """Tasks in any order; anything may happen before each."""
         for partition in self.random.sample(sorted(ranges), len(ranges)):
-            self._passed("reading")
+            self._on_point("reading")
             yield partition
 
     def _cuts(self, count: int) -> list[int]:

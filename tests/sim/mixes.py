@@ -1,7 +1,7 @@
-"""One seed's mix of slices, repairs, compactions, new lives of topics and crashes, with publishes
-in between.
+"""One seed's mix of slices, repairs, compactions, recreated topics and crashes, with publishes in
+between.
 
-Next room: test_current.py; rewriting.py has the repairs and compactions.
+Next: test_current.py; rewriting.py has the repairs and compactions.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from seriatim.operations.repair.repair import RepairRun, plan_repair
 from seriatim.storage.join import ParquetJoiner
 from seriatim.storage.rewrite import ParquetRewriter
 from seriatim.testing import MemoryStream
-from tests.operations.compact_helper import means
-from tests.operations.repair_helper import mending
+from tests.operations.compact_helper import compact_context_of
+from tests.operations.repair_helper import repair_context_of
 from tests.sim.rewriting import Rewriter
 
 PLACES = [Partition("in-a", 0), Partition("in-a", 1), Partition("in-b", 0)]
@@ -39,23 +39,32 @@ class Mix:
     """A stream of rows, and a table `current` that must follow whatever is done to it."""
 
     def __init__(
-        self, seed: int, made: MemoryStream, current: Callable[[], Any], check: Callable[[], None]
+        self,
+        seed: int,
+        memory_stream: MemoryStream,
+        current: Callable[[], Any],
+        check: Callable[[], None],
     ) -> None:
-        self.random, self.made, self.current, self.check = Random(seed), made, current, check
-        self.rewriter = Rewriter(made, self.random)
-        self.done: list[str] = []
-        made.kafka.create("in-a", 2)
-        made.kafka.create("in-b", 1)
+        self.random, self.memory_stream, self.current, self.check = (
+            Random(seed),
+            memory_stream,
+            current,
+            check,
+        )
+        self.rewriter = Rewriter(memory_stream, self.random)
+        self.deed_names: list[str] = []
+        memory_stream.kafka.create("in-a", 2)
+        memory_stream.kafka.create("in-b", 1)
 
-    def live(self, deeds: int) -> None:
-        """So many deeds, then a last publish."""
+    def live(self, deed_count: int) -> None:
+        """Do so many things at random, then publish."""
         self.slice()
-        kinds = [self.slice] * 4 + [self.repair, self.compact, self.new_life, self.lose]
-        kinds += [self.really_repair, self.really_repair, self.really_compact]
-        kinds += [self.publish] * 3 + [self.crash, self.rebuild, self.overtaken]
-        for _ in range(deeds):
-            deed = self.random.choice(kinds)
-            self.done.append(deed.__name__)
+        deeds = [self.slice] * 4 + [self.repair, self.compact, self.new_life, self.lose]
+        deeds += [self.really_repair, self.really_repair, self.really_compact]
+        deeds += [self.publish] * 3 + [self.crash, self.rebuild, self.overtaken]
+        for _ in range(deed_count):
+            deed = self.random.choice(deeds)
+            self.deed_names.append(deed.__name__)
             deed()
         self.publish()
         self._publish(sequence=None)
@@ -64,13 +73,13 @@ class Mix:
     def slice(self) -> None:
         """Some messages, folded in slices of some size."""
         for _ in range(self.random.randrange(1, 25)):
-            place = self.random.choice(PLACES)
+            partition = self.random.choice(PLACES)
             body = self._message()
-            session = f"s{place.number}{self.random.randrange(3)}"
-            self.made.kafka.produce(
-                place.topic, session, json.dumps(body).encode(), partition=place.number
+            session = f"s{partition.number}{self.random.randrange(3)}"
+            self.memory_stream.kafka.produce(
+                partition.topic, session, json.dumps(body).encode(), partition=partition.number
             )
-        self.made.run(messages_max=self.random.choice((4, 1000)))
+        self.memory_stream.run(messages_max=self.random.choice((4, 1000)))
 
     def _message(self) -> dict[str, Any]:
         row = {"id": self.random.choice("abcde"), "v": self.random.randrange(100)}
@@ -81,94 +90,99 @@ class Mix:
         return {"type": kind, **(row if kind != "delete" else {"id": row["id"]})}
 
     def repair(self) -> None:
-        """Records of a partition made again."""
+        """Replace records of a partition by hand."""
         self.rewriter.repair(self.random.choice(self._known()))
 
     def compact(self) -> None:
-        """Files of a partition as fewer ones."""
+        """Join files of a partition by hand."""
         self.rewriter.compact(self.random.choice(self._known()))
 
     def really_repair(self) -> None:
-        """By the step itself, which makes of hand-made records what the messages say; where Kafka
-        has them still.
+        """Repair by the operation itself. It replaces records made by hand with what the messages
+        give, where Kafka still has them.
         """
-        partition, account = self.random.choice(list(self.made.accounts().items()))
+        partition, account = self.random.choice(list(self.memory_stream.accounts().items()))
         start = self.random.randint(0, max(account.frontier - 1, 0))
-        tools = mending(self.made)
+        context = repair_context_of(self.memory_stream)
         if self.rewriter.root is not None:
-            tools = replace(
-                tools,
+            context = replace(
+                context,
                 fold_context=replace(
-                    tools.fold_context, joiner=ParquetJoiner(self.rewriter.root, "s")
+                    context.fold_context, joiner=ParquetJoiner(self.rewriter.root, "s")
                 ),
             )
         try:
-            wanted = plan_repair(tools, RepairRequest(partition=str(partition), start=start))
-            RepairRun(tools).apply(wanted, self.random.choice((3, 1000)))
+            plan = plan_repair(context, RepairRequest(partition=str(partition), start=start))
+            RepairRun(context).apply(plan, self.random.choice((3, 1000)))
         except (IntegrityError, ConfigError):
-            self.done.append("refused")
+            self.deed_names.append("refused")
 
     def really_compact(self) -> None:
-        """By the step itself."""
+        """Compact by the operation itself."""
         rewriter = None if self.rewriter.root is None else ParquetRewriter(self.rewriter.root, "s")
         compact_stream(
-            means(self.made, rewriter=rewriter), self.random.choice((None, *self._known()))
+            compact_context_of(self.memory_stream, rewriter=rewriter),
+            self.random.choice((None, *self._known())),
         )
 
     def _known(self) -> list[Partition]:
-        return list(self.made.accounts())
+        return list(self.memory_stream.accounts())
 
     def new_life(self) -> None:
-        """A topic is made again, and a person accepts it."""
+        """A topic is deleted and created again, and a person accepts it."""
         topic = self.random.choice(("in-a", "in-b"))
-        partitions = sum(place.topic == topic for place in PLACES)
-        self.made.kafka.delete(topic)
-        self.made.kafka.create(topic, partitions)
-        self.made.run()
-        told = DecisionContext(
-            stream=self.made.stream,
-            runner=self.made.machine(),
-            log=self.made.kafka,
-            ledger=self.made.ledger,
-            records=self.made.files,
-            state=self.made.files,
-            clock=self.made.clock,
+        partitions = sum(partition.topic == topic for partition in PLACES)
+        self.memory_stream.kafka.delete(topic)
+        self.memory_stream.kafka.create(topic, partitions)
+        self.memory_stream.run()
+        decision_context = DecisionContext(
+            stream=self.memory_stream.stream,
+            runner=self.memory_stream.machine(),
+            log=self.memory_stream.kafka,
+            ledger=self.memory_stream.ledger,
+            records=self.memory_stream.files,
+            state=self.memory_stream.files,
+            clock=self.memory_stream.clock,
             new_attempt=lambda: f"accept{self.random.random()}",
         )
-        accept_topic(told, topic, "it was meant")
+        accept_topic(decision_context, topic, "it was meant")
 
     def publish(self) -> None:
-        """To the last entry, or to one that may be behind what is published."""
-        last = self._last()
-        self._publish(sequence=self.random.choice((None, last, self.random.randint(0, last))))
+        """Publish the last entry, or one that may be older than the published one."""
+        last_sequence = self._last()
+        self._publish(
+            sequence=self.random.choice(
+                (None, last_sequence, self.random.randint(0, last_sequence))
+            )
+        )
         self.check()
 
     def rebuild(self) -> None:
-        """As of any entry."""
+        """Rebuild the table as of any entry."""
         self._publish(sequence=self.random.randint(0, self._last()), rebuild=True)
         self.check()
 
     def lose(self) -> None:
-        """Somebody deletes the table."""
+        """The table is deleted, sometimes."""
         if self.random.random() < 0.3:
             self.current().lose()
 
     def crash(self) -> None:
-        """A publish ends at one of its points; readers then see the table as of an entry all the
-        same.
+        """A publish crashes at one of its crash points; readers must still see the table as of an
+        entry.
         """
-        left = self.random.randrange(6)
+        points_left = self.random.randrange(6)
 
         def hook(point: str) -> None:
-            nonlocal left
-            left -= point.startswith("current")
-            if left < 0:
+            nonlocal points_left
+            points_left -= point.startswith("current")
+            if points_left < 0:
                 raise Crashed
 
         self._hooked(hook)
 
     def overtaken(self) -> None:
-        """Another one publishes while this one is at work."""
+        """Another process publishes in the middle of a publish."""
         visits = [True]
 
         def hook(point: str) -> None:
@@ -190,9 +204,11 @@ class Mix:
             self.check()
 
     def _last(self) -> int:
-        head = self.made.ledger.head(self.made.stream.name)
+        head = self.memory_stream.ledger.head(self.memory_stream.stream.name)
         assert head is not None
         return head.ledger.sequence
 
-    def _publish(self, **asked: Any) -> None:
-        publish_current(self.made.stream.name, self.made.ledger, self.current(), **asked)
+    def _publish(self, **options: Any) -> None:
+        publish_current(
+            self.memory_stream.stream.name, self.memory_stream.ledger, self.current(), **options
+        )

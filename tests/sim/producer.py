@@ -1,6 +1,6 @@
-"""What the simulated producers send, with its meaning beside the bytes: the oracle never parses.
+"""The messages of simulated producers, as bytes and as meaning: the simple fold never parses.
 
-Next room: straight.py folds what was sent; chaos.py disturbs the real fold of the same bytes.
+Next: straight.py folds the meaning; chaos.py disturbs the real fold of the bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ POISONS: tuple[bytes | None, ...] = (
 
 
 class Sent(Struct, frozen=True):
-    """One message: what it means. `kind` is poison, snapshot, insert, update, delete, or a tally's."""
+    """The meaning of one message. `kind` is poison, snapshot, insert, update, delete, or one of the
+    tally machine.
+    """
 
     kind: str
     session: str | None
@@ -66,8 +68,8 @@ class Total(Struct):
 
 
 class TallyMachine(Machine[Tally, Add, Total]):
-    """Adds up. Asked to, it raises with its state half changed, gives unfit records, or spoils its
-    state.
+    """Adds up. Some kinds of messages make it raise with its state half changed, give records that do
+    not fit, or spoil its state.
     """
 
     def start(self, session: str) -> Tally:
@@ -90,34 +92,34 @@ class TallyMachine(Machine[Tally, Add, Total]):
         return message.kind == "snapshot"
 
 
-class Life(Struct):
+class ProducedSession(Struct):
     """A session as its producer sees it."""
 
     sequence: int = 0
     rows: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
-class Producer:
+class MessageProducer:
     """Draws messages for one stream."""
 
     def __init__(self, random: Random, stream: Stream) -> None:
         self.random, self.stream = random, stream
-        self.lives: dict[tuple[Partition, str], Life] = {}
-        self.hurt = random.choice((0.0, 0.0, 0.02, 0.1))
+        self.lives: dict[tuple[Partition, str], ProducedSession] = {}
+        self.fault_rate = random.choice((0.0, 0.0, 0.02, 0.1))
         """The share of messages that are wrong in some way."""
-        self.nobody = random.choice((0.0, 0.0, 0.01)) if self.hurt else 0.0
+        self.no_session_rate = random.choice((0.0, 0.0, 0.01)) if self.fault_rate else 0.0
         """The share of messages without a readable session: they halt a partition."""
 
     def draw(self, partition: Partition) -> tuple[bytes | None, bytes | None, Sent]:
         """A message for a partition: key, value, meaning."""
         session = f"s{partition.number}{self.random.randrange(4)}"
-        if self.random.random() < self.nobody:
-            return self._nobody(session)
-        if self.random.random() < self.hurt / 4:
+        if self.random.random() < self.no_session_rate:
+            return self._without_session(session)
+        if self.random.random() < self.fault_rate / 4:
             unknown = self.stream.session_field is not None
             poison = Sent("poison", None if unknown else session)
             return session.encode(), self.random.choice(POISONS), poison
-        life = self.lives.setdefault((partition, session), Life())
+        life = self.lives.setdefault((partition, session), ProducedSession())
         sent = (
             self._table(session, life)
             if self.stream.machine == "table"
@@ -125,37 +127,37 @@ class Producer:
         )
         return session.encode(), self._encode(sent), sent
 
-    def _nobody(self, session: str) -> tuple[bytes | None, bytes | None, Sent]:
+    def _without_session(self, session: str) -> tuple[bytes | None, bytes | None, Sent]:
         """Poison that belongs to no session."""
         if self.stream.session_field is not None:
             return session.encode(), b'{"type":"snapshot","rows":[]}', Sent("poison", None)
         value = self._encode(Sent("snapshot", session, 1, ()))
         return self.random.choice((None, b"\xff")), value, Sent("poison", None)
 
-    def _number(self, life: Life, snapshot: bool) -> int | None:
+    def _number(self, life: ProducedSession, snapshot: bool) -> int | None:
         if self.stream.sequence is None:
             return None
         life.sequence += 1
         if snapshot and self.random.random() < 0.2:
             life.sequence = self.random.randrange(1, 50)
-        if self.random.random() < self.hurt:
+        if self.random.random() < self.fault_rate:
             life.sequence = max(0, life.sequence + self.random.choice((-3, -1, 1, 4)))
         return life.sequence
 
-    def _table(self, session: str, life: Life) -> Sent:
+    def _table(self, session: str, life: ProducedSession) -> Sent:
         kind = self.random.choice(("insert", "update", "update", "update", "delete"))
         if not life.rows or self.random.random() < 0.08:
             kind = "snapshot"
         number = self._number(life, kind == "snapshot")
         if kind == "snapshot":
             chosen = [i for i in IDS if self.random.random() < 0.6]
-            if chosen and self.random.random() < self.hurt:
+            if chosen and self.random.random() < self.fault_rate:
                 chosen.append(chosen[0])
             rows = tuple(self._row(i) for i in chosen)
             life.rows = {row[0]: row for row in rows}
             return Sent("snapshot", session, number, rows)
         right = [i for i in IDS if (i in life.rows) == (kind != "insert")]
-        wrong = self.random.random() < self.hurt or not right
+        wrong = self.random.random() < self.fault_rate or not right
         row = self._row(self.random.choice(IDS if wrong else right), partial=kind == "update")
         if kind == "delete":
             life.rows.pop(row[0], None)
@@ -169,9 +171,9 @@ class Producer:
         left_out = partial and self.random.random() < 0.5
         return (key, ... if left_out else v, ... if left_out and self.random.random() < 0.5 else w)
 
-    def _tally(self, session: str, life: Life) -> Sent:
+    def _tally(self, session: str, life: ProducedSession) -> Sent:
         kind = "snapshot" if not life.sequence or self.random.random() < 0.1 else "add"
-        if self.random.random() < self.hurt:
+        if self.random.random() < self.fault_rate:
             kind = self.random.choice(("boom", "unfit", "spoil"))
         number = self._number(life, kind == "snapshot")
         life.sequence = life.sequence or 1
@@ -187,17 +189,17 @@ class Producer:
             body["seq"] = sent.sequence
         if self.stream.session_field is not None:
             body["who"] = sent.session
-        rows = [_told(row, self.random) for row in sent.rows]
+        rows = [_row_fields(row, self.random) for row in sent.rows]
         body |= {"rows": rows} if sent.kind == "snapshot" else {"rows": "ignored", **rows[0]}
         text = json.dumps(body, indent=self.random.choice((None, None, None, 1)))
         return text.encode()
 
 
-def _told(row: tuple[Any, ...], random: Random) -> dict[str, Any]:
-    shown = {name: value for name, value in zip(COLUMNS, row, strict=True) if value is not ...}
+def _row_fields(row: tuple[Any, ...], random: Random) -> dict[str, Any]:
+    fields = {name: value for name, value in zip(COLUMNS, row, strict=True) if value is not ...}
     if random.random() < 0.1:
-        shown["extra"] = {"unknown": [1, 2]}
-    return shown
+        fields["extra"] = {"unknown": [1, 2]}
+    return fields
 
 
 def draw_stream(random: Random) -> Stream:

@@ -1,8 +1,8 @@
-"""The oracle: what the design says comes out of messages, in the plainest words, in one go.
+"""The simple fold: what the design says comes out of messages, written in the simplest way.
 
 It shares no code with the product: a mistake there shows as a difference here.
 
-Next room: producer.py says what was sent; test_sim.py compares.
+Next: producer.py has the messages; test_sim.py compares.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ HALTS = {
     "strict": {"sequence gap", "repeat", "disorder", "precondition", "raised"},
 }
 DROPS = {"none": set(), "once": {"repeat"}, "order": {"repeat", "disorder"}, "strict": set()}
-"""What each tier does about a session's findings; it counts the others."""
+"""The findings at which each tier stops a session, and those whose messages it drops. It counts all
+others.
+"""
 
 
 class Dropped(Exception):  # noqa: N818  # an answer
@@ -34,7 +36,7 @@ class Refusal(Exception):  # noqa: N818  # named as the findings are
     """A message that may not be applied: the finding's name."""
 
 
-class Meant(Struct):
+class ExpectedSession(Struct):
     """A session as it should be."""
 
     state: Any = None
@@ -47,12 +49,12 @@ class Meant(Struct):
     touched: bool = False
 
 
-class Straight:
+class ExpectedFold:
     """One partition, from its birth on."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream, self.halts, self.drops = stream, HALTS[stream.tier], DROPS[stream.tier]
-        self.sessions: dict[str, Meant] = {}
+        self.sessions: dict[str, ExpectedSession] = {}
         self.records: list[tuple[Any, ...]] = []
         """(offset, index, session, sequence, …the machine's own columns)."""
         self.kept: list[tuple[int, str]] = []
@@ -84,7 +86,7 @@ class Straight:
 
     def _take(self, message: Sent, offset: int) -> None:  # noqa: C901  # in one go, as the module says
         name = message.session or ""
-        session = self.sessions.setdefault(name, Meant())
+        session = self.sessions.setdefault(name, ExpectedSession())
         if message.kind != "snapshot":
             if session.finding is not None:
                 self.kept.append((offset, name))
@@ -121,7 +123,7 @@ class Straight:
     def _start(self) -> dict[Any, Any]:
         return {} if self.stream.machine == "table" else {"total": 0}
 
-    def _judge_sequence(self, session: Meant, message: Sent) -> None:
+    def _judge_sequence(self, session: ExpectedSession, message: Sent) -> None:
         last, now = session.sequence, message.sequence
         if now is None or last is None or now == last + 1:
             return
@@ -142,7 +144,7 @@ class Straight:
             raise Dropped
 
     def _set_aside(self, name: str, kind: str, offset: int) -> None:
-        session = self.sessions.setdefault(name, Meant())
+        session = self.sessions.setdefault(name, ExpectedSession())
         self.kept.append((offset, name))
         session.touched = True
         if session.finding is None:

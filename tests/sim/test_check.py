@@ -13,8 +13,8 @@ from seriatim.engine.crash_points import arm
 from seriatim.operations.prove.check import check_stream
 from seriatim.testing import MemoryStream
 from tests.contracts.disk_streams import DiskStream
-from tests.operations.check_helper import means
-from tests.operations.memory_streams import world
+from tests.operations.check_helper import check_context_of
+from tests.operations.memory_streams import create_stream
 from tests.sim.chaos import Chaos
 from tests.sim.mixes import Mix
 
@@ -23,7 +23,7 @@ MIXES = 60
 
 def must_be_good(made: MemoryStream, **real: Any) -> None:
     """Check, and expect nothing bad; nothing is left to judge then."""
-    done = check_stream(means(made, **real))
+    done = check_stream(check_context_of(made, **real))
     assert [finding for finding in done.findings if finding.finding == "check"] == []
     assert set(done.verdict.values()) <= {"good"}
     assert (done.ledger.circuit, done.ledger.checked) == ("closed", done.ledger.judged_until)
@@ -49,13 +49,13 @@ class Lawful(Mix):
         )
         for _ in range(deeds):
             deed = self.random.choice([*kinds, self.judged, self.judged])
-            self.done.append(deed.__name__)
+            self.deed_names.append(deed.__name__)
             deed()
         self.judged()
 
     def judged(self) -> None:
         """Check what is new."""
-        must_be_good(self.made, **self.real)
+        must_be_good(self.memory_stream, **self.real)
 
 
 @pytest.mark.long
@@ -63,12 +63,12 @@ def test_any_lawful_mix_is_good(full: bool) -> None:
     """Slices, repairs, compactions and new lives in any order."""
     done: set[str] = set()
     for seed in range(MIXES * (5 if full else 1)):
-        mix = Lawful(seed, world(tier="none"))
+        mix = Lawful(seed, create_stream(tier="none"))
         try:
             mix.live(12)
         except Exception as error:
-            raise AssertionError(f"seed={seed}: {mix.done}") from error
-        done |= set(mix.done)
+            raise AssertionError(f"seed={seed}: {mix.deed_names}") from error
+        done |= set(mix.deed_names)
     assert done >= {"slice", "new_life", "really_repair", "really_compact", "judged"}
 
 

@@ -16,8 +16,14 @@ from seriatim.storage.current_table import DeltaCurrent
 from seriatim.storage.record_files import record_schema
 from seriatim.testing import MemoryCurrent
 from tests.contracts.disk_streams import DiskStream
-from tests.operations.memory_streams import world
-from tests.operations.publish_helper import by_name, check, current_of, folded, publish_to
+from tests.operations.memory_streams import create_stream
+from tests.operations.publish_helper import (
+    by_name,
+    check,
+    current_of,
+    publish_to,
+    rows_after_records,
+)
 from tests.sim.chaos import Chaos
 from tests.sim.mixes import Mix
 
@@ -27,7 +33,7 @@ MIXES_ON_DISK = 5
 
 def in_memory(seed: int) -> Mix:
     """One seed's mix, with everything in memory."""
-    made = world(tier="none")
+    made = create_stream(tier="none")
     current: Any = current_of(made)
     current.lose = lambda: setattr(current, "table", None)
     return Mix(seed, made, lambda: current, lambda: check(made, current))
@@ -79,7 +85,7 @@ def check_disk(made: DiskStream) -> None:
     )
     found = DeltaTable(made.root / "current")
     rows = found.to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
-    assert by_name(rows, current.row_key_spec) == folded(records, current.row_key_spec)
+    assert by_name(rows, current.row_key_spec) == rows_after_records(records, current.row_key_spec)
     for path in pq_files(found):
         one = (
             pq.ParquetFile(made.root / "current" / path)
@@ -107,7 +113,7 @@ def test_any_mix_in_memory(full: bool) -> None:
             pytest.fail(f"seed={seed} ({type(error).__name__}: {str(error)[:300]})", pytrace=False)
         finally:
             arm(None)
-        done |= set(mix.done)
+        done |= set(mix.deed_names)
     assert done >= {
         "really_repair",
         "really_compact",

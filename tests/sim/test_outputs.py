@@ -10,7 +10,7 @@ import pytest
 
 from seriatim.engine.crash_points import arm
 from seriatim.testing import MemoryStream
-from tests.operations.market_machine import market, order
+from tests.operations.market_machine import create_market_stream, send_order
 from tests.operations.memory_streams import A0, A1
 from tests.operations.repair_helper import repair
 from tests.operations.test_further_tables import head, straight, tables
@@ -23,7 +23,7 @@ class OutputMix:
     """One seed's market."""
 
     def __init__(self, seed: int) -> None:
-        self.random, self.made = Random(seed), market(2)
+        self.random, self.made = Random(seed), create_market_stream(2)
 
     def live(self, deeds: int) -> None:
         """So many deeds, then a calm run, and all that is lost mended."""
@@ -40,7 +40,7 @@ class OutputMix:
         for _ in range(self.random.randrange(1, 15)):
             kind = self.random.choice(("whole", "quote", "quote", "trade", "trade", "boom"))
             place, session = self.random.choice((A0, A1)), f"s{self.random.randrange(3)}"
-            order(
+            send_order(
                 self.made, place, kind, self.random.choice("123"), self.random.randrange(6), session
             )
         self.made.run(self.random.choice((3, 1000)))

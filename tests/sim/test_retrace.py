@@ -18,7 +18,7 @@ from seriatim.ledger.model import Account
 from seriatim.operations.inspect.session_replay import SessionReplay
 from seriatim.operations.repair.refold_rules import same_session
 from seriatim.testing import MemoryStream
-from tests.operations.lookback_helper import head_of, looking, rows_of
+from tests.operations.lookback_helper import head_of, replay_context_of, session_rows
 from tests.sim.chaos import Chaos
 
 SAMPLE = 25
@@ -76,7 +76,7 @@ def look_back(seed: int) -> int:
     chance = Random(seed)
     if chance.random() < 0.5:
         grow_old(made, chance)
-    tools, head, runner = looking(made), head_of(made), made.machine()
+    tools, head, runner = replay_context_of(made), head_of(made), made.machine()
     for partition, account in made.accounts().items():
         for name, committed in made.files.load_all(account.state).items():
             kept = what_kafka_has(made, partition, account)
@@ -103,7 +103,7 @@ def look_back(seed: int) -> int:
                 for step in steps
                 for record in step.records
             ]
-            assert made_again == rows_of(made, name, partition, start), (
+            assert made_again == session_rows(made, name, partition, start), (
                 f"{partition} {name}: other records"
             )
             quick = SessionReplay(tools, head, partition, name)

@@ -241,9 +241,8 @@ def test_a_moved_session_that_begins_with_a_snapshot_waits_in_the_window_every_t
 
 
 def test_a_run_whose_files_a_repair_made_void_goes_on_without_alarm() -> None:
-    """A repair in mid-slice raises the epoch, and its sweep deletes what the run has not committed.
-
-    The run then misses files of its own. That is no damage: it begins again and ends well.
+    """A run that misses its own files, because a repair in mid-slice raised the epoch and swept them,
+    begins again and ends well.
     """
     made = create_filled_stream(2)
     made.run()
