@@ -75,7 +75,7 @@ test: lint browser ## All that CI runs: set-up, lint, tests with a sample of the
 # Without the watchdog against hanging tests, which is a thread for each test and costs more than a small test.
 .PHONY: test-fast
 test-fast: $(STAMP) ## Only what needs no broker and no Spark; seconds
-	$(RUN) pytest --quiet --fast -o faulthandler_timeout=0 $(wildcard tests/core tests/steps tests/sim) tests/test_tidy.py
+	$(RUN) pytest --quiet --fast -o faulthandler_timeout=0 tests/engine tests/ledger tests/operations tests/alerts tests/sim tests/test_tidy.py
 
 .PHONY: test-full
 test-full: lint browser ## Everything, long suites whole
