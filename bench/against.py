@@ -75,7 +75,9 @@ def compile_fold(tree: Path, print_progress: Callable[[str], None]) -> None:
     """Compile the tree's fold now: otherwise it is compiled during the first round, which becomes
     slower by that.
     """
-    compilation = _python(tree, "-m", "seriatim.fast")
+    # Until the packages were cut by subject, the compiled fold was `seriatim.bulk`.
+    is_renamed = (tree / "seriatim" / "fast").is_dir()
+    compilation = _python(tree, "-m", "seriatim.fast" if is_renamed else "seriatim.bulk")
     if compilation.returncode:
         reason = compilation.stderr.strip()[-300:]
         print_progress(f"the fold of {tree} was not compiled beforehand: {reason}")
