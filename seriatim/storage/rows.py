@@ -31,6 +31,8 @@ RECORD_COLUMNS = ("topic", "topic_id", "partition", "session", "offset", "sequen
 BUFFERED_ROWS_MAX = 2_000_000
 """Rows in memory that wait to be reduced together."""
 READ_ERRORS = (OSError, pa.ArrowException, KeyError)
+ID_NUMBER = "_topic_id_number"
+"""A column that exists while rows are sorted. No machine is likely to have one of this name."""
 
 
 class RowMerger:
@@ -121,9 +123,9 @@ class RowMerger:
             # Our own files come in the order of their offsets, and so do their row groups.
             return self._last_by_key(table)
         id_number = pc.index_in(table.column("topic_id"), pa.array(catch_up.topic_ids))
-        order = [("_id", "ascending"), ("offset", "ascending"), ("index", "ascending")]
-        ordered = table.append_column("_id", id_number).sort_by(order)
-        return self._last_by_key(ordered.drop_columns("_id"))
+        order = [(ID_NUMBER, "ascending"), ("offset", "ascending"), ("index", "ascending")]
+        ordered = table.append_column(ID_NUMBER, id_number).sort_by(order)
+        return self._last_by_key(ordered.drop_columns(ID_NUMBER))
 
     def _last_by_key(self, table: pa.Table) -> pa.Table:
         """The last record of each row, by its position in the table."""
@@ -191,9 +193,11 @@ class RowMerger:
         mask = pa.repeat(True, table.num_rows)
         for name, value in self.row_key_spec.deleted_when.items():
             column = table.column(name)
-            is_equal = pc.equal(column, pa.scalar(value, column.type))
             if value is None:
                 is_equal = pc.is_null(column)
+            else:
+                # Not for None: Arrow cannot compare lists, but every column can be null.
+                is_equal = pc.equal(column, pa.scalar(value, column.type))
             mask = pc.and_(mask, pc.fill_null(is_equal, False))
         return mask
 
