@@ -22,11 +22,11 @@ ROUNDS ?= $(if $(AGAINST),5,3)
 STAMP := .venv/.ready-$(shell cat requirements-uv.lock requirements.lock pyproject.toml | cksum | tr ' ' -)
 
 .PHONY: help
-help: ## Tell what can be made
+help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 .PHONY: setup
-setup: $(STAMP) ## .venv with the locked packages, the JARs, the bulk fold compiled; does only what is not done yet
+setup: $(STAMP) ## .venv with the locked packages, the JARs, the compiled fold; does only what is missing
 	@.venv/bin/seriatim jars fetch --group spark --group kafka
 	@$(RUN) seriatim.fast
 
@@ -42,12 +42,12 @@ $(STAMP):
 	@touch $@
 
 .PHONY: lock
-lock: ## Make requirements.lock anew from requirements.txt (JARs: seriatim jars lock)
+lock: ## Make requirements.lock again from requirements.txt (JARs: seriatim jars lock)
 	.venv/bin/uv pip compile requirements.txt --universal --generate-hashes --no-emit-index-url \
 		--no-header --python-version 3.11 --output-file requirements.lock
 
 .PHONY: format
-format: setup ## Lay out the code as lint wants it
+format: setup ## Format the code
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
@@ -74,15 +74,15 @@ test: lint browser ## All that CI runs: set-up, lint, tests with a sample of the
 
 # Without the watchdog against hanging tests, which is a thread for each test and costs more than a small test.
 .PHONY: test-fast
-test-fast: $(STAMP) ## Only what needs no broker and no Spark; seconds
+test-fast: $(STAMP) ## Only tests that need no broker and no Spark: seconds
 	$(RUN) pytest --quiet --fast -o faulthandler_timeout=0 tests/engine tests/ledger tests/operations tests/alerts tests/sim tests/test_tidy.py
 
 .PHONY: test-full
-test-full: lint browser ## Everything, long suites whole
+test-full: lint browser ## All tests, the long suites in full
 	$(RUN) pytest -n $(JOBS) --dist loadfile --full --durations 20
 
 .PHONY: sim
-sim: setup ## Simulated worlds with crashes: make sim SEEDS=10000
+sim: setup ## Simulated streams with crashes: make sim SEEDS=10000
 	$(RUN) pytest tests/sim --seeds $(SEEDS)
 
 .PHONY: bench
@@ -95,7 +95,7 @@ demo: setup ## A living system: Kafka, Airflow, a producer, mails; Ctrl-C ends i
 	@$(RUN) seriatim.demo.stage
 
 .PHONY: demo-break
-demo-break: $(STAMP) ## Hurt messages of the running demo on their way in
+demo-break: $(STAMP) ## Damage messages of the running demo on their way to Kafka
 	@$(RUN) seriatim.demo.stage break
 
 .PHONY: clean
