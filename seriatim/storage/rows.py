@@ -193,9 +193,8 @@ class RowMerger:
         mask = pa.repeat(True, table.num_rows)
         for name, value in self.row_key_spec.deleted_when.items():
             column = table.column(name)
-            if value is None:
-                is_equal = pc.is_null(column)
-            else:
+            is_equal = pc.is_null(column)
+            if value is not None:
                 # Not for None: Arrow cannot compare lists, but every column can be null.
                 is_equal = pc.equal(column, pa.scalar(value, column.type))
             mask = pc.and_(mask, pc.fill_null(is_equal, False))
