@@ -1,4 +1,4 @@
-"""The clock of this machine. No decision about data depends on it."""
+"""The clock of this host. No decision about data depends on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class WallClock:
-    """The time of this machine. Implements `Clock`."""
+    """The time of this host. Implements `Clock`."""
 
     def now_seconds(self) -> float:
         """Seconds since 1970."""

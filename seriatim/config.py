@@ -1,4 +1,4 @@
-"""Settings of the machine that we run on: the only reader of the environment and of seriatim.toml. The
+"""Settings of the host that we run on: the only reader of the environment and of seriatim.toml. The
 environment wins over the file.
 
 Next: stream_files.py reads what users write about their streams.
@@ -26,7 +26,7 @@ started it. It is not a setting for people.
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where things are on this machine. Each field is `SERIATIM_<FIELD>` or a key of seriatim.toml."""
+    """Where things are on this host. Each field is `SERIATIM_<FIELD>` or a key of seriatim.toml."""
 
     home: Path
     """Caches and embedded services: JARs, the broker's data."""
@@ -43,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     smtp: str = ""
     """HOST:PORT of the mail server for alerts."""
     smtp_from: str = ""
-    """The sender of alerts; empty: seriatim at this machine."""
+    """The sender of alerts; empty: seriatim at this host."""
     smtp_user: str = ""
     smtp_password: str = ""
     """From the environment only; or in a file of its own, see below."""

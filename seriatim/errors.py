@@ -95,9 +95,7 @@ class BrokenPromiseError(SeriatimError):
     title = "BrokenPromiseError"
 
 
-SIGKILL_CAUSE = (
-    "by the kernel, because the machine or the container ran out of memory, or by somebody"
-)
+SIGKILL_CAUSE = "by the kernel, because the host or the container ran out of memory, or by somebody"
 SIGKILL_ADVICE = (
     "see which: `dmesg` or `journalctl -k` names what the kernel ended; a container's memory limit is in its own\n"
     "events (OOMKilled). If it was memory: lower --messages-max or SERIATIM_SPARK_DRIVER_MEMORY, or raise that limit"

@@ -27,7 +27,7 @@ def java_options(stream: Stream | None = None) -> str:
 
 
 def local_spark_settings(stream: Stream | None = None) -> dict[str, str]:
-    """Settings of a Spark that runs on this machine alone: no open ports, and workers that start
+    """Settings of a Spark that runs on this host alone: no open ports, and workers that start
     with everything loaded.
     """
     settings = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}

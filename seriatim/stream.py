@@ -41,7 +41,7 @@ RECORD_COLUMNS = (
 
 
 class TableSettings(Struct, frozen=True, kw_only=True):
-    """[table]: the stock machine's rows and the names of its message fields."""
+    """[table]: the table machine's rows and the names of its message fields."""
 
     key: tuple[str, ...] = ()
     columns: dict[str, str] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class Stream(Struct, frozen=True, kw_only=True):
         )
 
     def table_machine(self, machine_class: type[TableMachine] = TableMachine) -> TableMachine:
-        """The stock machine with the settings of this stream."""
+        """The table machine with the settings of this stream."""
         return machine_class(
             key=self.table.key,
             columns=self.table.columns,

@@ -10,7 +10,7 @@
 
 `CRASH` in the list of messages ends the process there: the work so far is committed, the state is
 written to bytes and read again, and a new machine takes over. Put it anywhere: a correct machine
-gives the same records. `fold_table` does the same for the stock machine. Messages are dicts, Structs
+gives the same records. `fold_table` does the same for the table machine. Messages are dicts, Structs
 or bytes, or pairs (session, message) where a test has several sessions. The real fold runs, over the
 fakes in seriatim/memory.
 
@@ -92,11 +92,11 @@ class Folded(Struct, kw_only=True):
     """The result of folding a list of messages."""
 
     records: list[Any]
-    """The machine's records in order: its own Structs; dicts for the stock machine."""
+    """The machine's records in order: its own Structs; dicts for the table machine."""
     rows: list[dict[str, Any]]
     """The records as rows of the records table, with topic, offset, index, session and so on."""
     states: dict[str, Any]
-    """The machine's state by session; `{"rows": [...]}` for the stock machine."""
+    """The machine's state by session; `{"rows": [...]}` for the table machine."""
     findings: list[Finding]
     headless: int
     """How many messages came before the first snapshot of their session. They have no effect."""
@@ -161,7 +161,7 @@ def fold_table(
     sequence: str | None = None,
     on_poison: OnPoison = "quarantine",
 ) -> Folded:
-    """Fold messages with the stock machine."""
+    """Fold messages with the table machine."""
     toml_values: dict[str, Any] = {
         "topics": TOPIC,
         "machine": "table",

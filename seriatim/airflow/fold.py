@@ -1,5 +1,5 @@
 """The task `fold`: it runs spark-submit on the Spark of connection `seriatim_spark`, or on this
-machine if there is no such connection.
+host if there is no such connection.
 
 It is a thin subclass of Airflow's own operator. What it changes:
 
@@ -73,7 +73,7 @@ class LoggedSparkSubmitHook(SparkSubmitHook):
 
     @property
     def is_local(self) -> bool:
-        """Whether Spark runs on this machine."""
+        """Whether Spark runs on this host."""
         return str(self._connection["master"]).startswith("local")
 
     def _process_spark_submit_log(self, itr: Iterable[str]) -> None:
@@ -88,7 +88,7 @@ class LoggedSparkSubmitHook(SparkSubmitHook):
     def _build_spark_submit_command(self, application: str) -> list[str]:
         """The command. Its environment names the outcome file.
 
-        A driver on this machine inherits that. A driver that the cluster starts elsewhere does
+        A driver on this host inherits that. A driver that the cluster starts elsewhere does
         not: only its exit code says how it ended.
         """
         # The call replaces `_env`, so the variable is added afterwards.

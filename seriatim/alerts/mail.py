@@ -205,12 +205,16 @@ def _finding_section(finding: Finding, context: MailContext, at_seconds: float) 
     headline = f"{title}: {context.stream} {location}: {finding.finding}{_at_offset(finding)}"
     if finding.session is not None:
         headline += f" (session {printable_session(finding.session)})"
+    time_left = ""
+    if finding.finding != "expired":
+        # What an expired finding is about is gone already.
+        time_left = _describe_time_left(finding.time_left_seconds, at_seconds)
     facts = {
         "expected": finding.expected,
         "found": finding.found,
         "cause": finding.cause,
         "touched": finding.touched,
-        "time left": _describe_time_left(finding.time_left_seconds, at_seconds),
+        "time left": time_left,
         "next": finding.advice(context.stream),
         "in Airflow": _repair_link(finding, context),
     }
@@ -223,7 +227,9 @@ def _describe_time_left(seconds: int | None, at_seconds: float) -> str:
     if seconds is None or seconds > FOR_EVER_SECONDS:
         return ""
     end = format_time(at_seconds + seconds)
-    return f"{format_duration(seconds)}: Kafka drops data that waits from {end} on"
+    return (
+        f"{format_duration(seconds)}: from {end} on, Kafka deletes messages that are not folded yet"
+    )
 
 
 def _repair_link(finding: Finding, context: MailContext) -> str:

@@ -105,7 +105,7 @@ def _peak_memory_bytes() -> int:
 
 
 def check_table_spec(stream: Stream) -> CheckTableSpec | None:
-    """How records of the stock machine fold into a table; None for any other machine."""
+    """How records of the table machine fold into a table; None for any other machine."""
     from seriatim.operations.prove.gather_evidence import CheckTableSpec
 
     if stream.machine != "table":

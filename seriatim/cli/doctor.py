@@ -1,4 +1,4 @@
-"""`seriatim doctor`: what this machine has, what it lacks, and how to fix that.
+"""`seriatim doctor`: what this host has, what it lacks, and how to fix that.
 
 Next: embedded/doctor.py runs the checks.
 """
@@ -27,7 +27,7 @@ NAME_WIDTH = 14
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per check.")] = False,
 ) -> None:
-    """Check what Seriatim needs on this machine.
+    """Check what Seriatim needs on this host.
 
     Each problem is shown with the way to fix it. ✓ means good. ✗ means required and missing. –
     means optional and not set up, or that it could be better. The exit code is 0 if nothing

@@ -55,7 +55,7 @@ def explain(
     """Show every message that touched a row of the output.
 
     Each message is shown with the records it gave. The last line is what the row is now. The
-    command goes from the committed records back to the offsets of Kafka. For the stock machine it
+    command goes from the committed records back to the offsets of Kafka. For the table machine it
     also shows messages that named the row and left no record: quarantined, dropped, headless, or
     contradicted by the rows. If several sessions have such a row, they are listed; choose one with
     --session.

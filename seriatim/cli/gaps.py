@@ -124,9 +124,12 @@ def release(
 ) -> None:
     """Take a session out of quarantine by hand.
 
-    The next messages of the session apply to its last good state. The messages that were set aside
-    stay in the table `quarantine`. Usually the next snapshot of the session releases it. Do it by
-    hand for sessions without snapshots, or after the producer was repaired.
+    The next messages of the session apply to its last good state. The messages that came during
+    the quarantine are not applied: the session goes on without them, and they stay in the table
+    `quarantine`. If they are to be applied, fix the machine that failed on them, and repair the
+    session instead of releasing it: seriatim repair STREAM --session NAME. Usually the next
+    snapshot of the session releases it. Do it by hand for sessions without snapshots, or after the
+    producer was repaired.
 
     Example: seriatim quarantine release demo session-00007 --because "the producer sends the row
     again"
@@ -176,7 +179,8 @@ def _print_released(stream: str, session: str, decision: SessionRelease, *, dry_
     effect = "would be released" if dry_run else f"released by entry {decision.sequence}"
     typer.echo(
         f"{stream}: {session} {effect}: in {decision.partition} since offset {decision.offset}"
-        f" ({decision.finding}); messages from offset {decision.frontier} on apply to it again"
+        f" ({decision.finding}); messages from offset {decision.frontier} on apply to it again,"
+        " those that came during the quarantine do not"
     )
 
 

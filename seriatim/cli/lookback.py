@@ -365,16 +365,17 @@ def change_values(runner: Runner, before: Any, after: Any) -> list[dict[str, Any
 
 def message_values(runner: Runner, step: TraceStep) -> Any:
     """A message as plain values; one that cannot be decoded, also as raw text."""
-    from seriatim.engine.messages import plain_values
+    from seriatim.engine.messages import Poison, plain_values
     from seriatim.operations.inspect.views import view_of_message
 
     values = plain_values(view_of_message(runner, step.message, step.raw))
-    if isinstance(values, dict) and list(values) == ["poison"]:
-        raw_text = None
-        if step.raw is not None:
-            raw_text = step.raw[:2_000].decode(errors="backslashreplace")
-        return {**values, "raw": raw_text}
-    return values
+    # A message of a user may have a field `poison`, so the type decides.
+    if not isinstance(step.message, Poison):
+        return values
+    raw_text = None
+    if step.raw is not None:
+        raw_text = step.raw[:2_000].decode(errors="backslashreplace")
+    return {**values, "raw": raw_text}
 
 
 def print_step(runner: Runner, step: TraceStep, frontier: int, *, mark: str = "") -> None:

@@ -15,6 +15,7 @@ from seriatim import config
 from seriatim.cli import Options, app, print_notice
 from seriatim.cli.accept import DryRun
 from seriatim.cli.run import Json, StreamName
+from seriatim.engine.findings import shell_quote
 from seriatim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +43,12 @@ def repair(
     ] = None,
     start: Annotated[
         int | None,
-        typer.Option("--from", metavar="OFFSET", min=0, help="Fold again from this offset on."),
+        typer.Option(
+            "--from",
+            metavar="OFFSET",
+            min=0,
+            help="Fold again from this offset on. Needs --partition or --session.",
+        ),
     ] = None,
     forward: Annotated[
         bool,
@@ -58,7 +64,9 @@ def repair(
     approval: Annotated[
         str,
         typer.Option(
-            metavar="TOKEN", help="The plan that was approved. It is refused if it has changed."
+            metavar="TOKEN",
+            help="The field `approval` of `repair --json`. If the plan has changed since then,"
+            " nothing is applied.",
         ),
     ] = "",
     resume: Annotated[
@@ -105,12 +113,14 @@ def repair(
                 "--resume knows what was asked", next="give --resume ID and nothing else"
             )
         request = request_of_hold(context, resume)
+    stage_option = "" if messages_max is None else f" --messages-max {messages_max}"
     run_repair(
         file,
         context,
         spark,
         request,
         apply=apply or bool(resume),
+        apply_command=f"{request.to_command(shell_quote(stream))} --apply{stage_option}",
         approval=approval,
         messages_max=messages_max,
         json=json,
@@ -193,10 +203,29 @@ def backfill(
         spark,
         request,
         apply=not dry_run,
+        apply_command=_backfill_command(stream, run_request, machine),
         approval="",
         messages_max=messages_max,
         json=json,
     )
+
+
+def _backfill_command(stream: str, run_request: RunRequest, machine: str) -> str:
+    """The command of a backfill as a person typed it, without --dry-run."""
+    words = ["seriatim", "backfill", stream]
+    for topic in run_request.topics:
+        words += ["--topic", topic]
+    for partition in run_request.partitions:
+        words += ["--partition", str(partition)]
+    if run_request.start is not None:
+        words += ["--from", run_request.start.text]
+    if run_request.until is not None:
+        words += ["--until", run_request.until.text]
+    if machine != MACHINE_CHOICES[0]:
+        words += ["--machine", machine]
+    if run_request.messages_max is not None:
+        words += ["--messages-max", str(run_request.messages_max)]
+    return " ".join(map(shell_quote, words))
 
 
 def _parse_backfill_request(

@@ -15,6 +15,8 @@ from seriatim.cli.stop import exit_on_signal
 from seriatim.context import LazySpark
 from seriatim.engine.findings import Finding, new_findings_error, shorten
 from seriatim.errors import IntegrityError
+from seriatim.operations.accept import require_head
+from seriatim.operations.repair.damage import require_known_partition
 from seriatim.operations.repair.plan import (
     ForwardAction,
     Hold,
@@ -38,18 +40,23 @@ def run_repair(
     request: RepairRequest,
     *,
     apply: bool,
+    apply_command: str,
     approval: str,
     messages_max: int | None,
     json: bool,
 ) -> None:
-    """Plan a repair and print the plan, or apply it.
+    """Plan a repair and print the plan, or apply it. `apply_command` is what a person would type to
+    apply the plan.
 
     A repair that was killed comes first, with its own plan and its own commit. What it did not
     cover is planned after that.
     """
     if request.is_unrestricted and request.partition:
+        # A name that is refused must not be announced first.
+        ledger = require_head(context.fold_context.ledger, file.stream.name).ledger
+        require_known_partition(ledger, request.partition)
         print_notice(
-            f"{file.stream.name} {request.partition}: its record files are proved by their digests",
+            f"{file.stream.name} {request.partition}: its record files are checked by their digests",
             proves=request.partition,
         )
     try:
@@ -60,7 +67,7 @@ def run_repair(
             has_work = bool(plan.actions or plan.deleted_files or plan.resumed_hold)
             if not apply or not has_work:
                 if plan.notes or not has_resumed:
-                    _print_plan(plan, json=json)
+                    _print_plan(plan, apply_command, json=json)
                 _raise_for_notes(plan)
                 return
             _apply_plan(
@@ -131,7 +138,7 @@ def _print_plan_notices(repair_plan: RepairPlan) -> None:
         print_notice(f"{name}: not repaired by this:\n{note}", note=note)
 
 
-def _print_plan(repair_plan: RepairPlan, *, json: bool) -> None:
+def _print_plan(repair_plan: RepairPlan, apply_command: str, *, json: bool) -> None:
     """Print the plan on stdout, for people or scripts."""
     if json:
         typer.echo(msgspec.json.encode(_plan_values(repair_plan)).decode())
@@ -140,10 +147,10 @@ def _print_plan(repair_plan: RepairPlan, *, json: bool) -> None:
     _print_deleted_files(repair_plan)
     _print_holds(repair_plan)
     if repair_plan.actions or repair_plan.notes:
-        _print_actions(repair_plan)
+        _print_actions(repair_plan, apply_command)
     elif repair_plan.deleted_files:
         typer.echo(f"{name}: nothing else is damaged, as of entry {repair_plan.sequence}")
-        typer.echo("\nnothing was changed. To delete it, give the same command with --apply")
+        typer.echo(f"\nnothing was changed. To delete it: {apply_command}")
     else:
         typer.echo(
             f"{name}: nothing is damaged, as of entry {repair_plan.sequence};"
@@ -151,7 +158,7 @@ def _print_plan(repair_plan: RepairPlan, *, json: bool) -> None:
         )
 
 
-def _print_actions(repair_plan: RepairPlan) -> None:
+def _print_actions(repair_plan: RepairPlan, apply_command: str) -> None:
     """Print what would be done, what would not be repaired, and how to apply the plan."""
     name = repair_plan.stream
     typer.echo(f"{name}: as of entry {repair_plan.sequence}, this would be done in one commit")
@@ -162,9 +169,10 @@ def _print_actions(repair_plan: RepairPlan) -> None:
     for note in repair_plan.notes:
         typer.secho(f"\nnot repaired by this:\n{note}", fg=typer.colors.YELLOW)
     if repair_plan.actions or repair_plan.deleted_files:
-        is_backfill = bool(repair_plan.request.ranges)
-        how_to_apply = "without --dry-run" if is_backfill else "with --apply"
-        typer.echo(f"\nnothing was changed. To do it, give the same command {how_to_apply}")
+        if repair_plan.resumed_hold:
+            # The plan is that of the repair that was killed, which may have been another command.
+            apply_command = f"seriatim repair {name} --resume {repair_plan.resumed_hold}"
+        typer.echo(f"\nnothing was changed. To do it: {apply_command}")
 
 
 def _print_deleted_files(repair_plan: RepairPlan) -> None:
@@ -205,16 +213,17 @@ def _describe_action(action: RepairAction) -> str:
     """An action on one line."""
     if isinstance(action, ForwardAction):
         passed_range = action.passed_range
+        plural = "" if len(passed_range) == 1 else "s"
         return (
             f"goes on at offset {passed_range.end},"
-            f" without {len(passed_range)} offsets {passed_range}"
+            f" without {len(passed_range)} offset{plural} {passed_range}"
         )
     if isinstance(action, LiftHaltAction):
         return f"is read again from offset {action.halt.offset} by the next run: {action.reason}"
     if isinstance(action, RebuildStateAction):
         return (
-            f"goes on at offset {action.frontier} with the state that its records make,"
-            " without what made it"
+            f"goes on at offset {action.frontier} with a state that is rebuilt from its records,"
+            " because Kafka no longer has the messages"
         )
     rewind = action.rewind
     text = f"folds again [{rewind.start}, {rewind.first_commit_offset})"
@@ -223,7 +232,7 @@ def _describe_action(action: RepairAction) -> str:
     sessions = rewind.request.sessions
     if sessions is not None:
         plural = "" if len(sessions) == 1 else "s"
-        text += f", {len(sessions)} session{plural} alone"
+        text += f", only {len(sessions)} session{plural}"
     return text
 
 
@@ -237,8 +246,8 @@ def _action_facts(action: RepairAction) -> dict[str, str]:
     if isinstance(action, RebuildStateAction):
         return {
             "why": action.reason,
-            "then": "records stay as they are; sessions go on by a sequence that proves them,"
-            " or with their next snapshot",
+            "then": "records stay as they are; a session goes on if its next sequence follows the"
+            " rebuilt state, else with its next snapshot",
         }
     rewind = action.rewind
     facts = {
@@ -316,7 +325,7 @@ def _print_result(
         typer.echo(msgspec.json.encode(values).decode())
     else:
         for partition, offset_range in result.ranges.items():
-            typer.echo(f"{name} {partition}: made again {offset_range}")
+            typer.echo(f"{name} {partition}: folded again {offset_range}")
         typer.echo(
             f"{name}: done by entry {result.sequence}:"
             f" {result.messages} messages → {result.records} records"
@@ -334,8 +343,8 @@ def _raise_for_findings(name: str, findings: list[Finding], result: RefoldResult
         raise new_findings_error(name, errors)
     if remaining_errors:
         raise IntegrityError(
-            f"{name}: {len(remaining_errors)} findings are still so after folding again",
-            next="what they name is in the data itself: fix the producer,"
+            f"{name}: findings that are still there after folding again: {len(remaining_errors)}",
+            next="the cause is in the messages themselves: fix the producer,"
             " or wait for the sessions' next snapshots",
         )
 
@@ -383,7 +392,7 @@ def describe_remaining_finding(name: str, finding: Finding) -> str:
     reason = finding.cause or f"expected {finding.expected}, found {finding.found}"
     return (
         f"{name} {finding.partition_name}: {finding.finding} at offset {finding.offset}"
-        f" is still so: {reason}"
+        f" is still there: {reason}"
     )
 
 
@@ -395,7 +404,6 @@ def _raise_for_notes(repair_plan: RepairPlan) -> None:
     if Options.json:
         advice = "see `notes`"
     raise IntegrityError(
-        f"{repair_plan.stream}: {len(repair_plan.notes)} things that are damaged"
-        " are not repaired by this",
+        f"{repair_plan.stream}: damage that this does not repair: {len(repair_plan.notes)}",
         next=advice,
     )

@@ -302,7 +302,9 @@ def report_validation(stream: str, validation: ValidationResult, *, json: bool) 
         _print_validation_json(stream, validation, fault_rows)
     else:
         _print_validation(stream, validation, fault_rows)
-    _raise_for_validation(stream, fault_rows, validation.first_differences)
+    _raise_for_validation(
+        stream, list(validation.messages), fault_rows, validation.first_differences
+    )
 
 
 def _fault_row(view: str, fault: ValidationFault) -> dict[str, Any]:
@@ -357,11 +359,24 @@ def _print_validation(
             f" {difference.description} ({sides})"
         )
     if len(validation.messages) > 1 and not validation.first_differences:
-        typer.echo(f"{stream}: {', '.join(validation.messages)} do not differ")
+        typer.echo(f"{stream}: {_describe_agreement(list(validation.messages))}")
+
+
+def _describe_agreement(views: list[str]) -> str:
+    """What was compared, for views that do not differ although their counts may."""
+    text = f"{' and '.join(views)} agree at every offset of the range that they share"
+    if "output" in views:
+        text += (
+            "; a message without a record counts as agreeing if it is in quarantine, or needs none"
+        )
+    return text
 
 
 def _raise_for_validation(
-    stream: str, fault_rows: list[dict[str, Any]], first_differences: list[FirstDifference]
+    stream: str,
+    views: list[str],
+    fault_rows: list[dict[str, Any]],
+    first_differences: list[FirstDifference],
 ) -> None:
     if first_differences:
         difference = first_differences[0]
@@ -375,10 +390,16 @@ def _raise_for_validation(
     error_rows = [row for row in fault_rows if row["level"] == "error"]
     if error_rows:
         row = error_rows[0]
+        advice = "give a second --at to see whether it came in before or after that place"
+        if len(views) > 1:
+            advice = (
+                f"{' and '.join(views)} agree, so nothing between them changed it:"
+                " look at the producer"
+            )
         raise IntegrityError(
             f"{stream}: {row['wrong']} at {row['at']}, {row['partition']}, offset {row['offset']}",
             session=row["session"],
             expected=row["expected"],
             found=row["found"],
-            next="give a second --at to see whether it came in before or after that place",
+            next=advice,
         )

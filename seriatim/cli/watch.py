@@ -292,7 +292,7 @@ def _print_sent(name: str, send_result: SendResult, *, is_last_try: bool = True)
 
 
 def _last_report_url(file: StreamFile, settings: Settings) -> str:
-    """The address of the last run's report: in Airflow if there is one, else on this machine.
+    """The address of the last run's report: in Airflow if there is one, else on this host.
 
     Empty if there is no report yet.
     """

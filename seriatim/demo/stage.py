@@ -204,7 +204,7 @@ def airflow_environment(folder: Path, settings: Settings, servers: str) -> dict[
         "AIRFLOW_HOME": str(folder / "airflow"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
-        # By default a scheduler ends after waiting 5 seconds for SQLite. On a busy machine other
+        # By default a scheduler ends after waiting 5 seconds for SQLite. On a busy host other
         # processes may write for longer than that.
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{folder / 'airflow' / 'airflow.db'}?timeout=20",
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",

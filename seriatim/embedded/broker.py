@@ -68,7 +68,7 @@ class KafkaProgram(msgspec.Struct, frozen=True):
 
 
 def find_kafka_program(settings: config.Settings, print_notice: PrintNotice) -> KafkaProgram:
-    """Java and the JARs of Kafka on this machine. Missing JARs are fetched."""
+    """Java and the JARs of Kafka on this host. Missing JARs are fetched."""
     java_program = java.find_java(config.child_environment())
     kafka_jars = jars.ensure_jars("kafka", settings, print_notice)
     return KafkaProgram(java_program, kafka_jars)

@@ -214,7 +214,7 @@ def _check_outputs(settings: Settings) -> str:
         path = Path(output_path)
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
         _require_writable(existing, fix)
-    return f"{local_count} of {len(names)} streams write to this machine"
+    return f"{local_count} of {len(names)} streams write to this host"
 
 
 def _require_writable(folder: Path, fix: str) -> None:

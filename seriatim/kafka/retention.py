@@ -8,9 +8,10 @@ minutes, so **the figure is a lower bound**: a message lives on as long as young
 segment (`segment.ms`, `segment.bytes`). -1 means never. A topic that is only compacted drops nothing
 by retention.
 
-A person is warned when the time left is below `alerts.time_left_warning_hours`, but not below 25%
-and not above 50% of the retention. So a warning never comes too late to act, and a short retention
-does not warn all the time.
+A person is warned when the time left is below a threshold. The threshold is
+`alerts.time_left_warning_hours`. If that is less than 25 % of the retention, 25 % is used; if more
+than 50 %, 50 % is used. So a warning never comes too late to act, and a short retention does not
+warn all the time.
 
 Next: operations/status.py asks Kafka and calls this; operations/watch.py warns a person.
 """

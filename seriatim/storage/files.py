@@ -164,7 +164,7 @@ def file_names(folder: Path) -> list[str]:
 
 @contextmanager
 def scratch_folder(purpose: str) -> Iterator[Path]:
-    """A temporary folder. Folders that killed processes of this machine left behind are deleted,
+    """A temporary folder. Folders that killed processes of this host left behind are deleted,
     too.
     """
     temporary = Path(tempfile.gettempdir())

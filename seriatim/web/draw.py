@@ -250,7 +250,7 @@ def render_age(then_seconds: float | None, now_seconds: float) -> str:  # noqa: 
 
 
 def is_in_future(then_seconds: float | None, now_seconds: float) -> bool:
-    """Whether a time lies later than now. Then a clock is wrong, on this machine or on another."""
+    """Whether a time lies later than now. Then a clock is wrong, on this host or on another."""
     return (then_seconds or 0.0) > now_seconds + CLOCK_SKEW_SECONDS
 
 

@@ -42,7 +42,7 @@ def test_a_finding_says_all_that_a_person_needs() -> None:
         "41333",
         "unexplained",
         "2 sessions, 0 records",
-        "2 h 0 min: Kafka drops data that waits from 1970-01-01 02:00 UTC on",
+        "2 h 0 min: from 1970-01-01 02:00 UTC on, Kafka deletes messages that are not folded yet",
         "seriatim ",
         "http://localhost:8080/dags/seriatim_repair",
         "http://localhost:8080/dags/orders/runs/1",
@@ -58,6 +58,12 @@ def test_what_can_be_left_behind_is_said_for_the_form_as_well() -> None:
     """Of an expired range or a poisonous message; no other finding has that way out."""
     mail = compose_mail(Alert(findings=[replace(GAP, finding="expired")]), PLACE, 0.0)
     assert '"partition":"prefix-a/3"}, or with forward checked to go on without it\n' in mail.text
+
+
+def test_messages_that_are_gone_have_no_time_left() -> None:
+    """Of an expired range nobody says how long Kafka still has it."""
+    mail = compose_mail(Alert(findings=[replace(GAP, finding="expired")]), PLACE, 0.0)
+    assert "Kafka deletes messages" not in mail.text
 
 
 def test_a_failed_run_says_what_its_task_said() -> None:

@@ -14,7 +14,7 @@ from seriatim.operations.repair.plan import RepairPlan, RepairRequest
     ("cause", "why"),
     [("", "expected sequence 78, found sequence 79"), ("unexplained", "unexplained")],
 )
-def test_a_finding_that_is_still_so_says_why(cause: str, why: str) -> None:
+def test_a_finding_that_is_still_there_says_why(cause: str, why: str) -> None:
     """A message that a producer never sent has no cause of Kafka's: what was expected and found
     says it.
     """
@@ -22,7 +22,7 @@ def test_a_finding_that_is_still_so_says_why(cause: str, why: str) -> None:
     finding = replace(finding, expected="sequence 78", found="sequence 79")
     assert (
         describe_remaining_finding("demo", finding)
-        == f"demo a/0: sequence gap at offset 337 is still so: {why}"
+        == f"demo a/0: sequence gap at offset 337 is still there: {why}"
     )
 
 
@@ -35,6 +35,7 @@ def test_a_plan_says_of_a_damaged_file_that_nothing_needs_what_it_is(
         RepairPlan(
             stream="demo", request=RepairRequest(), sequence=7, approval="t", deleted_files=(path,)
         ),
+        "seriatim repair demo --apply",
         json=False,
     )
     said = capsys.readouterr().out
@@ -44,5 +45,5 @@ def test_a_plan_says_of_a_damaged_file_that_nothing_needs_what_it_is(
         "  with --apply it is deleted, and verify does not report it again",
         "demo: nothing else is damaged, as of entry 7",
         "",
-        "nothing was changed. To delete it, give the same command with --apply",
+        "nothing was changed. To delete it: seriatim repair demo --apply",
     ]

@@ -1,7 +1,7 @@
 """Explain: the messages that made one row of the output. It reads and changes nothing.
 
 The records of the row say which messages changed it. The session's messages are folded again as
-well. For the stock machine that also shows messages that named the row and left no record: they
+well. For the table machine that also shows messages that named the row and left no record: they
 were set aside, dropped, headless, or contradicted.
 
 Next: operations/inspect/session_replay.py folds; storage/record_query.py finds records;
@@ -240,7 +240,7 @@ class RowExplainer:
         return min(first_record_offset, first_message_offset)
 
     def _names_row(self, message: Any) -> bool:
-        """Whether a message of the stock machine names the row."""
+        """Whether a message of the table machine names the row."""
         table = self.context.runner
         if not isinstance(table, TableMachine) or message.__class__ is Poison:
             return False

@@ -164,6 +164,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 ALLOWED_SYNTAX = (
     "comparisons, and, or, not, + - * / // % **, x if y else z, fields, [..], "
     + ", ".join(FUNCTIONS)
+    + ", x for y in z (like any(row.v < 0 for row in state.rows))"
 )
 
 
@@ -259,11 +260,14 @@ def _refusal_error(text: str, reason: str, root_names: Collection[str]) -> Confi
     for character in text[:200]:
         # Control characters could change what a terminal shows.
         printable_text += character if character.isprintable() else repr(character)[1:-1]
+    example = "len(state.rows) < 100 and offset > 41000"
+    if "message" in root_names:
+        example = "message.price < 0 and offset > 41000"
     return ConfigError(
         f"the expression {printable_text!r} is refused: {reason}",
         names=", ".join(sorted(root_names)),
         allowed=ALLOWED_SYNTAX,
-        next="write it with these, like 'message.price < 0 and offset > 41000'",
+        next=f"write it with these, like '{example}'",
     )
 
 

@@ -18,7 +18,7 @@ from seriatim.engine.messages import Poison
 from seriatim.engine.table import TableMachine
 
 TableRows = Mapping[Any, tuple[Any, ...]]
-"""The state of the stock machine: rows by key."""
+"""The state of the table machine: rows by key."""
 
 
 def copy_state(runner: Runner, state: Any) -> Any:
@@ -58,7 +58,7 @@ class RowsView(Sequence[dict[str, Any]]):
 
 
 def view_of_state(runner: Runner, state: Any) -> Any:
-    """A state as expressions see it: `rows` of the stock machine; any other state as it is."""
+    """A state as expressions see it: `rows` of the table machine; any other state as it is."""
     if state is None or not isinstance(runner, TableMachine):
         return state
     return {"rows": RowsView(runner.column_names, state)}
@@ -67,7 +67,7 @@ def view_of_state(runner: Runner, state: Any) -> Any:
 def view_of_message(runner: Runner, message: Any, raw: bytes | None = None) -> Any:
     """A message as expressions see it.
 
-    The stock machine's messages are shown as they were sent, others as their machine takes them.
+    The table machine's messages are shown as they were sent, others as their machine takes them.
     """
     if message.__class__ is Poison:
         return {"poison": message.cause}
@@ -98,7 +98,7 @@ class StateChange(Struct, frozen=True):
 
 
 def diff_states(runner: Runner, before: Any, after: Any) -> list[StateChange]:
-    """What differs between two states: rows of the stock machine, fields of any other."""
+    """What differs between two states: rows of the table machine, fields of any other."""
     if isinstance(runner, TableMachine):
         return list(_diff_rows(runner, before or {}, after or {}))
     plain_before = state_to_plain(runner, before)

@@ -67,7 +67,7 @@ class CheckContext(Struct, frozen=True, kw_only=True):
     record_scanner: RecordScanner
     checker: Checker
     table_spec: CheckTableSpec | None
-    """The stock machine; None: another one, whose records do not say how they fold."""
+    """The table machine; None: another one, whose records do not say how they fold."""
     clock: Clock
     new_attempt: Callable[[], str]
     peak_memory_bytes: Callable[[], int]
@@ -115,7 +115,14 @@ def check_stream(context: CheckContext) -> CheckResult:
             raise broken_check.to_config_error(context.stream) from None
         except UnreadableFileError as unreadable:
             if _has_ledger_moved(context, head):
-                continue  # A repair or a sweep took the file away while we read.
+                # A repair or a sweep took the file away while we read.
+                if attempts_left:
+                    continue
+                raise FencedError(
+                    f"{context.stream}: other runs committed during each of {TRIES_MAX} tries",
+                    cause=str(unreadable),
+                    next=f"nothing was judged; try again: seriatim check {context.stream}",
+                ) from None
             raise IntegrityError(
                 f"{context.stream}: a record file cannot be read: {unreadable}",
                 next=f"`seriatim verify {context.stream}` says what differs; nothing was judged",
@@ -124,7 +131,7 @@ def check_stream(context: CheckContext) -> CheckResult:
 
 
 def _has_ledger_moved(context: CheckContext, head: LedgerHead) -> bool:
-    """Whether the ledger went on: then files that were in the table may be gone by right."""
+    """Whether the ledger went on: then files that were in the table may be gone legitimately."""
     present_head = read_head(context.ledger, context.stream)
     return present_head is not None and present_head.ledger.sequence != head.ledger.sequence
 

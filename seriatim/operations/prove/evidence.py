@@ -4,8 +4,8 @@ a suite to assert on.
 - dense: certificates account for every offset from the frontier before to the frontier after.
 - counted: the partition's record files hold as many records as the ledger says.
 - unique: each record is there once, in order, in a file of its own partition.
-- folded: folding the new records over the old state gives the new state (stock machine).
-- linked: each before-image is the row as it was (stock machine, `before = true`).
+- folded: folding the new records over the old state gives the new state (table machine).
+- linked: each before-image is the row as it was (table machine, `before = true`).
 
 This module is pure: a `RecordScanner` reads the files and returns their new rows, part by part.
 
@@ -68,7 +68,7 @@ class EvidenceRequest(Struct, frozen=True, kw_only=True):
     first_new_offsets: dict[str, int]
     """By topic id: the first offset that is new. Records of other topic ids are left out."""
     key_columns: tuple[str, ...] = ()
-    """The key of the stock machine; none: no rows are returned."""
+    """The key of the table machine; none: no rows are returned."""
     columns: tuple[str, ...] = ()
     has_before_images: bool = False
     bucket: tuple[int, int] = (0, 1)

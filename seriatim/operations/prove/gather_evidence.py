@@ -44,7 +44,7 @@ EntryChanges = Sequence[tuple[Entry, Change]]
 
 
 class CheckTableSpec(Struct, frozen=True):
-    """The stock machine, as far as its records and its state need it."""
+    """The table machine, as far as its records and its state need it."""
 
     key_columns: tuple[str, ...]
     columns: tuple[str, ...]

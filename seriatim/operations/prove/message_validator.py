@@ -143,7 +143,7 @@ class Validator:
         """Judge a message by its session. Returns whether it should have an effect.
 
         `from_birth`: the view has the partition from its first offset on, so no snapshot can be
-        missing by right.
+        missing legitimately.
         """
         session_name = message.session or ""
         needs_snapshot = self.has_snapshots and message.is_snapshot is False
@@ -362,7 +362,7 @@ def _describe_output_difference(
 
 
 def _is_set_aside(output: PartitionView, message: ObservedMessage) -> bool:
-    """Whether a message has no record by right: in quarantine, or while its session waited."""
+    """Whether a message legitimately has no record: in quarantine, or while its session waited."""
     if message.offset in output.quarantined_offsets:
         return True
     headless_ranges = output.headless_ranges.get(message.session or "", ())

@@ -89,7 +89,7 @@ class VerifyTableSpec(Struct, frozen=True):
 def foldable(runner: Runner) -> VerifyTableSpec | None:
     """How the records of a machine fold to its state; None if it does not say.
 
-    All rows in the state of the stock machine are known. What the state of a user's machine holds
+    All rows in the state of the table machine are known. What the state of a user's machine holds
     is known only by `end`, which takes every row back: so its record class must have a `row_key`
     and a `row_gone`.
     """

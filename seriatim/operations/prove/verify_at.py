@@ -120,7 +120,7 @@ def _view_validator(
 
 
 def _shows_snapshots(view: str, runner: Runner) -> bool:
-    """Whether a view shows which messages are snapshots: the output only by the stock machine's op."""
+    """Whether a view shows which messages are snapshots: the output only by the table machine's op."""
     return view != "output" or not runner.may_half_change
 
 
@@ -243,7 +243,7 @@ def _observe_message(
 
 
 def _must_give_record(stream: Stream, message: Any, snapshot: bool) -> bool:
-    """Whether a message of the stock machine leaves a record.
+    """Whether a message of the table machine leaves a record.
 
     An empty snapshot may leave none. A delete may leave none in tiers where a missing row is only
     counted.

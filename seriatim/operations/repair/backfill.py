@@ -25,11 +25,13 @@ TOPICS_SHOWN_MAX = 20
 def backfill_ranges(request: RunRequest, ledger: Ledger, log: Log) -> dict[str, tuple[int, int]]:
     """The offsets that are folded again, by partition.
 
-    Topics and partitions that were never read are refused, and so is a range of which nothing was
-    folded yet.
+    Topics and partitions that were never read or are retired are refused, and so is a range of
+    which nothing was folded yet.
     """
     _refuse_unknown(request, ledger)
     partitions = _partitions_of_request(request, ledger)
+    if not partitions:
+        raise _all_retired_error(request, ledger)
     starts = _edge_offsets(request.start, partitions, log)
     ends = _edge_offsets(request.until, partitions, log)
     ranges: dict[str, tuple[int, int]] = {}
@@ -43,7 +45,8 @@ def backfill_ranges(request: RunRequest, ledger: Ledger, log: Log) -> dict[str, 
         raise ConfigError(
             f"{ledger.stream}: nothing of this was folded yet, so there is nothing to fold again",
             folded=_describe_folded_ranges(ledger, partitions),
-            next=f"choose a range within these; `seriatim run {ledger.stream}` folds what is new",
+            next="choose a range within what was folded;"
+            f" `seriatim run {ledger.stream}` folds what is new",
         )
     return ranges
 
@@ -55,6 +58,25 @@ def _partitions_of_request(request: RunRequest, ledger: Ledger) -> list[Partitio
         for partition in ledger.known_partitions()
         if request.includes(partition) and not ledger.partitions[str(partition)].retired
     ]
+
+
+def _all_retired_error(request: RunRequest, ledger: Ledger) -> ConfigError:
+    """The error for a request of which every partition is retired."""
+    retired_partitions = [p for p in ledger.known_partitions() if request.includes(p)]
+    if not retired_partitions:
+        return ConfigError(
+            f"{ledger.stream}: nothing was folded yet, so there is nothing to fold again",
+            next=f"seriatim run {ledger.stream}",
+        )
+    names = [str(partition) for partition in retired_partitions]
+    if not request.partitions:
+        names = sorted({partition.topic for partition in retired_partitions})
+    verb = "is" if len(names) == 1 else "are"
+    return ConfigError(
+        f"{ledger.stream}: {', '.join(names[:PARTITIONS_SHOWN_MAX])} {verb} retired, and what is"
+        " retired is not folded again",
+        next=f'take it back first: seriatim accept {ledger.stream} {names[0]} --because "…"',
+    )
 
 
 def _refuse_unknown(request: RunRequest, ledger: Ledger) -> None:

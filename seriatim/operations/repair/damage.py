@@ -15,7 +15,7 @@ from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Session
 from seriatim.errors import ConfigError, IntegrityError
 from seriatim.ledger.history import FileOrigin, PartitionHistory
-from seriatim.ledger.model import Account, File
+from seriatim.ledger.model import Account, File, Ledger
 from seriatim.operations.repair.plan import Damage, RepairRequest
 from seriatim.operations.repair.refold_rules import RefoldRequest
 from seriatim.operations.run import FoldContext
@@ -25,6 +25,19 @@ from seriatim.stream import Stream
 
 SESSIONS_NAMED_MAX = 5
 PARTITIONS_NAMED_MAX = 20
+
+
+def require_known_partition(ledger: Ledger, name: str) -> Partition:
+    """The partition of this name. A partition that was never read is refused."""
+    partition = Partition.parse(name)
+    if ledger.account(partition) is None:
+        known_partitions = ledger.known_partitions()[:PARTITIONS_NAMED_MAX]
+        raise ConfigError(
+            f"{ledger.stream}: {partition} was never read",
+            known=", ".join(map(str, known_partitions)),
+            next="name one of these partitions",
+        )
+    return partition
 
 
 class DamageSearch:
@@ -59,15 +72,7 @@ class DamageSearch:
         if not request.partition:
             known_partitions = self.ledger.known_partitions()
             return [p for p in known_partitions if not self.account(p).retired]
-        partition = Partition.parse(request.partition)
-        if self.ledger.account(partition) is None:
-            known_partitions = self.ledger.known_partitions()[:PARTITIONS_NAMED_MAX]
-            raise ConfigError(
-                f"{self.stream.name}: {partition} was never read",
-                known=", ".join(map(str, known_partitions)),
-                next="name one of these partitions",
-            )
-        return [partition]
+        return [require_known_partition(self.ledger, request.partition)]
 
     def damages_by_partition(self, request: RepairRequest) -> Iterator[list[Damage]]:
         """What has to be folded again: one list for each partition that has any damage.
@@ -157,11 +162,16 @@ class DamageSearch:
             for partition in self.ledger.known_partitions()
             if state.find_names(self.account(partition).state, [request.session])
         ]
-        if len(homes) != 1:
-            listed = ", ".join(map(str, homes)) or "none"
+        if not homes:
+            raise ConfigError(
+                f"{self.stream.name}: there is no session {request.session!r}",
+                next=f"check the name; `seriatim status {self.stream.name}` lists the sessions in"
+                " quarantine",
+            )
+        if len(homes) > 1:
             raise ConfigError(
                 f"{self.stream.name}: session {request.session!r} lives in {len(homes)} partitions:"
-                f" {listed}",
+                f" {', '.join(map(str, homes))}",
                 next="say which with --partition TOPIC/NUMBER; `seriatim state` looks at sessions",
             )
         return homes[0]
@@ -219,13 +229,14 @@ class DamageSearch:
         listed = ", ".join(names[:SESSIONS_NAMED_MAX])
         if len(names) > SESSIONS_NAMED_MAX:
             listed += ", …"
+        plural = "" if len(names) == 1 else "s"
         finding_offsets = [session.finding_offset for session in sessions.values()]
         refold = RefoldRequest(
             partition=partition,
             start=min(finding_offsets),
             until=account.frontier,
             sessions=tuple(names),
-            reason=f"{len(names)} sessions in quarantine: {listed}",
+            reason=f"{len(names)} session{plural} in quarantine: {listed}",
         )
         return [Damage(request=refold, damaged_until=max(finding_offsets) + 1)]
 
@@ -239,7 +250,7 @@ class DamageSearch:
             is_repaired = failed.replaced_by_sequence >= 0
             if is_repaired or failed.start >= account.frontier:
                 continue
-            reason = f"its check failed, told by the verdict up to entry {failed.judged_until}"
+            reason = f"its check failed (verdict up to entry {failed.judged_until})"
             damages.append(_damage_of_range(partition, failed.start, failed.until, reason))
         return damages
 

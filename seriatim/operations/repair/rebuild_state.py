@@ -6,7 +6,7 @@ state that goes with them, for every session that is in no newer state file than
 So
 
 - Sessions of newer files stay as they are.
-- The stock machine: the records of a session give its rows, and the last record has its sequence.
+- The table machine: the records of a session give its rows, and the last record has its sequence.
   So the next message can prove that nothing came between, and the next snapshot finds the rows that
   it takes back.
 - A machine of the user: the session becomes what an older file has, if a sequence can prove it.
@@ -133,7 +133,7 @@ class StateRebuild(Struct, frozen=True):
         return sessions
 
     def _session_from_records(self, table: SessionTable) -> Session:
-        """A session of the stock machine, as its records show it."""
+        """A session of the table machine, as its records show it."""
         rows = dict(enumerate(table.rows))
         sequence = None
         if tier_doubts_after_loss(self.stream.tier):
