@@ -11,6 +11,7 @@ from seriatim.cli import main, replay_range
 from seriatim.cli.diff import _print_result, _warn_missing_messages
 from seriatim.cli.lookback import (
     LookbackCommand,
+    message_values,
     parse_offset,
     parse_time_ms,
     print_step,
@@ -204,6 +205,18 @@ def test_a_step_for_scripts() -> None:
         "damaged": False,
         "quarantined": False,
     }
+
+
+def test_a_message_with_a_field_poison_is_no_poison() -> None:
+    """Only a message that cannot be decoded is shown with its raw text."""
+    made = create_filled_stream(1)
+    send(made, A0, b"{")
+    made.run()
+    steps = trace_steps(made)
+    own_message = replace(steps[1], raw=b'{"poison": 1}')
+    assert message_values(made.machine(), own_message) == {"poison": 1}
+    poison_values = [message_values(made.machine(), step) for step in steps if step.raw == b"{"]
+    assert [values["raw"] for values in poison_values] == ["{"]
 
 
 def test_another_machine_from_a_file(folder: Path) -> None:

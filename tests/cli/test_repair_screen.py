@@ -1,13 +1,20 @@
-"""What a repair says of findings that it met again."""
+"""What a repair prints: its plan, the command that applies it, and findings that are still there."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
-from seriatim.cli.repair_screen import _print_plan, describe_remaining_finding
+from seriatim.airflow.run_request import parse_run_request
+from seriatim.cli.repair import _backfill_command
+from seriatim.cli.repair_screen import _print_plan, describe_remaining_finding, run_repair
 from seriatim.engine.findings import Finding
-from seriatim.operations.repair.plan import RepairPlan, RepairRequest
+from seriatim.engine.offsets import Partition
+from seriatim.errors import ConfigError
+from seriatim.ledger.model import Halt
+from seriatim.operations.repair.plan import LiftHaltAction, RepairPlan, RepairRequest
+from seriatim.stream_files import StreamFile
+from tests.operations.repair_helper import create_sliced_stream, repair_context_of
 
 
 @pytest.mark.parametrize(
@@ -47,3 +54,62 @@ def test_a_plan_says_of_a_damaged_file_that_nothing_needs_what_it_is(
         "",
         "nothing was changed. To delete it: seriatim repair demo --apply",
     ]
+
+
+@pytest.mark.parametrize(
+    ("resumed_hold", "command"),
+    [(None, "seriatim repair demo --apply"), ("ab12", "seriatim repair demo --resume ab12")],
+)
+def test_a_plan_ends_with_the_command_that_applies_it(
+    resumed_hold: str | None, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A repair that was killed is resumed by its id: the same command would only plan again."""
+    action = LiftHaltAction(Partition("a", 0), Halt("poison", 3, "{"), "it is tried again")
+    plan = RepairPlan(
+        stream="demo",
+        request=RepairRequest(ranges={"a/0": (0, 3)}),
+        sequence=7,
+        approval="t",
+        actions=(action,),
+        resumed_hold=resumed_hold,
+    )
+    _print_plan(plan, "seriatim repair demo --apply", json=False)
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert last_line == f"nothing was changed. To do it: {command}"
+
+
+def test_the_command_of_a_backfill_can_be_pasted() -> None:
+    """With all that was asked for except the dry run, quoted for the shell."""
+    form = {
+        "action": "backfill",
+        "partitions": ["in-a/1", "in-b/1"],
+        "from": "2026-11-16T08:00:00Z",
+        "messages_max": 5,
+        "dry_run": True,
+    }
+    assert _backfill_command("my streams/s.toml", parse_run_request(form), "unchanged") == (
+        "seriatim backfill 'my streams/s.toml' --partition in-a/1 --partition in-b/1 "
+        "--from 2026-11-16T08:00:00Z --machine unchanged --messages-max 5"
+    )
+
+
+@pytest.mark.parametrize("name", ["zz", "in-a/7"])
+def test_a_partition_that_is_not_known_is_refused_before_it_is_announced(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing says that its files are checked."""
+    made = create_sliced_stream()
+    context = repair_context_of(made)
+    with pytest.raises(ConfigError):
+        run_repair(
+            StreamFile(made.stream, "."),
+            context,
+            None,  # type: ignore[arg-type]
+            RepairRequest(partition=name),
+            apply=False,
+            apply_command="",
+            approval="",
+            messages_max=None,
+            json=False,
+        )
+    assert capsys.readouterr() == ("", "")

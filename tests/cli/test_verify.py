@@ -151,6 +151,10 @@ def test_views_are_judged_and_compared(lake: DiskStream, run: Run, tmp_path: Pat
     assert "First place where each is wrong" in out
     code, out, _ = run("--at", "raw", "--at", "output", "--capture", str(capture), "--json")
     assert (code, json.loads(out)["partings"]) == (3, [])
+    code, out, err = run("--at", "raw", "--at", "output", "--capture", str(capture))
+    assert "raw and output agree at every offset of the range that they share" in out
+    assert "look at the producer" in err
+    assert "second --at" not in err
     lines[2]["value"] = lines[2]["value"].replace('"seq": 3', '"seq": 4')
     capture.write_text("\n".join(map(json.dumps, lines)))
     code, _, err = run("--at", "raw", "--at", "output", "--capture", str(capture))

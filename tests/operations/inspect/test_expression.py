@@ -9,7 +9,9 @@ import pytest
 from msgspec import Struct
 
 from seriatim.errors import ConfigError
+from seriatim.operations.inspect.bisect import INVARIANT_NAMES
 from seriatim.operations.inspect.expression import parse_expression
+from seriatim.operations.inspect.trace_step import NAMES_AFTER_FOLD, NAMES_BEFORE_FOLD
 from seriatim.operations.inspect.views import RowsView
 
 ROOTS = ("offset", "message", "state", "records")
@@ -163,6 +165,19 @@ def test_what_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is refused") as told:
         parse_expression(text, ROOTS)
     assert told.value.next.startswith("write it with these")
+
+
+@pytest.mark.parametrize(
+    "names", [(*NAMES_BEFORE_FOLD, *NAMES_AFTER_FOLD), INVARIANT_NAMES], ids=["break", "bisect"]
+)
+def test_the_example_of_the_advice_can_be_typed(names: tuple[str, ...]) -> None:
+    """It is made of the names that the command has."""
+    with pytest.raises(ConfigError) as refused:
+        parse_expression("nobody == 1", names)
+    example = refused.value.next.split("'")[1]
+    parse_expression(example, names)
+    assert "any(row.v < 0 for row in state.rows)" in refused.value.render()
+    parse_expression("any(row.v < 0 for row in state.rows)", names)
 
 
 @pytest.mark.parametrize("text", HEAVY, ids=range(len(HEAVY)))

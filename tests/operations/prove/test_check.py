@@ -10,9 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from seriatim.engine.offsets import Partition
-from seriatim.errors import ConfigError, IntegrityError
+from seriatim.errors import ConfigError, FencedError, IntegrityError
 from seriatim.ledger.commit import commit, read_head
-from seriatim.ledger.model import Change, Entry
+from seriatim.ledger.model import Change, Entry, File
+from seriatim.memory.check import MemorySight
 from seriatim.operations.prove.check import CheckAttempt, accept_failed_check, check_stream
 from seriatim.operations.prove.suite import Expectation
 from seriatim.operations.repair.plan import RepairRequest
@@ -67,6 +68,23 @@ def test_a_clean_stream_is_good_and_checked_up_to_its_verdict() -> None:
     assert (done.records, done.findings) == (8, [])
     assert kinds(made)[-1] == "verdict"
     assert done.ledger.checked == done.ledger.sequence == done.sequence
+
+
+def test_a_check_that_other_runs_overtake_at_every_try_is_fenced() -> None:
+    """Files are gone because the ledger went on: that is no damage and no bug."""
+    made = create_filled_stream()
+    made.run()
+
+    def run_meanwhile(file: File) -> list[dict[str, Any]]:
+        send(made, A0, 3)
+        made.run()
+        raise IntegrityError(f"{file.path} is missing")
+
+    context = check_context_of(made, record_scanner=MemorySight(run_meanwhile))
+    with pytest.raises(FencedError, match="other runs committed") as fenced:
+        check_stream(context)
+    assert fenced.value.exit_code == 5
+    assert "verdict" not in kinds(made)
 
 
 def test_nothing_new_is_nothing_to_judge() -> None:

@@ -32,6 +32,7 @@ from tests.operations.adding_machines import (
     send_numbers,
     session_states,
 )
+from tests.operations.decision_helper import retire
 from tests.operations.memory_streams import A0, A1, kinds
 from tests.operations.repair_helper import records_in_order, remove_file, repair, repair_context_of
 
@@ -145,6 +146,26 @@ def test_ranges_that_were_never_folded_are_refused_by_name() -> None:
     ):
         with pytest.raises(ConfigError, match=says):
             backfill_ranges(parse_run_request({"action": "backfill", **given}), ledger, made.kafka)
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ({"topics": ["in-a"]}, "in-a"),
+        ({"partitions": ["in-a/1"]}, "in-a/1"),
+        ({"from": "2026-11-16T08:00:00Z"}, "in-a"),
+    ],
+)
+def test_a_retired_topic_is_refused_with_the_command_that_takes_it_back(
+    form: dict[str, Any], name: str
+) -> None:
+    """Nothing of it is read, so nothing of it is folded again."""
+    made = timed()
+    retire(made)
+    ledger = made.ledger.head("s").ledger  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match=f"{name} is retired") as refused:
+        backfill_ranges(parse_run_request({"action": "backfill", **form}), ledger, made.kafka)
+    assert f"seriatim accept s {name} --because" in refused.value.next
 
 
 def test_unchanged_code_changes_nothing_but_the_files_of_its_range() -> None:

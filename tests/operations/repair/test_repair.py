@@ -165,7 +165,7 @@ def test_what_is_not_known_is_asked_for() -> None:
     for request, says in (
         ({"start": 3}, "--partition"),
         ({"session": "s1"}, "--from"),
-        ({"session": "nobody"}, "--partition"),
+        ({"session": "nobody"}, "there is no session 'nobody'"),
         ({"partition": "in-a/7"}, "name one of these"),
         ({"partition": "in-a/0", "start": 60}, "0 to 59"),
     ):
