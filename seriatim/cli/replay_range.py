@@ -243,9 +243,7 @@ def _ranges_to_replay(
         )
     ranges = {}
     for chosen in partitions:
-        begin = replay_run.earliest_start(chosen)
-        if start is not None:
-            begin = _resolve_edge(command, chosen, start)
+        begin = _first_offset(command, replay_run, chosen, start)
         end = _resolve_edge(command, chosen, until)
         if begin < end:
             ranges[chosen] = OffsetRange(begin, end)
@@ -254,6 +252,16 @@ def _ranges_to_replay(
             f"{command.name}: there is nothing in this range", next="choose --from before --until"
         )
     return ranges
+
+
+def _first_offset(
+    command: LookbackCommand, replay_run: ReplayRun, partition: Partition, start: str | None
+) -> int:
+    """The offset of `--from`, or the earliest from which the partition can be folded."""
+    if start is not None:
+        return _resolve_edge(command, partition, start)
+    # This reads the whole history of the partition, so only where it is needed.
+    return replay_run.earliest_start(partition)
 
 
 def _chosen_partitions(
