@@ -227,13 +227,19 @@ class ParquetJoiner:
         )
 
     def _replaced_records(self, files: Sequence[File], replaced: ReplacedRecords) -> list[pa.Table]:
-        tables = [self._read_verified(file) for file in files]
-        return [table.filter(_replaced_mask(table, replaced)) for table in tables]
+        # One file after the other: only what is taken of each stays in memory.
+        tables = []
+        for file in files:
+            table = self._read_verified(file)
+            tables.append(table.filter(_replaced_mask(table, replaced)))
+        return tables
 
     def _records_in_range(self, files: Sequence[File], offset_range: OffsetRange) -> list[pa.Table]:
-        near_files = _overlapping_files(files, offset_range)
-        tables = [self._read_verified(file) for file in near_files]
-        return [table.filter(_offset_mask(table, offset_range)) for table in tables]
+        tables = []
+        for file in _overlapping_files(files, offset_range):
+            table = self._read_verified(file)
+            tables.append(table.filter(_offset_mask(table, offset_range)))
+        return tables
 
     def _read_verified(self, file: File, columns: list[str] | None = None) -> pa.Table:
         """The rows of a file that is as committed. A few columns are proved by the checksums of
