@@ -328,7 +328,7 @@ def test_evidence_is_judged_by_partition(looking: Any) -> None:
 
 
 def filled_suites() -> Any:
-    """The shipped suites, for the stock machine."""
+    """The shipped suites, for the table machine."""
     from seriatim.stream import OutputSettings, Stream
 
     return shipped_suites(

@@ -183,7 +183,7 @@ def write_stream_file(made: DiskMarket, monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_command_folds_own_records_to_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says so in its summary, as for the stock machine."""
+    """It says so in its summary, as for the table machine."""
     write_stream_file(quoted(tmp_path), monkeypatch)
     with pytest.raises(SystemExit) as ended:
         cli.main(["verify", "s"])

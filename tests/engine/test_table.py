@@ -1,4 +1,4 @@
-"""The stock machine: what snapshot, insert, update and delete do to rows, and what they tell."""
+"""The table machine: what snapshot, insert, update and delete do to rows, and what they tell."""
 
 from __future__ import annotations
 

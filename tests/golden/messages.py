@@ -1,7 +1,7 @@
 """The messages of the golden streams: seeded, with every fault that a tier knows. Nothing of the
 product is used.
 
-Two worlds: tables (for the stock machine) and order books (for streams/orderbook.py), both over the
+Two worlds: tables (for the table machine) and order books (for streams/orderbook.py), both over the
 topics `TOPIC_A` (three partitions) and `TOPIC_B` (one). In each there are snapshots, restarts,
 lost, repeated and swapped messages, messages that break a precondition, poison, tombstones, a
 message without a key, a session that moves to another partition, one that is silent until it

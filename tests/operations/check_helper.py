@@ -45,7 +45,7 @@ def values_between(
 
 
 def check_table_spec(stream: Stream) -> CheckTableSpec | None:
-    """What a check must know of the stock machine; None for another machine."""
+    """What a check must know of the table machine; None for another machine."""
     if stream.machine != "table":
         return None
     return CheckTableSpec(
