@@ -301,5 +301,6 @@ def _print_abandoned(name: str, hold: str, partitions: list[str], *, json: bool)
         typer.echo(msgspec.json.encode(values).decode())
         return
     typer.echo(
-        f"{name}: repair {hold} is given up; {', '.join(partitions)} are read again as they are"
+        f"{name}: repair {hold} is given up; the next run reads {', '.join(partitions)} again,"
+        " as before the repair"
     )

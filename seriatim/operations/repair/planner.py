@@ -222,7 +222,8 @@ class RepairPlanner:
         lost = OffsetRange(change.frontier, change.until)
         lost_text = ""
         if len(lost):
-            lost_text = f"{len(lost)} offsets {lost} are gone from Kafka"
+            count_text = "1 offset" if len(lost) == 1 else f"{len(lost)} offsets"
+            lost_text = f"no longer in Kafka: {count_text} {lost}"
         return IntegrityError(
             f"{self.stream_name}: {partition} waits at offset {change.frontier}: {halt.finding}",
             cause=halt.cause,
