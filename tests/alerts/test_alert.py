@@ -106,7 +106,7 @@ def test_a_finding_is_mailed_once_with_the_time_left(hurt: Watcher) -> None:
     hurt.look()
     (mail,) = hurt.post.mails
     assert mail.subject == "[seriatim] s: GapError in in-a/0 at offset 3"
-    assert "100 h 0 min: Kafka drops data" in mail.text
+    assert "100 h 0 min: from 1970-01-05 04:00 UTC on, Kafka deletes messages" in mail.text
     assert f"Run failed: {WHY}" in mail.text
     for _ in range(3):
         hurt.made.clock.sleep(HOUR)
