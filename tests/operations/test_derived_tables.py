@@ -276,3 +276,16 @@ def test_in_any_world_the_tables_are_those_of_the_ledger(seeds: range) -> None:
     assert any(gap.closed for gap in seen)
     assert any(gap.closed is None for gap in seen)
     assert any(gap.quarantined for gap in seen)
+
+
+@pytest.mark.parametrize("seed", [267, 288, 433, 1208])
+def test_messages_that_a_repair_quarantines_again_are_released_where_their_session_was(
+    seed: int,
+) -> None:
+    """In these worlds a snapshot had released the session before the repair read it again."""
+    chaos = Chaos(seed)
+    try:
+        chaos.live()
+    finally:
+        arm(None)
+    assert tables(chaos.world.derived) == tables(anew(chaos.world))
